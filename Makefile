@@ -1,0 +1,67 @@
+# Everything a person or a CI job does with this repository. `make` alone lists it.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+# An additional package index, for example one with CPU-only builds of torch and torchvision.
+TORCH_INDEX_URL ?=
+PIP_ARGS := -c constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+# Which tests `make test` leaves out: measurements, and what needs a browser or vLLM.
+MARKS ?= not bench and not browser and not vllm
+ARGS ?=
+ONLY ?=
+COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+export IMAGE AUDIO VIDEO PROMPT MODEL
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo test lint fmt bench up down clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(VENV)/.dev ## Create .venv with all services, local servers, tests and linters
+
+demo: $(VENV)/.run ## Run the main job end to end (IMAGE= AUDIO= VIDEO= PROMPT= MODEL=)
+	@$(BIN)/omnibus demo $${MODEL:+--model "$$MODEL"} $${IMAGE:+--image "$$IMAGE"} $${AUDIO:+--audio "$$AUDIO"} \
+	  $${VIDEO:+--video "$$VIDEO"} $${PROMPT:+--prompt "$$PROMPT"}
+
+test: $(VENV)/.dev ## Run all tests (ARGS="-k words", MARKS="not slow")
+	$(BIN)/python -m pytest -m "$(MARKS)" $(ARGS)
+
+lint: $(VENV)/.dev ## Check style, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=. $(BIN)/lint-imports
+
+fmt: $(VENV)/.dev ## Format the code and apply safe fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev ## Measure (ONLY=words picks benchmarks by name)
+	$(BIN)/python -m pytest -m bench -s $(if $(ONLY),-k "$(ONLY)") $(ARGS)
+
+up: ## Start everything in containers
+	cd deploy/compose && $(COMPOSE) up --build -d
+
+down: ## Stop the containers and remove their volumes
+	cd deploy/compose && $(COMPOSE) down -v --remove-orphans
+
+clean: ## Remove the virtual environment, caches and build products
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+# The stamps make a second run instant; .dev contains .run.
+$(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[all,local]'
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[all,local,dev]'
+	@touch $(VENV)/.run $@
