@@ -1,0 +1,70 @@
+"""The bus as the rest of Omnibus sees it. ``bus.nats`` is the real one, ``bus.memory`` one process."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import NamedTuple, Protocol
+
+
+class Delivery(NamedTuple):
+    """One message as it arrived. ``refused`` is set when the server found no subscriber for a publish."""
+
+    subject: str
+    data: bytes
+    reply: str = ""
+    headers: Mapping[str, str] | None = None
+    refused: bool = False
+
+
+#: Called in the reader's turn of the event loop: it must not block; long work goes to a task.
+Handler = Callable[[Delivery], None]
+
+#: A hand-driven endpoint: gets a delivery, yields the replies. The bus ends them with an empty message.
+Responder = Callable[[Delivery], AsyncIterator[bytes]]
+
+
+class Bus(Protocol):
+    """Publish, subscribe, request, record. All waits are bounded."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    @property
+    def reconnects(self) -> int:
+        """How often the connection came back; what was under way then may be lost."""
+
+    def publish(
+        self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        """Hand ``data`` to the connection; never waits.
+
+        Raises ``TooLarge`` over the payload limit and ``BusUnavailable`` when the connection is closed
+        or its buffer is full.
+        """
+
+    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Callable[[], Awaitable[None]]:
+        """Deliver to ``handler`` until the returned function is awaited."""
+
+    async def request(self, subject: str, data: bytes, timeout: float) -> bytes:
+        """One reply. Raises ``NotFound`` without a subscriber and ``DeadlineExceeded``."""
+
+    def requests(
+        self, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None = None
+    ) -> AsyncIterator[bytes]:
+        """Replies until the empty message; ``timeout`` bounds each wait."""
+
+    async def respond(self, subject: str, responder: Responder, queue: str = "") -> Callable[[], Awaitable[None]]:
+        """Answer requests on ``subject`` with a stream of messages."""
+
+    async def register(self, name: str, metadata: dict[str, str], endpoints: Mapping[str, tuple[str, Responder]]) -> None:
+        """Register as a NATS micro service: ``endpoints`` maps a name to subject and responder."""
+
+    async def open_records(self, seconds: float, limit: int) -> None:
+        """Create or verify the record stream (``limit`` bytes, kept for ``seconds``); fail loudly."""
+
+    def record(self, subject: str, data: bytes, id: str) -> None:
+        """Store one record without waiting; ``id`` makes a repeat harmless."""
+
+    async def records(self, subject: str) -> list[Delivery]:
+        """All stored records on ``subject``, oldest first."""
+
+    async def drain(self) -> None:
+        """Stop taking, finish what was taken, close."""

@@ -1,0 +1,119 @@
+"""The bus in one process: the same contract without a server, for tests and single-process runs."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from itertools import count
+
+from omnibus.bus import Delivery, Handler, Responder
+from omnibus.errors import DeadlineExceeded, NotFound, TooLarge
+from omnibus.settings import BusSettings
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """NATS wildcard rules: ``*`` is one token, ``>`` the rest (at least one)."""
+    wanted, given = pattern.split("."), subject.split(".")
+    for position, part in enumerate(wanted):
+        if part == ">":
+            return len(given) > position
+        if position >= len(given) or part not in ("*", given[position]):
+            return False
+    return len(wanted) == len(given)
+
+
+class MemoryBus:
+    """Deliveries happen in order, in a later turn of the event loop, as with a real connection."""
+
+    connected = True
+    reconnects = 0
+
+    def __init__(self, settings: BusSettings | None = None) -> None:
+        self._settings = settings or BusSettings()
+        self._subscribers: list[tuple[str, str, Handler]] = []
+        self._turn = count()
+        self._inbox = count()
+        self._records: dict[str, Delivery] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def publish(self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
+        if len(data) > self._settings.max_payload:
+            raise TooLarge(f"{len(data)} bytes for {subject} are over the bus limit of {self._settings.max_payload}")
+        asyncio.get_running_loop().call_soon(self._deliver, Delivery(subject, data, reply, headers))
+
+    def _deliver(self, delivery: Delivery) -> None:
+        plain, groups = [], {}
+        for pattern, queue, handler in self._subscribers:
+            if matches(pattern, delivery.subject):
+                groups.setdefault((pattern, queue), []).append(handler) if queue else plain.append(handler)
+        chosen = plain + [members[next(self._turn) % len(members)] for members in groups.values()]
+        for handler in chosen:
+            handler(delivery)
+        if not chosen and delivery.reply:
+            self._deliver(Delivery(delivery.reply, b"", refused=True))
+
+    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Callable[[], Awaitable[None]]:
+        entry = (subject, queue, handler)
+        self._subscribers.append(entry)
+
+        async def stop() -> None:
+            self._subscribers.remove(entry)
+
+        return stop
+
+    async def request(self, subject: str, data: bytes, timeout: float) -> bytes:
+        async for part in self.requests(subject, data, timeout):
+            return part
+        return b""
+
+    async def requests(
+        self, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None = None
+    ) -> AsyncIterator[bytes]:
+        inbox = f"_INBOX.{next(self._inbox)}"
+        arrived: asyncio.Queue[Delivery] = asyncio.Queue()
+        stop = await self.subscribe(inbox, arrived.put_nowait)
+        try:
+            self.publish(subject, data, reply=inbox, headers=headers)
+            while True:
+                try:
+                    delivery = await asyncio.wait_for(arrived.get(), timeout)
+                except TimeoutError as error:
+                    raise DeadlineExceeded(f"no answer on {subject} within {timeout:g} s") from error
+                if delivery.refused:
+                    raise NotFound(f"nobody listens on {subject}")
+                if not delivery.data:
+                    return
+                yield delivery.data
+        finally:
+            await stop()
+
+    async def respond(self, subject: str, responder: Responder, queue: str = "") -> Callable[[], Awaitable[None]]:
+        async def answer(delivery: Delivery) -> None:
+            async for part in responder(delivery):
+                if delivery.reply:
+                    self.publish(delivery.reply, part)
+            if delivery.reply:
+                self.publish(delivery.reply, b"")
+
+        def handle(delivery: Delivery) -> None:
+            task = asyncio.get_running_loop().create_task(answer(delivery))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        return await self.subscribe(subject, handle, queue)
+
+    async def register(self, name: str, metadata: dict[str, str], endpoints: Mapping[str, tuple[str, Responder]]) -> None:
+        for subject, responder in endpoints.values():
+            await self.respond(subject, responder, queue="q")
+
+    async def open_records(self, seconds: float, limit: int) -> None: ...
+
+    def record(self, subject: str, data: bytes, id: str) -> None:
+        self._records.setdefault(id, Delivery(subject, data))
+        self.publish(subject, data)
+
+    async def records(self, subject: str) -> list[Delivery]:
+        return [delivery for delivery in self._records.values() if matches(subject, delivery.subject)]
+
+    async def drain(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        self._subscribers.clear()

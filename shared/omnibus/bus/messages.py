@@ -1,0 +1,192 @@
+"""Every small message on the bus: fields only, tagged, frozen, unknown fields forbidden.
+
+Messages for one receiver that are ready in the same turn of the event loop travel as one ``frame``,
+``{"v": 1, "msgs": [...]}``: one publish, one delivery.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from omnibus.errors import Problem, ProtocolError
+from omnibus.graph import WIRE_VERSION
+from omnibus.tensors.handle import Handle
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="t"):
+    """Base of the tagged unions below; ``t`` is the tag."""
+
+
+class Chunk(Message, frozen=True, tag="chunk"):
+    """One piece of an output. ``seq`` counts from 0 without gaps; ``last`` closes the output.
+
+    ``rows`` are the rows [from, to) of the handle's tensor that this chunk adds. ``empty`` marks a
+    closing chunk that carries no value of its own.
+    """
+
+    inv: str
+    node: int
+    output: str
+    seq: int
+    attempt: int = 0
+    data: dict[str, Any] = {}
+    handle: Handle | None = None
+    rows: tuple[int, int] | None = None
+    last: bool = False
+    empty: bool = False
+
+
+class Accepted(Message, frozen=True, tag="accepted"):
+    """The executor holds the invocation and works on it."""
+
+    inv: str
+    executor: str
+    attempt: int = 0
+
+
+class Busy(Message, frozen=True, tag="busy"):
+    """No credit left, or draining: try the next executor."""
+
+    inv: str
+    executor: str
+    attempt: int = 0
+    retry_after: float = 1.0
+
+
+class Hop(Message, frozen=True, tag="done"):
+    """A node is finished. Times are Unix seconds: taken, inputs complete, first output, end."""
+
+    inv: str
+    node: int
+    executor: str
+    taken: float
+    ready: float
+    first: float
+    end: float
+    attempt: int = 0
+
+
+class Failed(Message, frozen=True, tag="failed"):
+    """A node failed; the invocation cannot finish on this route."""
+
+    inv: str
+    node: int
+    problem: Problem
+    attempt: int = 0
+
+
+class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The invocation is over: every holder stops and releases. ``attempt`` and older ones end."""
+
+    inv: str
+    status: str  # done | cancelled | expired | failed | moved
+    attempt: int = 0
+    v: int = WIRE_VERSION
+
+
+class ExecutorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an executor says of itself, at start, on census and as a heartbeat."""
+
+    id: str
+    model: str
+    option: str
+    components: tuple[str, ...]
+    tasks: tuple[str, ...]
+    node: str
+    state: str  # ready | draining | gone
+    credits: int
+    inflight: int = 0
+    steps: int = 0
+    pid: int = 0
+    v: int = WIRE_VERSION
+
+
+class PlanEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A new plan epoch is current."""
+
+    epoch: int
+    v: int = WIRE_VERSION
+
+
+Reply = Chunk | Accepted | Busy | Hop | Failed
+Edge = Chunk
+
+encode = msgspec.json.Encoder().encode
+
+
+class _Replies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    v: int
+    msgs: list[Reply]
+
+
+class _Edges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    v: int
+    msgs: list[Edge]
+
+
+_replies = msgspec.json.Decoder(_Replies).decode
+_edges = msgspec.json.Decoder(_Edges).decode
+_end = msgspec.json.Decoder(End).decode
+_status = msgspec.json.Decoder(ExecutorStatus).decode
+_plan = msgspec.json.Decoder(PlanEvent).decode
+
+_HEAD = b'{"v":%d,"msgs":[' % WIRE_VERSION
+_TAIL = b"]}"
+
+
+def frames(messages: list[bytes], limit: int) -> Iterator[bytes]:
+    """Join encoded messages into frames of at most ``limit`` bytes each.
+
+    Raises ``ProtocolError`` for a single message over the limit: that is a defect, bulk goes by handle.
+    """
+    batch: list[bytes] = []
+    size = len(_HEAD) + len(_TAIL)
+    for message in messages:
+        if len(message) + len(_HEAD) + len(_TAIL) > limit:
+            raise ProtocolError(f"a message of {len(message)} bytes is over the bus limit of {limit}: send it by handle")
+        if batch and size + len(message) + 1 > limit:
+            yield _HEAD + b",".join(batch) + _TAIL
+            batch, size = [], len(_HEAD) + len(_TAIL)
+        batch.append(message)
+        size += len(message) + 1
+    if batch:
+        yield _HEAD + b",".join(batch) + _TAIL
+
+
+def _read(decode: Any, body: bytes, what: str) -> Any:
+    try:
+        message = decode(body)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"not a {what} of wire version {WIRE_VERSION}: {error}") from error
+    if message.v != WIRE_VERSION:
+        raise ProtocolError(f"{what} of wire version {message.v}, this build reads {WIRE_VERSION}: update one side")
+    return message
+
+
+def decode_replies(body: bytes) -> list[Reply]:
+    return _read(_replies, body, "reply frame").msgs
+
+
+def decode_edges(body: bytes) -> list[Edge]:
+    return _read(_edges, body, "edge frame").msgs
+
+
+def decode_end(body: bytes) -> End:
+    return _read(_end, body, "end")
+
+
+def decode_status(body: bytes) -> ExecutorStatus:
+    return _read(_status, body, "executor status")
+
+
+def decode_plan_event(body: bytes) -> PlanEvent:
+    return _read(_plan, body, "plan event")
+
+
+def to_handle(value: object) -> Handle:
+    """A handle from plain JSON values; raises ``ProtocolError``."""
+    try:
+        return msgspec.convert(value, Handle).check()
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"not a handle: {error}") from error

@@ -1,0 +1,249 @@
+"""The bus on NATS. The only module that knows nats-py.
+
+Deliveries are handed to handlers in the reader's own turn: nats-py would queue each one and wake a
+task for it, which costs more than the handler. Requires a server of at least version 2.12, because
+older ones accept and ignore per-message deduplication and micro features that Omnibus relies on.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import nats.errors
+import nats.js.api
+import nats.js.errors
+import nats.micro
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.micro.request import Request
+from nats.micro.service import EndpointConfig
+
+from omnibus.bus import Delivery, Handler, Responder, subjects
+from omnibus.errors import BusUnavailable, DeadlineExceeded, Fatal, NotFound, TooLarge
+from omnibus.settings import BusSettings
+
+log = logging.getLogger(__name__)
+
+#: Bytes that may wait for the socket before publishing is refused.
+BUFFER = 64 << 20
+NO_RESPONDERS = b" 503"
+OLDEST_SERVER = (2, 12)
+
+
+class _Connection(Client):
+    """nats-py's client with a direct way from the parser to a handler, per subscription."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handlers: dict[int, Handler] = {}
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        handler = self.handlers.get(sid)
+        if handler is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        refused = bool(headers) and not data and NO_RESPONDERS in headers[:16]
+        known = await self._process_headers(headers) if headers and not refused else None
+        try:
+            handler(Delivery(subject.decode(), data, reply.decode(), known, refused))
+        except Exception:  # the reader must outlive any one message
+            log.exception("handler of %s failed", subject.decode())
+
+
+class NatsBus:
+    """A connection to NATS; ``await NatsBus.connect(settings, name)``."""
+
+    def __init__(self, connection: _Connection, settings: BusSettings) -> None:
+        self._nc = connection
+        self._js = connection.jetstream(timeout=5)
+        self._settings = settings
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def connect(cls, settings: BusSettings, name: str) -> "NatsBus":
+        """Connect within ``settings.connect_timeout``; raises ``BusUnavailable`` with the URL."""
+        connection = _Connection()
+        options: dict[str, Any] = {"user": settings.user, "password": settings.password} if settings.user else {}
+        if settings.tls_ca:
+            options["tls"] = ssl.create_default_context(cafile=settings.tls_ca)
+        try:
+            async with asyncio.timeout(settings.connect_timeout):
+                await connection.connect(
+                    settings.url,
+                    name=name,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.2,
+                    pending_size=BUFFER,
+                    allow_reconnect=True,
+                    error_cb=_log_error,
+                    inbox_prefix=b"_INBOX",
+                    **options,
+                )
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            raise BusUnavailable(f"no NATS server at {settings.url}: {error or 'timed out'}") from error
+        version = connection.connected_server_version
+        if (version.major, version.minor) < OLDEST_SERVER:
+            await connection.close()
+            raise Fatal(f"NATS server {version} is too old: Omnibus needs {OLDEST_SERVER[0]}.{OLDEST_SERVER[1]} or newer")
+        return cls(connection, settings)
+
+    @property
+    def connected(self) -> bool:
+        return self._nc.is_connected
+
+    @property
+    def reconnects(self) -> int:
+        return self._nc.stats["reconnects"]
+
+    def publish(self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
+        if len(data) > self._settings.max_payload:
+            raise TooLarge(
+                f"{len(data)} bytes for {subject} are over the bus limit of {self._settings.max_payload}: "
+                "larger inputs travel by handle"
+            )
+        if self._nc.pending_data_size + len(data) > BUFFER - (1 << 20):
+            raise BusUnavailable(f"the connection to NATS has {self._nc.pending_data_size} bytes waiting: try again")
+        # Below the limit checked above the coroutine never waits, so it can be run to its end here.
+        step = self._nc.publish(subject, data, reply, headers)
+        try:
+            step.send(None)
+        except StopIteration:
+            return
+        except nats.errors.Error as error:
+            raise BusUnavailable(f"cannot publish to {subject}: {error}") from error
+        step.close()
+        raise BusUnavailable(f"the connection to NATS is congested, {subject} was not sent")
+
+    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Callable[[], Awaitable[None]]:
+        async def never(_: Msg) -> None: ...
+
+        subscription = await self._nc.subscribe(subject, queue, cb=never)
+        self._nc.handlers[subscription._id] = handler
+        await self._nc.flush(timeout=5)
+
+        async def stop() -> None:
+            await subscription.unsubscribe()
+            self._nc.handlers.pop(subscription._id, None)
+
+        return stop
+
+    async def request(self, subject: str, data: bytes, timeout: float) -> bytes:
+        try:
+            return (await self._nc.request(subject, data, timeout=timeout)).data
+        except nats.errors.NoRespondersError as error:
+            raise NotFound(f"nobody listens on {subject}") from error
+        except (nats.errors.TimeoutError, TimeoutError) as error:
+            raise DeadlineExceeded(f"no answer on {subject} within {timeout:g} s") from error
+
+    async def requests(
+        self, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None = None
+    ) -> AsyncIterator[bytes]:
+        inbox = self._nc.new_inbox()
+        arrived: asyncio.Queue[Delivery] = asyncio.Queue()
+        stop = await self.subscribe(inbox, arrived.put_nowait)
+        try:
+            self.publish(subject, data, reply=inbox, headers=headers)
+            while True:
+                try:
+                    delivery = await asyncio.wait_for(arrived.get(), timeout)
+                except TimeoutError as error:
+                    raise DeadlineExceeded(f"no answer on {subject} within {timeout:g} s") from error
+                if delivery.refused:
+                    raise NotFound(f"nobody listens on {subject}")
+                if not delivery.data:
+                    return
+                yield delivery.data
+        finally:
+            await stop()
+
+    async def respond(self, subject: str, responder: Responder, queue: str = "") -> Callable[[], Awaitable[None]]:
+        return await self.subscribe(subject, lambda delivery: self._spawn(self._answer(responder, delivery)), queue)
+
+    async def _answer(self, responder: Responder, delivery: Delivery) -> None:
+        async for part in responder(delivery):
+            if delivery.reply:
+                self.publish(delivery.reply, part)
+        if delivery.reply:
+            self.publish(delivery.reply, b"")
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception():
+            log.error("a responder failed", exc_info=task.exception())
+
+    async def register(self, name: str, metadata: dict[str, str], endpoints: Mapping[str, tuple[str, Responder]]) -> None:
+        service = await nats.micro.add_service(
+            self._nc, name=name, version="1.0.0", description="Omnibus", metadata=metadata
+        )
+
+        def endpoint(responder: Responder) -> Callable[[Request], Awaitable[None]]:
+            async def handle(request: Request) -> None:
+                self._spawn(self._answer(responder, Delivery(request.subject, request.data, request._msg.reply)))
+
+            return handle
+
+        for key, (subject, responder) in endpoints.items():
+            await service.add_endpoint(
+                EndpointConfig(name=key, subject=subject, handler=endpoint(responder), metadata={})
+            )
+
+    async def open_records(self, seconds: float, limit: int) -> None:
+        wanted = nats.js.api.StreamConfig(
+            name=subjects.RECORD_STREAM,
+            subjects=[subjects.RECORDS],
+            retention=nats.js.api.RetentionPolicy.LIMITS,
+            discard=nats.js.api.DiscardPolicy.OLD,
+            storage=nats.js.api.StorageType.FILE,
+            max_age=seconds,
+            max_bytes=limit,
+            duplicate_window=min(120.0, seconds),
+        )
+        try:
+            info = await self._js.stream_info(subjects.RECORD_STREAM)
+            if list(info.config.subjects or []) != [subjects.RECORDS]:
+                raise Fatal(
+                    f"stream {subjects.RECORD_STREAM} exists with subjects {info.config.subjects}; "
+                    f"Omnibus needs {subjects.RECORDS}: rename or delete it"
+                )
+            await self._js.update_stream(wanted)
+        except nats.js.errors.NotFoundError:
+            await self._js.add_stream(wanted)
+        except (nats.errors.Error, TimeoutError) as error:
+            raise Fatal(f"JetStream is not usable ({error}): start nats-server with -js") from error
+
+    def record(self, subject: str, data: bytes, id: str) -> None:
+        self.publish(subject, data, headers={"Nats-Msg-Id": id})
+
+    async def records(self, subject: str) -> list[Delivery]:
+        found: list[Delivery] = []
+        sequence = 1
+        while True:
+            try:
+                message = await self._js.get_msg(subjects.RECORD_STREAM, seq=sequence, subject=subject, next=True)
+            except nats.js.errors.NotFoundError:
+                return found
+            except (nats.errors.Error, TimeoutError) as error:
+                raise BusUnavailable(f"cannot read {subject}: {error}") from error
+            found.append(Delivery(message.subject or subject, message.data or b""))
+            sequence = (message.seq or 0) + 1
+
+    async def drain(self) -> None:
+        if self._nc.is_closed:
+            return
+        try:
+            async with asyncio.timeout(5):
+                await self._nc.flush(timeout=2)
+                await self._nc.close()
+        except (TimeoutError, nats.errors.Error):
+            log.warning("NATS did not take the last messages before closing")
+
+
+async def _log_error(error: Exception) -> None:
+    log.warning("nats: %s", error or type(error).__name__)

@@ -1,0 +1,50 @@
+"""Coalesces small messages: what is ready for one receiver in one turn of the loop is one publish."""
+
+import asyncio
+import logging
+
+from omnibus.bus import Bus
+from omnibus.bus.messages import frames
+from omnibus.errors import OmnibusError
+
+log = logging.getLogger(__name__)
+
+#: Seconds that a message nobody waits for may be held back to share a frame.
+LAZY = 0.005
+
+
+class Outbox:
+    """One per process. ``send`` never waits; order per subject is kept."""
+
+    def __init__(self, bus: Bus, limit: int) -> None:
+        self._bus = bus
+        self._limit = limit
+        self._waiting: dict[str, list[bytes]] = {}
+        self._soon = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def send(self, subject: str, message: bytes, lazy: bool = False) -> None:
+        """Queue ``message``; ``lazy`` ones leave with the next urgent one or after ``LAZY`` seconds."""
+        self._waiting.setdefault(subject, []).append(message)
+        if self._soon:
+            return
+        loop = asyncio.get_running_loop()
+        if not lazy:
+            self._soon = True
+            loop.call_soon(self.flush)
+        elif self._timer is None:
+            self._timer = loop.call_later(LAZY, self.flush)
+
+    def flush(self) -> None:
+        """Publish everything that waits."""
+        self._soon = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._waiting = self._waiting, {}
+        for subject, messages in waiting.items():
+            try:
+                for frame in frames(messages, self._limit):
+                    self._bus.publish(subject, frame)
+            except OmnibusError as error:  # the receivers' deadlines cover what is lost here
+                log.error("%d messages for %s were not sent: %s", len(messages), subject, error)

@@ -1,0 +1,67 @@
+"""Every subject on the bus, built and parsed in one place.
+
+| subject                             | carries                                            |
+|-------------------------------------|----------------------------------------------------|
+| ``omnibus.task.<unit-task>``        | an invocation, for any executor (hands and tools)   |
+| ``omnibus.task.<unit-task>.<exec>`` | a source-routed invocation                          |
+| ``omnibus.edge.<executor>``         | handles and stream chunks, producer to consumer     |
+| ``omnibus.reply.<gateway>``         | accepted, busy, chunks, done, failed                |
+| ``omnibus.end.<invocation>``        | done, cancelled, expired, failed                    |
+| ``omnibus.inv.<app>.<invocation>``  | the recorded invocation and its end                 |
+| ``omnibus.event.<kind>``            | executors come and go, plan epochs, dead letters    |
+| ``omnibus.replay``                  | a recorded invocation to run again                  |
+"""
+
+import re
+
+ROOT = "omnibus"
+REPLAY = f"{ROOT}.replay"
+RECORD_STREAM = "OMNIBUS_INVOCATIONS"
+RECORDS = f"{ROOT}.inv.>"
+ENDS = f"{ROOT}.end.*"
+
+#: Kinds of ``omnibus.event.<kind>``.
+EXECUTOR, CENSUS, PLAN, GONE = "executor", "census", "plan", "gone"
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+def token(text: str) -> str:
+    """``text`` as one subject token: dots, blanks and wildcards become ``_``."""
+    return _UNSAFE.sub("_", text) or "_"
+
+
+def task(unit_task: str, executor: str = "") -> str:
+    """Where executors of ``unit_task`` listen, or one of them."""
+    return f"{ROOT}.task.{unit_task}.{executor}" if executor else f"{ROOT}.task.{unit_task}"
+
+
+def edge(executor: str) -> str:
+    return f"{ROOT}.edge.{executor}"
+
+
+def reply(gateway: str) -> str:
+    return f"{ROOT}.reply.{gateway}"
+
+
+def refused(gateway: str, invocation: str, attempt: int, executor: str) -> str:
+    """Reply-to of a dispatch: only the server's no-responders status arrives here."""
+    return f"{ROOT}.reply.{gateway}.{invocation}.{attempt}.{executor}"
+
+
+def parse_refused(subject: str) -> tuple[str, int, str]:
+    """Invocation, attempt and executor of a ``refused`` subject."""
+    *_, invocation, attempt, executor = subject.split(".")
+    return invocation, int(attempt), executor
+
+
+def end(invocation: str) -> str:
+    return f"{ROOT}.end.{invocation}"
+
+
+def record(app: str, invocation: str) -> str:
+    return f"{ROOT}.inv.{token(app)}.{invocation}"
+
+
+def event(kind: str) -> str:
+    return f"{ROOT}.event.{kind}"

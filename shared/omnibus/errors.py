@@ -1,0 +1,186 @@
+"""Every error that Omnibus raises on purpose, as one tree.
+
+    OmnibusError
+    ├── Rejected            the request is at fault: HTTP 4xx, never retried
+    │   ├── BadRequest        400  malformed JSON, wrong type, wrong value
+    │   ├── BadMedia          400  an image, sound or video that cannot be used
+    │   ├── ContextTooLong    400  the prompt does not fit the model
+    │   ├── Unauthorized      401
+    │   ├── NotFound          404  unknown model, invocation or route
+    │   └── TooLarge          413  over a limit in bytes, pixels, seconds or items
+    ├── Retryable           another try, or another replica, may succeed
+    │   ├── Overloaded        429  no credit left; carries ``retry_after`` in seconds
+    │   ├── StageUnavailable  503  no live executor for a stage; names the stage
+    │   ├── ArenaFull         503  the node's shared memory is exhausted
+    │   ├── BusUnavailable    503  NATS cannot be reached
+    │   └── StoreUnavailable  503  Redis or Valkey cannot be reached
+    └── Fatal               a defect or a broken promise: HTTP 5xx
+        ├── StageFailed       502  an engine failed on this request; names the stage
+        ├── DeadlineExceeded  504
+        ├── SequenceGap       502  a stream lost a chunk
+        ├── StaleHandle       502  a handle names memory that was freed
+        ├── ReplayMismatch    500  replay left the recorded graph
+        ├── PlaceholderError  500  ``invoke`` looked at a value that does not exist yet
+        └── ProtocolError     500  a message that this version cannot read
+
+Each error says what happened and what to do, and carries data, not only text. ``Problem`` is the
+same error as it travels on the bus and in HTTP bodies.
+"""
+
+from typing import Any, ClassVar
+
+import msgspec
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """An error as data: what the bus carries and what an HTTP error body is built from."""
+
+    code: str
+    message: str
+    stage: str = ""
+    executor: str = ""
+    param: str = ""
+    attempt: int = 0
+    retry_after: float = 0.0
+
+
+class OmnibusError(Exception):
+    """Root of the tree. ``code`` is stable and machine-readable; ``status`` is the HTTP status."""
+
+    code: ClassVar[str] = "internal_error"
+    status: ClassVar[int] = 500
+    kind: ClassVar[str] = "server_error"
+
+    def __init__(self, message: str, *, stage: str = "", executor: str = "", param: str = "", attempt: int = 0) -> None:
+        super().__init__(message)
+        self.message = message
+        self.stage = stage
+        self.executor = executor
+        self.param = param
+        self.attempt = attempt
+
+    def problem(self) -> Problem:
+        """The error as data."""
+        return Problem(
+            code=self.code,
+            message=self.message,
+            stage=self.stage,
+            executor=self.executor,
+            param=self.param,
+            attempt=self.attempt,
+            retry_after=getattr(self, "retry_after", 0.0),
+        )
+
+
+class Rejected(OmnibusError):
+    code, status, kind = "rejected", 400, "invalid_request_error"
+
+
+class BadRequest(Rejected):
+    code = "bad_request"
+
+
+class BadMedia(Rejected):
+    code = "bad_media"
+
+
+class ContextTooLong(Rejected):
+    code = "context_length_exceeded"
+
+
+class Unauthorized(Rejected):
+    code, status, kind = "unauthorized", 401, "authentication_error"
+
+
+class NotFound(Rejected):
+    code, status = "not_found", 404
+
+
+class TooLarge(Rejected):
+    code, status = "too_large", 413
+
+
+class Retryable(OmnibusError):
+    code, status = "unavailable", 503
+
+
+class Overloaded(Retryable):
+    """Admission was refused. ``retry_after`` is in seconds."""
+
+    code, status, kind = "overloaded", 429, "rate_limit_error"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0, **where: Any) -> None:
+        super().__init__(message, **where)
+        self.retry_after = retry_after
+
+
+class StageUnavailable(Retryable):
+    code = "stage_unavailable"
+
+
+class ArenaFull(Retryable):
+    code = "arena_full"
+
+
+class BusUnavailable(Retryable):
+    code = "bus_unavailable"
+
+
+class StoreUnavailable(Retryable):
+    code = "store_unavailable"
+
+
+class Fatal(OmnibusError):
+    code = "internal_error"
+
+
+class StageFailed(Fatal):
+    code, status = "stage_failed", 502
+
+
+class DeadlineExceeded(Fatal):
+    code, status = "deadline_exceeded", 504
+
+
+class SequenceGap(Fatal):
+    code, status = "sequence_gap", 502
+
+
+class StaleHandle(Fatal):
+    code, status = "stale_handle", 502
+
+
+class ReplayMismatch(Fatal):
+    code = "replay_mismatch"
+
+
+class PlaceholderError(Fatal):
+    code = "placeholder_observed"
+
+
+class ProtocolError(Fatal):
+    code = "protocol_error"
+
+
+def _tree(root: type[OmnibusError]) -> dict[str, type[OmnibusError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found.update({code: kind for code, kind in _tree(child).items() if code not in found})
+    return found
+
+
+_BY_CODE = _tree(OmnibusError)
+
+
+def from_problem(problem: Problem) -> OmnibusError:
+    """The exception that ``problem`` describes; an unknown code becomes ``Fatal``."""
+    where: dict[str, Any] = {
+        "stage": problem.stage,
+        "executor": problem.executor,
+        "param": problem.param,
+        "attempt": problem.attempt,
+    }
+    kind = _BY_CODE.get(problem.code, Fatal)
+    if kind is Overloaded:
+        return Overloaded(problem.message, retry_after=problem.retry_after or 1.0, **where)
+    return kind(problem.message, **where)

@@ -1,0 +1,111 @@
+"""Plans as data: models, deployment options, paths with rates, epochs. No I/O, no choice made here.
+
+A ``Plan`` is what the planner writes and gateways read. ``choose`` is the one decision that both must
+take alike: which path a request goes, from its number and the plan's rates alone.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import msgspec
+
+from omnibus.errors import BadRequest, ProtocolError
+from omnibus.graph import WIRE_VERSION
+
+#: 1 / golden ratio: the additive step whose multiples fill [0, 1) most evenly.
+GOLDEN = 0.6180339887498949
+
+
+class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A deployment option: components that run in one executor, of ``service``, ``replicas`` times."""
+
+    components: tuple[str, ...]
+    service: str
+    replicas: int = 1
+    gpus: int = 0
+
+
+class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One way through a model for one request type: the option that runs each component.
+
+    ``rate`` is in requests per second, or any unit that all paths of a type share.
+    """
+
+    name: str
+    options: dict[str, str]
+    rate: float
+
+
+class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model as it is deployed. ``encoders`` maps a modality to the component that encodes it;
+    ``types`` maps a request type to its paths."""
+
+    family: str
+    checkpoint: str
+    components: tuple[str, ...]
+    encoders: dict[str, str]
+    options: dict[str, Option]
+    types: dict[str, tuple[Path, ...]]
+    voices: tuple[str, ...] = ()
+    context: int = 0
+
+    @property
+    def speaks(self) -> bool:
+        return "talker" in self.components
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All models at one epoch. ``seed`` offsets the low-discrepancy sequence of path choices."""
+
+    epoch: int
+    seed: int
+    created: float
+    models: dict[str, ModelPlan]
+    v: int = WIRE_VERSION
+
+
+def request_type(components: Sequence[str], used: frozenset[str]) -> str:
+    """Name of the set ``used``, in the model's order: ``vision+thinker``."""
+    return "+".join(component for component in components if component in used)
+
+
+def point(gateway: str, kind: str, number: int, seed: int) -> float:
+    """Where request ``number`` of type ``kind`` falls in [0, 1).
+
+    A Kronecker sequence: after n requests every share is met to within about log(n)/n, not to within
+    the 1/sqrt(n) of coin flips; and the same id always gives the same point.
+    """
+    salt = blake2b(f"{gateway}/{kind}/{seed}".encode(), digest_size=8).digest()
+    return (int.from_bytes(salt, "big") / 2**64 + number * GOLDEN) % 1.0
+
+
+def choose(paths: Sequence[Path], at: float) -> Path:
+    """The path that owns point ``at`` when [0, 1) is divided by the paths' rates."""
+    total = sum(path.rate for path in paths)
+    if not total > 0:
+        raise BadRequest("the plan gives this request type no rate: add a path with a positive rate")
+    mark = at * total
+    for path in paths:
+        mark -= path.rate
+        if mark < 0:
+            return path
+    return next(path for path in reversed(paths) if path.rate > 0)
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Plan).decode
+
+
+def encode(plan: Plan) -> bytes:
+    return _encode(plan)
+
+
+def decode(body: bytes) -> Plan:
+    """Raises ``ProtocolError`` when the document is no plan of this version."""
+    try:
+        plan = _decode(body)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"the stored plan cannot be read: {error}; write it again with this build's planner") from error
+    if plan.v != WIRE_VERSION:
+        raise ProtocolError(f"the stored plan has version {plan.v}, this build reads {WIRE_VERSION}")
+    return plan

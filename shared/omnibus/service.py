@@ -1,0 +1,73 @@
+"""One lifecycle for all services: ``startup``, serve until a signal, ``drain``, ``shutdown``."""
+
+import asyncio
+import logging
+import signal
+import sys
+from typing import Any, Protocol
+
+import prometheus_client
+import uvloop
+
+from omnibus.errors import OmnibusError
+from omnibus.metrics import REGISTRY
+from omnibus.settings import ServiceSettings, load
+
+log = logging.getLogger("omnibus")
+
+
+class Service(Protocol):
+    """What ``run`` drives. Each step is bounded; ``shutdown`` runs even when ``startup`` failed."""
+
+    async def startup(self) -> None:
+        """Acquire everything and become ready, or raise."""
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new work and finish what was accepted, within ``seconds``."""
+
+    async def shutdown(self) -> None:
+        """Release everything."""
+
+
+def run(name: str, service: Service) -> int:
+    """Run ``service`` until SIGINT or SIGTERM; returns the exit code."""
+    settings = load(ServiceSettings)
+    logging.basicConfig(
+        level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    if settings.metrics_port:
+        prometheus_client.start_http_server(settings.metrics_port, settings.metrics_host, registry=REGISTRY)
+    try:
+        uvloop.run(_live(service, settings))
+    except OmnibusError as error:
+        log.error("%s cannot run: %s", name, error)
+        return 1
+    return 0
+
+
+async def _live(service: Service, settings: ServiceSettings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        starting = loop.create_task(service.startup())
+        stopping = loop.create_task(stop.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            return
+        starting.result()
+        await stopping
+        await service.drain(settings.drain)
+    finally:
+        await service.shutdown()
+
+
+async def until_cancelled(work: asyncio.Task[Any]) -> None:
+    """Await a background task whose cancellation is the normal end."""
+    work.cancel()
+    try:
+        await work
+    except asyncio.CancelledError:
+        pass

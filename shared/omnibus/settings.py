@@ -1,0 +1,138 @@
+"""Typed settings per area, and the only place that reads the environment.
+
+Each field is read from ``OMNIBUS_<AREA>_<FIELD>``, for example ``OMNIBUS_BUS_URL``. Units are in the
+field's name or its comment. ``load(BusSettings)`` reads one area.
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import ClassVar, TypeVar
+
+import msgspec
+
+from omnibus.errors import BadRequest
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Base of all areas; ``area`` is the middle part of the variable names."""
+
+    area: ClassVar[str] = ""
+
+
+class BusSettings(Settings, frozen=True):
+    area: ClassVar[str] = "BUS"
+
+    url: str = "nats://127.0.0.1:4222"
+    user: str = ""
+    password: str = ""
+    #: PEM file of the authority that signed the server's certificate; empty: no TLS.
+    tls_ca: str = ""
+    connect_timeout: float = 10.0  # seconds
+    #: Bytes that one message may have. Larger inputs travel by handle.
+    max_payload: int = 64 * 1024
+    #: Seconds that recorded invocations are kept.
+    record_seconds: float = 24 * 3600.0
+    #: Bytes that the record stream may take on disk.
+    record_bytes: int = 1 << 30
+
+
+class StoreSettings(Settings, frozen=True):
+    area: ClassVar[str] = "STORE"
+
+    url: str = "redis://127.0.0.1:6379/0"
+    prefix: str = "omnibus"
+    timeout: float = 2.0  # seconds per command
+
+
+class SidecarSettings(Settings, frozen=True):
+    area: ClassVar[str] = "SIDECAR"
+
+    socket: str = "/tmp/omnibus/sidecar.sock"  # noqa: S108 a default for one process started by hand
+    node: str = ""
+    arena_mib: int = 256
+    #: Overwrite freed blocks with zeros: slower, for nodes that several tenants share.
+    clear: bool = False
+
+    @property
+    def node_name(self) -> str:
+        return self.node or socket.gethostname()
+
+
+class GatewaySettings(Settings, frozen=True):
+    area: ClassVar[str] = "GATEWAY"
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    #: Seconds a request may take when the client names no deadline.
+    deadline: float = 120.0
+    #: Largest HTTP body in bytes.
+    max_body: int = 64 << 20
+    #: Invocations in flight at this gateway before it answers 429.
+    max_inflight: int = 512
+    #: ``full``: inputs and media are kept, so that replay is exact. ``digest``: sizes and digests only.
+    record: str = "full"
+    #: Directory of recorded media, by content hash; empty: none is kept.
+    media_dir: str = ""
+    media_bytes: int = 1 << 30
+    #: Whether media may be fetched over plain http, and from private addresses. Off in production.
+    allow_http: bool = False
+    allow_private: bool = False
+
+
+class PlannerSettings(Settings, frozen=True):
+    area: ClassVar[str] = "PLANNER"
+
+    #: JSON file that declares the models and their deployments.
+    models: str = ""
+
+
+class ExecutorSettings(Settings, frozen=True):
+    area: ClassVar[str] = "EXECUTOR"
+
+    #: Unique id of this replica; empty: made from model, option and a random tail.
+    id: str = ""
+    model: str = ""
+    family: str = ""
+    checkpoint: str = ""
+    option: str = ""
+    #: Components of the option, comma separated.
+    components: str = ""
+    #: What makes the runners: ``module:function(component, settings)``.
+    engine: str = "services.engines:transformers"
+    device: str = "cpu"
+    dtype: str = "float32"
+    #: CPU threads per engine; 0: the library's choice.
+    threads: int = 1
+    #: Invocations that may be in flight here before ``busy`` is the answer.
+    credits: int = 64
+    #: Rows of a batch: slots of an LLM, items of an encoder.
+    batch: int = 16
+    #: Tokens a sequence may have here; 0: the model's own limit.
+    context: int = 0
+
+
+class ServiceSettings(Settings, frozen=True):
+    area: ClassVar[str] = "SERVICE"
+
+    #: Port of the metrics and health endpoint; 0: none.
+    metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
+    log_level: str = "INFO"
+    #: Seconds a stopping service may take to finish what it has accepted.
+    drain: float = 10.0
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def load(kind: type[S], environ: Mapping[str, str] | None = None) -> S:
+    """Read one area from the environment; raises ``BadRequest`` that names the variable."""
+    environ = os.environ if environ is None else environ
+    found = {
+        field: environ[name] for field in kind.__struct_fields__ if (name := f"OMNIBUS_{kind.area}_{field.upper()}") in environ
+    }
+    try:
+        return msgspec.convert(found, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"environment OMNIBUS_{kind.area}_*: {error}") from error
