@@ -1,0 +1,1 @@
+"""The six services. Each runs in place: ``python -m services.<name>``."""

@@ -1,0 +1,1 @@
+"""The sidecar: the node's tensor arena and its ledger of leases."""

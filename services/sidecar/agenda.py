@@ -1,0 +1,75 @@
+"""What is due when: one heap, one timer of the event loop, no polling."""
+
+from asyncio import AbstractEventLoop, TimerHandle
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf
+from typing import Generic, Protocol, TypeVar
+
+
+class Timed(Protocol):
+    """Something with a time in ``loop.time()`` seconds; ``inf`` when nothing is due any more."""
+
+    due: float
+
+
+T = TypeVar("T", bound=Timed)
+
+
+class Agenda(Generic[T]):
+    """Calls ``ring(item)`` once ``item.due`` has come.
+
+    To cancel, set ``item.due`` to ``inf``: the heap's entry is then a tombstone, thrown away when it
+    reaches the top or when tombstones outnumber what was alive at the last cleaning.
+    """
+
+    def __init__(self, loop: AbstractEventLoop, ring: Callable[[T], None]) -> None:
+        self._loop = loop
+        self._ring = ring
+        self._heap: list[tuple[float, int, T]] = []
+        self._order = count()
+        self._clean_at = 256
+        self._timer: TimerHandle | None = None
+        self._armed = inf
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def set(self, item: T, when: float) -> None:
+        """``item`` is due at ``when``, whatever was set before."""
+        item.due = when
+        heappush(self._heap, (when, next(self._order), item))
+        if when < self._armed:
+            self._arm(when)
+        elif len(self._heap) > self._clean_at:
+            self._clean()
+
+    def close(self) -> None:
+        """Nothing rings any more."""
+        self._heap.clear()
+        self._arm(inf)
+
+    def _arm(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed = when
+        self._timer = None if when == inf else self._loop.call_at(when, self._wake)
+
+    def _wake(self) -> None:
+        now = self._loop.time()
+        while self._heap and (self._heap[0][0] <= now or self._dead(self._heap[0])):
+            entry = heappop(self._heap)
+            if not self._dead(entry):
+                entry[2].due = inf
+                self._ring(entry[2])
+        self._arm(self._heap[0][0] if self._heap else inf)
+
+    def _clean(self) -> None:
+        self._heap = [entry for entry in self._heap if not self._dead(entry)]
+        heapify(self._heap)
+        self._clean_at = 2 * len(self._heap) + 256
+
+    @staticmethod
+    def _dead(entry: tuple[float, int, T]) -> bool:
+        return entry[0] != entry[2].due

@@ -1,0 +1,113 @@
+"""One client's socket: frames in, frames out, at most one write per turn of the loop."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from omnibus.errors import ProtocolError
+from omnibus.tensors.ledger import Owner
+from omnibus.tensors.protocol import Frame, FrameReader, Verb, VersionMismatch, Welcome, encode, encode_text
+from services.sidecar.desk import Desk
+
+log = logging.getLogger(__name__)
+
+#: Unread answers, in bytes, at which a client is cut off: a live one reads its answers.
+BACKLOG = 4 << 20
+
+
+class Connection(asyncio.Protocol):
+    """Greets a client, then hands its frames to the desk. Anything malformed costs it the connection.
+
+    ``joined`` and ``left`` are told of every greeted client and of its going; ``dropped`` of every one
+    that was cut off for breaking the protocol.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        welcome: Welcome,
+        joined: Callable[["Connection"], None],
+        left: Callable[["Connection"], None],
+        dropped: Callable[[], None],
+    ) -> None:
+        self.owner = Owner("")
+        self._desk = desk
+        self._welcome = welcome
+        self._joined = joined
+        self._left = left
+        self._dropped = dropped
+        self._serve = self._greet
+        self._reader = FrameReader()
+        self._out: list[bytes] = []
+        self._flush_due = False
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=BACKLOG)
+        self._joined(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._flush_due = True
+        try:
+            for frame in self._reader.feed(data):
+                self._serve(frame)
+        except ProtocolError as error:
+            self._drop(error)
+        self._desk.admit()
+        self._flush()
+
+    def pause_writing(self) -> None:
+        log.warning("client %r is cut off: it left %d bytes of answers unread", self.owner.name, BACKLOG)
+        self._dropped()
+        self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._desk.depart(self)
+        self._left(self)
+
+    def reply(self, frame: Frame) -> None:
+        """Send ``frame`` at the end of this turn of the loop."""
+        self.reply_bytes(encode(frame))
+
+    def reply_bytes(self, frames: bytes) -> None:
+        """Send encoded frames at the end of this turn of the loop."""
+        self._out.append(frames)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def abort(self) -> None:
+        """Cut the client off."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _greet(self, frame: Frame) -> None:
+        if frame.verb != Verb.HELLO or not frame.text:
+            raise ProtocolError("the first frame must be HELLO with the owner's name")
+        self.owner.name = frame.text.decode(errors="replace")
+        self._serve = self._attend
+        self.reply_bytes(encode_text(frame.request, msgspec.json.encode(self._welcome)))
+
+    def _attend(self, frame: Frame) -> None:
+        self._desk.serve(self, frame)
+
+    def _drop(self, error: ProtocolError) -> None:
+        log.warning("client %r is cut off: %s", self.owner.name or "unknown", error)
+        self._dropped()
+        if isinstance(error, VersionMismatch):
+            self.reply(Frame(Verb.REFUSED))
+        if self._transport is not None:
+            self._flush()
+            self._transport.close()
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        out, self._out = self._out, []
+        if out and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(out))

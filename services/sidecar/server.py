@@ -1,0 +1,121 @@
+"""The sidecar of a node: owns the arena, listens on a Unix socket, keeps the ledger."""
+
+import asyncio
+import os
+import socket
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+from omnibus.errors import Fatal
+from omnibus.tensors.arena import Arena
+from omnibus.tensors.protocol import Welcome
+from services.sidecar.connection import Connection
+from services.sidecar.desk import Desk
+from services.sidecar.settings import SidecarSettings
+
+
+class Sidecar:
+    """``await start()``, then ``await serve()`` until somebody calls ``stop()``."""
+
+    def __init__(self, settings: SidecarSettings) -> None:
+        self.settings = settings
+        self._clients: set[Connection] = set()
+        self._dropped = 0
+        self._stopped = asyncio.Event()
+        self._arena: Arena | None = None
+        self._desk: Desk | None = None
+        self._server: asyncio.AbstractServer | None = None
+
+    async def start(self) -> None:
+        """Make the arena and listen. Raises ``Fatal`` when another sidecar lives under the same names."""
+        settings, loop = self.settings, asyncio.get_running_loop()
+        # Microseconds: larger than every generation of an earlier boot, and exact in any JSON reader.
+        boot = time.time_ns() // 1000
+        self._arena = Arena.create(settings.arena, settings.size, settings.directory)
+        try:
+            listener = _listen(settings.socket)
+        except BaseException:
+            self._remove_arena()
+            raise
+        self._desk = desk = Desk(settings, self._arena, boot, loop)
+        welcome = Welcome(settings.node, settings.arena, str(self._arena.path), settings.size, boot)
+        self._server = await loop.create_unix_server(
+            lambda: Connection(desk, welcome, self._clients.add, self._clients.discard, self._count_dropped),
+            sock=listener,
+        )
+
+    async def serve(self) -> None:
+        """Return after ``stop``."""
+        await self._stopped.wait()
+
+    async def stop(self) -> None:
+        """Cut all clients off and remove the socket and the arena. Stopping twice is harmless."""
+        if self._server is not None and self._desk is not None:
+            self._server.close()
+            self._server = None
+            _unlink(self.settings.socket)
+            for client in tuple(self._clients):
+                client.abort()
+            self._desk.close()
+            self._remove_arena()
+        self._stopped.set()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Counters for metrics: those of ``Desk.counters`` with ``clients`` and ``dropped_clients_total``.
+
+        Empty before ``start``.
+        """
+        if self._desk is None:
+            return {}
+        return {**self._desk.counters(), "clients": len(self._clients), "dropped_clients_total": self._dropped}
+
+    def _count_dropped(self) -> None:
+        self._dropped += 1
+
+    def _remove_arena(self) -> None:
+        if self._arena is not None:
+            self._arena.unlink()
+            self._arena.close()
+            self._arena = None
+
+
+def _unlink(path: str) -> None:
+    Path(path).unlink(missing_ok=True)
+
+
+def _listen(path: str) -> socket.socket:
+    """A listening socket at ``path`` with mode 0600, in place of that of a dead predecessor."""
+    _clear_the_way(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # The mask applies to bind itself: there is no moment at which another user could connect.
+    mask = os.umask(0o177)
+    try:
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        raise Fatal(f"cannot listen on {path}: {error}; the path may have at most 107 bytes") from error
+    finally:
+        os.umask(mask)
+    return listener
+
+
+def _clear_the_way(path: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise Fatal(f"{path} is in the way and is not a socket; choose another socket path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        # A dead owner's socket refuses at once; a living one with a full backlog must not make us wait.
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except (TimeoutError, BlockingIOError):
+            pass
+    raise Fatal(f"a living sidecar listens on {path}; stop it or choose another socket path")

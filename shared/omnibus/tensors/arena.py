@@ -1,0 +1,180 @@
+"""The shared memory of a node: one sparse file, mapped by the sidecar and by every client.
+
+Own ``mmap`` over a tmpfs file: ``multiprocessing.shared_memory`` of Python 3.11 unlinks segments that
+another process still uses. Before each block's data lies a header of ``HEADER_BYTES``, eight words of
+64 bits: magic, generation, id, nbytes, unused. Only the sidecar writes headers. A reader compares them
+with its handle and so recognises freed memory without asking anybody.
+"""
+
+import fcntl
+import mmap
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+
+from omnibus.errors import Fatal, ProtocolError, StaleHandle
+from omnibus.tensors.handle import Handle
+
+#: Bytes before the data of each block; data is therefore aligned as blocks are.
+HEADER_BYTES = 64
+
+_MAGIC = 0x3141_4E45_5241_4D4F
+_WORD = 8
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+#: numpy has no bfloat16: such a tensor is seen as its raw 16-bit words.
+_NUMPY_NAME = {"bfloat16": "uint16"}
+
+
+def numpy_dtype(dtype: str) -> np.dtype:
+    """The numpy dtype that shows a handle's ``dtype``; ``bfloat16`` is shown as ``uint16``."""
+    return np.dtype(_NUMPY_NAME.get(dtype, dtype))
+
+
+class Arena:
+    """One mapping of the arena file. Build it with ``create`` (sidecar) or ``attach`` (client)."""
+
+    def __init__(self, path: Path, size: int, descriptor: int) -> None:
+        self.path = path
+        self.name = path.name
+        self.size = size
+        self._descriptor = descriptor
+        self._writable = mmap.mmap(descriptor, size)
+        # Readers get a mapping that the processor itself protects: a stray write cannot reach other readers.
+        self._readable = mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
+        self._words = memoryview(self._writable).cast("Q")
+
+    @classmethod
+    def create(cls, name: str, size: int, directory: str) -> "Arena":
+        """Make the file ``name`` of ``size`` bytes in ``directory``, replacing that of a dead predecessor.
+
+        Raises ``Fatal`` when a living sidecar owns the name, when ``directory`` has no room, and for a
+        name that is not a plain file name.
+        """
+        if not _NAME.fullmatch(name):
+            raise Fatal(f"{name!r} cannot name an arena; use 1 to 64 letters, digits, '.', '_' and '-'")
+        _check_room(directory, size)
+        path = Path(directory) / name
+        descriptor = _claim(path)
+        os.ftruncate(descriptor, size)
+        return cls(path, size, descriptor)
+
+    @classmethod
+    def attach(cls, path: str, size: int) -> "Arena":
+        """Map the arena file of a running sidecar. Raises ``ProtocolError`` when it is not ``size`` bytes long."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            actual = os.fstat(descriptor).st_size
+            if actual != size:
+                raise ProtocolError(f"arena {path} has {actual} bytes and its sidecar announced {size}")
+            return cls(Path(path), size, os.dup(descriptor))
+        finally:
+            os.close(descriptor)
+
+    def stamp(self, offset: int, block: int, generation: int, nbytes: int) -> None:
+        """Write the header of the data at ``offset``; the generation last, for it makes the block valid."""
+        words, at = self._words, (offset - HEADER_BYTES) // _WORD
+        words[at + 2] = block
+        words[at + 3] = nbytes
+        words[at] = _MAGIC
+        words[at + 1] = generation
+
+    def wipe(self, offset: int) -> None:
+        """Clear the header of the data at ``offset``: from now on its handles are stale."""
+        at = (offset - HEADER_BYTES) // _WORD
+        self._words[at + 1] = 0
+        self._words[at] = 0
+
+    def clear(self, offset: int, nbytes: int) -> None:
+        """Overwrite ``nbytes`` bytes at ``offset`` with zeros."""
+        np.ndarray((nbytes,), np.uint8, self._writable, offset).fill(0)
+
+    def array(self, handle: Handle) -> np.ndarray:
+        """The tensor of ``handle`` for its producer: writable, in place, zero copies."""
+        return np.ndarray(handle.shape, numpy_dtype(handle.dtype), self._writable, handle.offset)
+
+    def view(self, handle: Handle) -> np.ndarray:
+        """The tensor of ``handle`` for a reader: read-only, zero copies.
+
+        Raises ``ProtocolError`` when the handle contradicts itself or leaves the arena, ``StaleHandle``
+        when its memory was freed.
+        """
+        handle.check()
+        self.verify(handle)
+        try:
+            return np.ndarray(handle.shape, numpy_dtype(handle.dtype), self._readable, handle.offset)
+        except (ValueError, OverflowError):
+            # An empty tensor agrees with its nbytes however absurd its other extents are.
+            raise ProtocolError(f"handle {handle.id}: no array has the shape {handle.shape}") from None
+
+    def verify(self, handle: Handle) -> None:
+        """Compare ``handle`` with the bounds and with the header in memory. Raises as ``view`` does."""
+        offset = handle.offset
+        if offset % HEADER_BYTES or not HEADER_BYTES <= offset <= self.size - handle.nbytes:
+            raise ProtocolError(
+                f"handle {handle.id}: {handle.nbytes} bytes at {offset} do not lie in an arena of {self.size} bytes"
+            )
+        words, at = self._words, (offset - HEADER_BYTES) // _WORD
+        found = (words[at], words[at + 1], words[at + 2], words[at + 3])
+        if found != (_MAGIC, handle.generation, handle.id, handle.nbytes):
+            raise StaleHandle(
+                f"tensor {handle.id} (generation {handle.generation}) was freed: released by all readers, "
+                "ended, expired, or lost with its producer or sidecar; run its producer again"
+            )
+
+    def close(self) -> None:
+        """Give up the mapping; the arena may not be used again. Views in use keep their memory until they go.
+
+        Never ``mmap.close``: numpy keeps the mapping alive without exporting its buffer, so that closing
+        would succeed and leave views that point to memory of somebody else.
+        """
+        self._words.release()
+        os.close(self._descriptor)
+        del self._words, self._writable, self._readable
+
+    def unlink(self) -> None:
+        """Remove the file, if the name still leads to this very file."""
+        if _is_at(self._descriptor, self.path):
+            self.path.unlink()
+
+
+def _check_room(directory: str, size: int) -> None:
+    # The file is sparse: without this check a full tmpfs kills a writer with SIGBUS, much later.
+    room = os.statvfs(directory)
+    if size > room.f_blocks * room.f_frsize:
+        raise Fatal(
+            f"an arena of {size} bytes does not fit into {directory}, which has {room.f_blocks * room.f_frsize}; "
+            "make the arena smaller or the tmpfs larger (shm_size in compose, medium: Memory in Kubernetes)"
+        )
+
+
+def _claim(path: Path) -> int:
+    """A fresh locked file at ``path``. The lock dies with its process, so it tells the living from the dead."""
+    old = _lock(path, os.O_CREAT)
+    try:
+        path.unlink()
+        # A new inode, not a truncated one: clients of a dead sidecar may still read views of the old file.
+        return _lock(path, os.O_CREAT | os.O_EXCL)
+    finally:
+        os.close(old)
+
+
+def _lock(path: Path, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise Fatal(f"a living sidecar owns the arena {path}; stop it or choose another arena name") from None
+    if not _is_at(descriptor, path):
+        os.close(descriptor)
+        raise Fatal(f"another sidecar replaced the arena {path} at this moment; start this one again") from None
+    return descriptor
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,308 @@
+"""Put, view and release tensors of this node without copying them.
+
+    client = await TensorClient.connect("/run/omnibus/sidecar.sock", owner="encoder-0", node="n1")
+
+    block = await client.allocate((576, 3584), "bfloat16", invocation=id, deadline=time.time() + 30)
+    encode_into(block.array)            # written in place
+    send(block.seal())                  # the handle travels
+
+    array = client.view(handle)         # another process: the same bytes, read-only
+    use(array)
+    client.release(handle)              # ``array`` must not be used from here on
+    client.end(id)                      # the invocation is over: let go of everything of it
+
+A transfer costs one round trip, the allocation; all else is one-way and shares its writes. All calls
+belong to the thread of the event loop; the arrays may be filled and read in any thread. A deadline is
+in ``time.time()`` seconds. When a block is free: ``omnibus.tensors.ledger``.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from math import isfinite, prod
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+
+from omnibus.errors import ArenaFull, DeadlineExceeded, OmnibusError, ProtocolError, Retryable, TooLarge
+from omnibus.tensors.arena import Arena
+from omnibus.tensors.handle import ITEMSIZE, Handle
+from omnibus.tensors.link import ANSWER, Link
+from omnibus.tensors.protocol import Frame, Verb, Welcome, encode, encode_block, tag
+
+log = logging.getLogger(__name__)
+
+#: Pause before the first and the longest pause before a later attempt to reconnect, in seconds.
+BACKOFF = (0.05, 2.0)
+
+
+class Block:
+    """Memory that its producer fills. ``array`` is writable until ``seal`` or ``discard``.
+
+    ``handle`` may travel before the block is sealed (a tensor that grows row by row).
+    """
+
+    __slots__ = ("_client", "array", "handle")
+
+    def __init__(self, client: "TensorClient", handle: Handle, array: np.ndarray) -> None:
+        self._client = client
+        self.handle = handle
+        self.array = array
+
+    def seal(self) -> Handle:
+        """All bytes are written: the tensor survives its producer from here on."""
+        self._client.seal(self.handle)
+        return self.handle
+
+    def discard(self) -> None:
+        """Give the memory back without sending it."""
+        self._client.discard(self.handle)
+
+
+class TensorClient:
+    """One process's access to the arena of its node. Build it with ``connect``."""
+
+    def __init__(self, socket_path: str, owner: str, node: str, timeout: float) -> None:
+        self.node = node
+        self.owner = owner
+        self._path = socket_path
+        self._timeout = timeout
+        self._link: Link | None = None
+        self._arena: Arena | None = None
+        self._welcome: Welcome | None = None
+        self._back = asyncio.Event()
+        self._reconnecting: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect(cls, socket_path: str, owner: str, node: str, *, timeout: float = 5.0) -> Self:
+        """Greet the sidecar and map its arena.
+
+        Raises ``Retryable`` when no sidecar answers within ``timeout`` seconds, ``ProtocolError`` when it
+        speaks another version or serves another node. A later loss of the sidecar is repaired by the
+        client itself; until then calls raise ``Retryable``.
+        """
+        client = cls(socket_path, owner, node, timeout)
+        await client._open()
+        return client
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def connected(self) -> bool:
+        return self._link is not None
+
+    async def ready(self, timeout: float = 5.0) -> None:
+        """Wait until the sidecar is back. Raises ``Retryable`` after ``timeout`` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._back.wait()
+        except TimeoutError:
+            raise self._away() from None
+
+    async def close(self) -> None:
+        """Leave the sidecar: what this client has open is freed. Arrays in use keep their memory."""
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            await asyncio.gather(self._reconnecting, return_exceptions=True)
+        if self._link is not None:
+            self._link.lost = None
+            self._link.close()
+            self._link = None
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+        self._back.clear()
+
+    async def allocate(
+        self,
+        shape: int | tuple[int, ...],
+        dtype: str = "uint8",
+        *,
+        invocation: str,
+        deadline: float,
+        readers: int = 1,
+        wait: float = 1.0,
+    ) -> Block:
+        """Memory for a tensor of ``shape`` and ``dtype`` (an int is that many bytes).
+
+        ``readers`` (0 to 65535) is how many reads are expected: 0 is freed when sealed. ``wait`` is how
+        long, in seconds, to queue for memory. ``bfloat16`` is shown as ``uint16`` words.
+
+        Raises ``TooLarge`` at once when the arena could never hold it, ``ArenaFull`` after ``wait``,
+        ``DeadlineExceeded`` when the deadline passed or the invocation ended, ``Retryable`` without
+        sidecar, ``ProtocolError`` for a dtype that may not travel or a request that makes no sense.
+        """
+        extents = (shape,) if isinstance(shape, int) else tuple(shape)
+        nbytes = _size(extents, dtype)
+        if not (0 <= readers < 1 << 16 and isfinite(deadline) and isfinite(wait)):
+            raise ProtocolError(f"{readers} readers, deadline {deadline} or wait {wait} is out of range")
+        link, arena = self._connected()
+        wait = max(min(wait, deadline - time.time()), 0.0)
+        request = Frame(Verb.ALLOCATE, 0, readers, 0, 0, nbytes, 0, deadline, wait, tag(invocation))
+        answer = await link.call(request, wait + ANSWER)
+        if answer.verb != Verb.GRANTED:
+            raise _refusal(answer, nbytes, wait)
+        offset, generation = answer.offset, answer.generation
+        handle = Handle(answer.block, self.node, arena.name, offset, nbytes, dtype, extents, generation)
+        return Block(self, handle, arena.array(handle))
+
+    async def put(
+        self,
+        array: np.ndarray,
+        *,
+        invocation: str,
+        deadline: float,
+        readers: int = 1,
+        wait: float = 1.0,
+        dtype: str | None = None,
+    ) -> Handle:
+        """Copy ``array`` into the arena once and seal it. Raises as ``allocate`` does.
+
+        ``dtype="bfloat16"`` declares that ``uint16`` words are bfloat16 numbers; any other dtype is the
+        array's own.
+        """
+        name = array.dtype.name
+        if dtype is not None and dtype != name and (dtype, name) != ("bfloat16", "uint16"):
+            raise ProtocolError(f"an array of {name} is not {dtype}; convert it first")
+        block = await self.allocate(
+            array.shape, dtype or name, invocation=invocation, deadline=deadline, readers=readers, wait=wait
+        )
+        np.copyto(block.array, array, casting="equiv")
+        return block.seal()
+
+    def view(self, handle: Handle) -> np.ndarray:
+        """The tensor of ``handle``, read-only and without a copy; valid until ``release`` or ``end``.
+
+        Each call counts as one read and asks for one ``release``. Raises ``StaleHandle`` when the memory
+        was freed, ``ProtocolError`` when the handle is malformed, ``Retryable`` without sidecar or when
+        the tensor is on another node.
+        """
+        link, arena = self._connected()
+        if handle.node != self.node:
+            raise Retryable(
+                f"tensor {handle.id} is on node {handle.node!r} and this is {self.node!r}; pulls between nodes "
+                "are not configured, run producer and consumer on one node"
+            )
+        if handle.arena != arena.name:
+            raise ProtocolError(f"handle {handle.id} names arena {handle.arena!r}; this node's is {arena.name!r}")
+        array = arena.view(handle)
+        link.send(encode_block(Verb.HOLD, handle.id, handle.generation))
+        return array
+
+    def seal(self, handle: Handle) -> None:
+        """The producer has written everything (``Block.seal``)."""
+        self._tell(Verb.SEAL, handle)
+
+    def release(self, handle: Handle) -> None:
+        """This read is over; without a ``view`` before it, the read is declined."""
+        self._tell(Verb.RELEASE, handle)
+
+    def discard(self, handle: Handle) -> None:
+        """The producer takes its tensor back, sealed or not: nobody can begin to read it."""
+        self._tell(Verb.DISCARD, handle)
+
+    def extend(self, handle: Handle, deadline: float) -> None:
+        """Give the tensor another deadline, in ``time.time()`` seconds."""
+        self._tell(Verb.EXTEND, handle, deadline)
+
+    def end(self, invocation: str) -> None:
+        """The invocation is over and this process has stopped working on it. Ending twice is harmless.
+
+        Everything of it that nobody else has open is free at once.
+        """
+        if self._link is not None:
+            self._link.send(encode(Frame(Verb.END, text=tag(invocation))))
+
+    async def stats(self) -> dict[str, Any]:
+        """The sidecar's counters."""
+        return msgspec.json.decode(await self._json(Verb.STATS), type=dict[str, Any])
+
+    async def ledger(self) -> list[dict[str, Any]]:
+        """The oldest thousand leases, for people who debug."""
+        return msgspec.json.decode(await self._json(Verb.LEDGER), type=list[dict[str, Any]])
+
+    async def _json(self, verb: Verb) -> bytes:
+        link, _ = self._connected()
+        return (await link.call(Frame(verb), ANSWER)).text
+
+    def _tell(self, verb: Verb, handle: Handle, deadline: float = 0.0) -> None:
+        # Without a sidecar there is nothing to tell: its end has freed everything.
+        if self._link is not None:
+            self._link.send(encode_block(verb, handle.id, handle.generation, deadline))
+
+    def _connected(self) -> tuple[Link, Arena]:
+        if self._link is None or self._arena is None:
+            raise self._away()
+        return self._link, self._arena
+
+    def _away(self) -> Retryable:
+        return Retryable(f"the sidecar at {self._path} is away; this client reconnects by itself")
+
+    async def _open(self) -> None:
+        link, welcome = await Link.open(self._path, self.owner, self._timeout)
+        try:
+            self._map(welcome)
+        except (OmnibusError, OSError):
+            link.close()
+            raise
+        if not link.alive:
+            raise self._away()
+        link.lost = self._lost
+        self._link = link
+        self._back.set()
+
+    def _map(self, welcome: Welcome) -> None:
+        if welcome.node != self.node:
+            raise ProtocolError(f"the sidecar at {self._path} serves node {welcome.node!r}, not {self.node!r}")
+        if welcome == self._welcome:
+            return
+        arena = Arena.attach(welcome.path, welcome.size)
+        if self._arena is not None:
+            self._arena.close()
+        self._arena, self._welcome = arena, welcome
+
+    def _lost(self, error: OmnibusError) -> None:
+        log.warning("client %r lost its sidecar: %s", self.owner, error)
+        self._link = None
+        self._back.clear()
+        self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        pause, longest = BACKOFF
+        while self._link is None:
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, longest)
+            try:
+                await self._open()
+            except (OmnibusError, OSError) as error:
+                log.info("client %r cannot reach its sidecar yet: %s", self.owner, error)
+
+
+def _size(shape: tuple[int, ...], dtype: str) -> int:
+    size = ITEMSIZE.get(dtype)
+    if size is None:
+        raise ProtocolError(f"an array of {dtype!r} may not travel; convert it to one of {sorted(ITEMSIZE)}")
+    if any(extent < 0 for extent in shape):
+        raise ProtocolError(f"no tensor has the shape {shape}")
+    return prod(shape) * size
+
+
+def _refusal(answer: Frame, nbytes: int, wait: float) -> OmnibusError:
+    if answer.verb == Verb.TOO_LARGE:
+        return TooLarge(f"a tensor of {nbytes} bytes never fits into this arena; its limit is {answer.nbytes} bytes")
+    if answer.verb == Verb.FULL:
+        return ArenaFull(
+            f"no room for {nbytes} bytes within {wait:.2f} s: {answer.nbytes} bytes are free, "
+            f"{answer.offset} in one piece; retry, or give the sidecar a larger arena"
+        )
+    if answer.verb == Verb.LATE:
+        return DeadlineExceeded(f"the deadline passed before {nbytes} bytes were allocated")
+    if answer.verb == Verb.ENDED:
+        return DeadlineExceeded(f"the invocation ended while it waited for {nbytes} bytes")
+    return ProtocolError(f"the sidecar answered an allocation with verb {answer.verb}")

@@ -1,0 +1,47 @@
+"""The small record that names a tensor: data, never memory and never code."""
+
+from math import prod
+
+import msgspec
+
+from omnibus.errors import ProtocolError
+
+#: Item size in bytes of every dtype that may travel. ``bytes`` are ``uint8`` of one dimension.
+ITEMSIZE = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+}
+
+
+class Handle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Names ``nbytes`` bytes at ``offset`` of ``arena`` on ``node``, seen as ``shape`` of ``dtype``.
+
+    ``generation`` changes each time the memory is given out again, so that an old handle is an
+    error and never somebody else's bytes.
+    """
+
+    id: int
+    node: str
+    arena: str
+    offset: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    generation: int
+
+    def check(self) -> "Handle":
+        """Raise ``ProtocolError`` unless dtype, shape and nbytes agree."""
+        size = ITEMSIZE.get(self.dtype)
+        if size is None:
+            raise ProtocolError(f"handle {self.id}: dtype {self.dtype!r} may not travel; use one of {sorted(ITEMSIZE)}")
+        if any(extent < 0 for extent in self.shape) or prod(self.shape) * size != self.nbytes:
+            raise ProtocolError(f"handle {self.id}: shape {self.shape} of {self.dtype} is not {self.nbytes} bytes")
+        return self

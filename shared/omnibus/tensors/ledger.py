@@ -1,0 +1,254 @@
+"""Who holds which block of the arena, and until when. Pure bookkeeping: no clock, no sockets.
+
+The rule. A block is granted with one writer's lease and a number of expected readers.
+
+- The producer's ``seal`` ends the writer's lease: the bytes are complete. Readers may look earlier.
+- Each ``hold`` marks a reader at work, each ``release`` ends one expected read. A release without a
+  hold declines the read. A holder that dies has released.
+- The block is free when it is sealed, no expected read remains and nobody holds it.
+
+Early ends condemn a block: ``discard`` by its producer, ``end`` of its invocation, its deadline, or the
+death of a producer that had not sealed. Its header is wiped at once, so it has no new readers. Its
+memory is free as soon as no living client has it open, for a producer or reader that still works on a
+cancelled request must not meet the bytes of the next one. Those clients let go with ``release``,
+``discard`` or their own ``end``; after a grace period the block is taken from them by ``force``.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from math import inf
+from typing import Protocol
+
+from omnibus.tensors.allocator import Allocator
+
+#: ``due`` of a lease that is over.
+NEVER = inf
+
+
+class Headers(Protocol):
+    """What the ledger does to the memory itself."""
+
+    def stamp(self, offset: int, block: int, generation: int, nbytes: int) -> None: ...
+
+    def wipe(self, offset: int) -> None: ...
+
+    def clear(self, offset: int, nbytes: int) -> None: ...
+
+
+class Owner:
+    """One client: the blocks that it is writing and those that it is reading, by id."""
+
+    __slots__ = ("holding", "name", "writing")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.writing: dict[int, Lease] = {}
+        self.holding: dict[int, Lease] = {}
+
+
+class Lease:
+    """One granted block.
+
+    ``readers`` is how many reads are still expected, ``holders`` how many each client has open now.
+    ``due`` belongs to whoever keeps the time. ``condemned`` is the reason, or empty.
+    """
+
+    __slots__ = (
+        "condemned", "deadline", "due", "generation", "holders", "id", "nbytes", "offset", "owner", "readers", "tag",
+        "writing",
+    )  # fmt: skip
+
+    def __init__(self, id: int, generation: int, offset: int, nbytes: int, owner: Owner, tag: bytes) -> None:
+        self.id = id
+        self.generation = generation
+        self.offset = offset
+        self.nbytes = nbytes
+        self.owner = owner
+        self.tag = tag
+        self.readers = 0
+        self.deadline = 0.0
+        self.due = NEVER
+        self.holders: dict[Owner, int] = {}
+        self.writing = True
+        self.condemned = ""
+
+    def row(self) -> dict[str, object]:
+        """The lease for people: small JSON."""
+        return {
+            "id": self.id,
+            "generation": self.generation,
+            "offset": self.offset,
+            "nbytes": self.nbytes,
+            "owner": self.owner.name,
+            "invocation": self.tag.decode(errors="replace"),
+            "deadline": self.deadline,
+            "readers": self.readers,
+            "held": sum(self.holders.values()),
+            "sealed": not self.writing,
+            "condemned": self.condemned,
+        }
+
+
+class Ledger:
+    """All leases of one arena.
+
+    ``boot`` makes generations differ from those of every earlier sidecar. ``header`` bytes are put
+    before each block's data. ``linger`` is told of each condemned block that somebody still has open.
+    ``freed`` counts freed blocks by reason; ``stale`` counts messages about blocks that were gone;
+    ``condemned`` is how many blocks are over but still open somewhere.
+    """
+
+    def __init__(
+        self, allocator: Allocator, headers: Headers, boot: int, header: int, linger: Callable[[Lease], None]
+    ) -> None:
+        self.freed: Counter[str] = Counter()
+        self.stale = 0
+        self.condemned = 0
+        self.granted = 0
+        self.clear_on_free = False
+        self._allocator = allocator
+        self._headers = headers
+        self._boot = boot
+        self._header = header
+        self._linger = linger
+        self._leases: dict[int, Lease] = {}
+        self._tags: dict[bytes, dict[int, Lease]] = {}
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def rows(self, limit: int) -> list[dict[str, object]]:
+        """The oldest ``limit`` leases as JSON rows."""
+        return [lease.row() for lease, _ in zip(self._leases.values(), range(limit), strict=False)]
+
+    def grant(self, owner: Owner, tag: bytes, nbytes: int, readers: int, deadline: float) -> Lease | None:
+        """A new block of ``nbytes`` data bytes, or ``None`` when no hole is large enough."""
+        extent = self._allocator.allocate(nbytes + self._header)
+        if extent is None:
+            return None
+        self.granted += 1
+        lease = Lease(self.granted, self._boot + self.granted, extent + self._header, nbytes, owner, tag)
+        lease.readers = readers
+        lease.deadline = deadline
+        self._leases[lease.id] = lease
+        self._tags.setdefault(tag, {})[lease.id] = lease
+        owner.writing[lease.id] = lease
+        self._headers.stamp(lease.offset, lease.id, lease.generation, nbytes)
+        return lease
+
+    def seal(self, owner: Owner, block: int, generation: int) -> None:
+        """The producer has written everything."""
+        lease = self._find(block, generation)
+        if lease is not None and owner.writing.pop(block, None) is not None:
+            lease.writing = False
+            self._settle(lease)
+
+    def hold(self, owner: Owner, block: int, generation: int) -> None:
+        """``owner`` reads the block from now on."""
+        lease = self._find(block, generation)
+        if lease is not None:
+            owner.holding[block] = lease
+            lease.holders[owner] = lease.holders.get(owner, 0) + 1
+
+    def release(self, owner: Owner, block: int, generation: int) -> None:
+        """``owner`` has read the block, or will not read it."""
+        lease = self._find(block, generation)
+        if lease is not None:
+            self._let_go(owner, lease, 1)
+            lease.readers = max(lease.readers - 1, 0)
+            self._settle(lease)
+
+    def discard(self, owner: Owner, block: int, generation: int) -> None:
+        """The producer takes the block back, sealed or not."""
+        lease = self._find(block, generation)
+        if lease is not None and lease.owner is owner:
+            self._stop_writing(owner, lease)
+            self._condemn(lease, "discarded")
+
+    def extend(self, block: int, generation: int, deadline: float) -> Lease | None:
+        """Set a new deadline; ``None`` when the block is gone or condemned."""
+        lease = self._find(block, generation)
+        if lease is None or lease.condemned:
+            return None
+        lease.deadline = deadline
+        return lease
+
+    def end(self, owner: Owner, tag: bytes) -> None:
+        """The invocation is over and ``owner`` has stopped working on it."""
+        for lease in tuple(self._tags.get(tag, {}).values()):
+            self._stop_writing(owner, lease)
+            self._let_go(owner, lease, lease.holders.get(owner, 0))
+            self._condemn(lease, "ended")
+
+    def expire(self, lease: Lease) -> None:
+        """The deadline of ``lease`` has passed."""
+        self._condemn(lease, "expired")
+
+    def force(self, lease: Lease) -> None:
+        """Free a condemned block although somebody still has it open."""
+        self._stop_writing(lease.owner, lease)
+        for owner in tuple(lease.holders):
+            self._let_go(owner, lease, lease.holders[owner])
+        self._free(lease, "forced")
+
+    def depart(self, owner: Owner) -> None:
+        """``owner`` is dead: what it was writing is lost, what it was reading is released."""
+        for lease in tuple(owner.writing.values()):
+            self._stop_writing(owner, lease)
+            self._condemn(lease, "orphaned")
+        for lease in tuple(owner.holding.values()):
+            count = lease.holders[owner]
+            self._let_go(owner, lease, count)
+            lease.readers = max(lease.readers - count, 0)
+            self._settle(lease)
+
+    def _find(self, block: int, generation: int) -> Lease | None:
+        lease = self._leases.get(block)
+        if lease is None or lease.generation != generation:
+            self.stale += 1
+            return None
+        return lease
+
+    def _stop_writing(self, owner: Owner, lease: Lease) -> None:
+        if owner.writing.pop(lease.id, None) is not None:
+            lease.writing = False
+
+    def _let_go(self, owner: Owner, lease: Lease, count: int) -> None:
+        remaining = lease.holders.pop(owner, 0) - count
+        if remaining > 0:
+            lease.holders[owner] = remaining
+        else:
+            owner.holding.pop(lease.id, None)
+
+    def _condemn(self, lease: Lease, reason: str) -> None:
+        first = not lease.condemned
+        if first:
+            lease.condemned = reason
+            self.condemned += 1
+            self._headers.wipe(lease.offset)
+        self._settle(lease)
+        if first and lease.id in self._leases:
+            self._linger(lease)
+
+    def _settle(self, lease: Lease) -> None:
+        if lease.writing or lease.holders:
+            return
+        if lease.condemned or not lease.readers:
+            self._free(lease, lease.condemned or "released")
+
+    def _free(self, lease: Lease, reason: str) -> None:
+        del self._leases[lease.id]
+        self._forget_tag(lease)
+        self._headers.wipe(lease.offset)
+        if self.clear_on_free:
+            self._headers.clear(lease.offset, lease.nbytes)
+        self._allocator.free(lease.offset - self._header)
+        lease.due = NEVER
+        self.condemned -= bool(lease.condemned)
+        self.freed[reason] += 1
+
+    def _forget_tag(self, lease: Lease) -> None:
+        tagged = self._tags[lease.tag]
+        del tagged[lease.id]
+        if not tagged:
+            del self._tags[lease.tag]

@@ -1,0 +1,150 @@
+"""One connection to the sidecar: requests by number, one-way frames, one write per turn of the loop."""
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from omnibus.errors import OmnibusError, ProtocolError, Retryable
+from omnibus.tensors.protocol import Frame, FrameReader, Verb, Welcome, encode, encode_block, tag
+
+#: Seconds that the sidecar has for an answer, beyond the wait that the request itself allows.
+ANSWER = 5.0
+
+
+class Link(asyncio.Protocol):
+    """The client's end of the socket. Build it with ``Link.open``.
+
+    ``lost`` is called once, when an opened link is gone and every pending request has failed.
+    """
+
+    def __init__(self, socket_path: str) -> None:
+        self.lost: Callable[[OmnibusError], None] | None = None
+        self._path = socket_path
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader()
+        self._pending: dict[int, asyncio.Future[Frame]] = {}
+        self._texts: dict[int, list[bytes]] = {}
+        self._last = 0
+        self._out: list[bytes] = []
+        self._error: OmnibusError | None = None
+
+    @classmethod
+    async def open(cls, socket_path: str, owner: str, timeout: float) -> tuple["Link", Welcome]:
+        """Connect and greet within ``timeout`` seconds. Raises ``Retryable`` or ``ProtocolError``."""
+        name, link = tag(owner), cls(socket_path)
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.get_running_loop().create_unix_connection(lambda: link, socket_path)
+                answer = await link.call(Frame(Verb.HELLO, text=name), timeout)
+            return link, msgspec.json.decode(answer.text, type=Welcome)
+        except (OSError, msgspec.DecodeError) as error:
+            link.close()
+            raise Retryable(f"no sidecar answers at {socket_path} ({error!r}); is it running?") from error
+        except BaseException:
+            link.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        return self._transport is not None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._reader.feed(data):
+                self._answer(frame)
+        except ProtocolError as error:
+            self._error = error
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(self._error or self._gone())
+        self._pending.clear()
+        if self.lost is not None:
+            self.lost(self._error or self._gone())
+
+    def close(self) -> None:
+        """Send what is queued and close the socket."""
+        if self._transport is not None:
+            self._flush()
+            self._transport.close()
+
+    def send(self, frame: bytes) -> None:
+        """Queue an encoded frame; nothing answers it. It is dropped, as all leases are, when the sidecar is gone."""
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(frame)
+
+    async def call(self, frame: Frame, timeout: float) -> Frame:
+        """Send ``frame`` and wait ``timeout`` seconds for its answer; JSON comes whole, as ``text``.
+
+        Raises ``Retryable`` when no answer comes or the connection breaks. A caller that is cancelled
+        withdraws its request, and gives back memory that was granted to it too late.
+        """
+        if self._transport is None:
+            raise self._gone()
+        self._last = number = (self._last + 1) & 0xFFFF_FFFF
+        self.send(encode(frame._replace(request=number)))
+        if not self._pending:
+            # Alone: waiting for the end of this turn would cost a turn. In a crowd one write carries all.
+            self._flush()
+        future: asyncio.Future[Frame] = self._loop.create_future()
+        self._pending[number] = future
+        timer = self._loop.call_later(timeout, self._late, future, timeout)
+        try:
+            return await future
+        except BaseException:
+            self._withdraw(number, future)
+            raise
+        finally:
+            timer.cancel()
+
+    def _answer(self, frame: Frame) -> None:
+        if frame.verb == Verb.TEXT:
+            whole = self._join(frame)
+            if whole is None:
+                return
+            frame = whole
+        future = self._pending.pop(frame.request, None)
+        if future is not None and not future.done():
+            future.set_result(frame)
+        else:
+            self._give_back(frame)
+
+    def _withdraw(self, number: int, future: asyncio.Future[Frame]) -> None:
+        if number in self._pending:
+            self.send(encode(Frame(Verb.CANCEL, number)))
+        elif not future.cancelled() and future.exception() is None:
+            # The answer and the cancellation came in the same turn of the loop.
+            self._give_back(future.result())
+
+    def _give_back(self, frame: Frame) -> None:
+        if frame.verb == Verb.GRANTED:
+            self.send(encode_block(Verb.DISCARD, frame.block, frame.generation))
+
+    def _join(self, frame: Frame) -> Frame | None:
+        pieces = self._texts.setdefault(frame.request, [])
+        pieces.append(frame.text)
+        if frame.nbytes:
+            return None
+        return frame._replace(text=b"".join(self._texts.pop(frame.request)))
+
+    def _late(self, future: asyncio.Future[Frame], timeout: float) -> None:
+        if not future.done():
+            future.set_exception(Retryable(f"the sidecar at {self._path} did not answer within {timeout:.1f} s"))
+
+    def _gone(self) -> Retryable:
+        return Retryable(f"the connection to the sidecar at {self._path} is gone; retry once it is back")
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if out and self._transport is not None:
+            self._transport.write(b"".join(out))

@@ -1,0 +1,151 @@
+"""Frames between a tensor client and its node's sidecar: pure encoding, no sockets.
+
+Every frame is ``FRAME_BYTES`` long, in both directions, little-endian. The first 16 bytes keep their
+meaning in all versions, so that a refusal of a foreign version can be read by it.
+
+    0   magic u16 | verb u8 | length of text u8 | request u32
+    8   version u16 | readers u16 | unused 4
+    16  block u64 | generation u64 | nbytes u64 | offset u64
+    48  deadline f64, wall-clock seconds | wait f64, seconds
+    64  text, 64 bytes: owner (HELLO), invocation (ALLOCATE, END), one piece of JSON (TEXT)
+
+Only HELLO, ALLOCATE, STATS and LEDGER are answered, each exactly once and in any order; the answer
+repeats ``request``. JSON answers are TEXT frames whose ``nbytes`` is what follows in later frames.
+"""
+
+from collections.abc import Iterator
+from enum import IntEnum
+from math import isfinite
+from struct import Struct
+from typing import NamedTuple
+
+import msgspec
+
+from omnibus.errors import ProtocolError
+
+MAGIC = 0x4F4D
+VERSION = 1
+#: Longest owner name or invocation tag, in UTF-8 bytes.
+TEXT_BYTES = 64
+
+_LAYOUT = Struct("<HBBIHHxxxxQQQQdd64s")
+FRAME_BYTES = _LAYOUT.size
+
+
+class Verb(IntEnum):
+    """What a frame asks or answers."""
+
+    HELLO = 1
+    ALLOCATE = 2
+    SEAL = 3
+    HOLD = 4
+    RELEASE = 5
+    DISCARD = 6
+    EXTEND = 7
+    END = 8
+    CANCEL = 9
+    STATS = 10
+    LEDGER = 11
+
+    GRANTED = 32
+    FULL = 33
+    TOO_LARGE = 34
+    LATE = 35
+    ENDED = 36
+    TEXT = 37
+    REFUSED = 38
+
+
+_VERBS = frozenset(int(verb) for verb in Verb)
+
+
+class Frame(NamedTuple):
+    """One frame. Fields that a verb does not use are zero."""
+
+    verb: int
+    request: int = 0
+    readers: int = 0
+    block: int = 0
+    generation: int = 0
+    nbytes: int = 0
+    offset: int = 0
+    deadline: float = 0.0
+    wait: float = 0.0
+    text: bytes = b""
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """The answer to HELLO: which arena to map. ``boot`` differs after every start of the sidecar."""
+
+    node: str
+    arena: str
+    path: str
+    size: int
+    boot: int
+
+
+class VersionMismatch(ProtocolError):
+    """The peer speaks another version of these frames."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(
+            f"the peer speaks version {version} of the sidecar protocol and this process speaks {VERSION}; "
+            "install the same release of omnibus on the whole node"
+        )
+        self.version = version
+
+
+def encode(frame: Frame) -> bytes:
+    """``frame`` as ``FRAME_BYTES`` bytes."""
+    verb, request, readers, block, generation, nbytes, offset, deadline, wait, text = frame
+    return _LAYOUT.pack(
+        MAGIC, verb, len(text), request, VERSION, readers, block, generation, nbytes, offset, deadline, wait, text
+    )
+
+
+def encode_block(verb: Verb, block: int, generation: int, deadline: float = 0.0) -> bytes:
+    """The frame of a verb that only names a block: what ``encode`` would return, at half the cost."""
+    return _LAYOUT.pack(MAGIC, verb, 0, 0, VERSION, 0, block, generation, 0, 0, deadline, 0.0, b"")
+
+
+def encode_text(request: int, body: bytes) -> bytes:
+    """``body`` as the TEXT frames that answer ``request``; at least one."""
+    starts = range(0, max(len(body), 1), TEXT_BYTES)
+    pieces = ((body[start : start + TEXT_BYTES], max(len(body) - start - TEXT_BYTES, 0)) for start in starts)
+    return b"".join(encode(Frame(Verb.TEXT, request, nbytes=rest, text=piece)) for piece, rest in pieces)
+
+
+def tag(text: str) -> bytes:
+    """``text`` as the bytes of a frame. Raises ``ProtocolError`` when it is empty or too long."""
+    raw = text.encode()
+    if not 0 < len(raw) <= TEXT_BYTES:
+        raise ProtocolError(f"a name of {len(raw)} bytes cannot travel to the sidecar; use 1 to {TEXT_BYTES} bytes")
+    return raw
+
+
+class FrameReader:
+    """Cuts a byte stream into frames."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that ``data`` completes. Raises ``ProtocolError`` at the first that is none."""
+        if self._rest:
+            data = self._rest + data
+        whole = len(data) - len(data) % FRAME_BYTES
+        self._rest = data[whole:]
+        return map(_frame, _LAYOUT.iter_unpack(data if not self._rest else data[:whole]))
+
+
+def _frame(fields: tuple[int, int, int, int, int, int, int, int, int, int, float, float, bytes]) -> Frame:
+    magic, verb, length, request, version, readers, block, generation, nbytes, offset, deadline, wait, text = fields
+    if magic != MAGIC:
+        raise ProtocolError(f"magic {magic:#06x} is not that of a sidecar frame")
+    if version != VERSION:
+        raise VersionMismatch(version)
+    if verb not in _VERBS or length > TEXT_BYTES or not isfinite(deadline + wait):
+        raise ProtocolError(f"frame with verb {verb}, text of {length} bytes, times {deadline} and {wait}")
+    return Frame(verb, request, readers, block, generation, nbytes, offset, deadline, wait, text[:length])
