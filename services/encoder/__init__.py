@@ -1,0 +1,1 @@
+"""The encoder service: images, videos and sounds to embeddings, batched over requests."""

@@ -1,0 +1,9 @@
+"""``python -m services.encoder``: one executor, configured by ``OMNIBUS_EXECUTOR_*``."""
+
+import sys
+
+from omnibus.executor.host import ExecutorService
+from omnibus.service import run
+
+if __name__ == "__main__":
+    sys.exit(run("encoder", ExecutorService()))

@@ -1,0 +1,95 @@
+"""The engine of an encoder component: media bytes in, one embedding out, batched across requests."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from omnibus.errors import BadMedia, BadRequest
+from omnibus.executor.contract import Item, Job
+from omnibus_models.contract import Encoder, Prepared
+from omnibus_models.families import family as find
+from services.encoder.batcher import Batcher
+
+
+@dataclass(frozen=True)
+class EncodeSettings:
+    """Limits of one encoder.
+
+    ``items`` and ``tokens``: most media items and output tokens in one batch. ``decoders``: threads
+    that decode media. ``threads``: of torch in the compute thread.
+    """
+
+    items: int = 16
+    tokens: int = 16384
+    decoders: int = 2
+    threads: int = 1
+
+
+class EncodeRunner:
+    """A ``Runner`` for vision and audio encoders.
+
+    Input: ``media``, an ``Item`` whose array is the file (uint8) and whose data holds ``modality``.
+    Output: ``embedding``, float32 [n_tokens, H] with ``modality`` and the family's meta.
+    """
+
+    def __init__(
+        self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: EncodeSettings
+    ) -> None:
+        self._source = (component, checkpoint, device, dtype)
+        self._family = family
+        self._compute = ThreadPoolExecutor(1, component, torch.set_num_threads, (settings.threads,))
+        self._decoders = ThreadPoolExecutor(settings.decoders, f"{component}-decode")
+        self._batcher = Batcher(self._batch, items=settings.items, tokens=settings.tokens)
+        self._encoder: Encoder
+        self._serving: asyncio.Task[None] | None = None
+
+    async def load(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._encoder = await loop.run_in_executor(self._compute, find(self._family).load, *self._source)
+        self._serving = asyncio.create_task(self._batcher.serve(), name="encoder")
+
+    async def run(self, job: Job) -> None:
+        prepared = await self._prepare(await job.value("media"))
+        meta, embeds = await self._batcher.encode(prepared)
+        await job.put("embedding", meta, embeds)
+
+    async def close(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
+        for pool in (self._decoders, self._compute):
+            await asyncio.to_thread(pool.shutdown, cancel_futures=True)
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "parameters": self._encoder.parameters,
+            "waiting": self._batcher.waiting,
+            "batches": {str(size): count for size, count in sorted(self._batcher.sizes.items())},
+        }
+
+    async def _prepare(self, media: Any) -> Prepared:
+        if not isinstance(media, Item) or media.array is None:
+            raise BadMedia("the media came without its bytes; upload it again", param="media")
+        modality = media.data.get("modality")
+        if modality not in self._encoder.modalities:
+            known = ", ".join(sorted(self._encoder.modalities))
+            raise BadRequest(f"this encoder reads {known}, not {modality}", param="media")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._decoders, self._encoder.prepare, media.array.data, modality)
+
+    async def _batch(self, items: Sequence[Prepared]) -> list[tuple[dict[str, Any], np.ndarray]]:
+        return await asyncio.get_running_loop().run_in_executor(self._compute, self._encode, items)
+
+    @torch.inference_mode()
+    def _encode(self, items: Sequence[Prepared]) -> list[tuple[dict[str, Any], np.ndarray]]:
+        encoded = self._encoder.encode(items)
+        return [
+            ({"modality": item.modality, **one.meta}, one.embeds.float().cpu().numpy())
+            for item, one in zip(items, encoded, strict=True)
+        ]

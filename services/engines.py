@@ -1,0 +1,55 @@
+"""Which engine runs which component. An engine's module is imported when it is needed, so that a
+process loads no more than the components it hosts."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from omnibus.errors import BadRequest
+from omnibus.executor.contract import Runner
+from omnibus.settings import ExecutorSettings
+
+
+def transformers(component: str, settings: ExecutorSettings) -> Runner:
+    """The transformers engine: everything, on CPU or GPU. Raises ``BadRequest`` for an unknown component."""
+    if component not in _TRANSFORMERS:
+        raise BadRequest(f"no transformers engine for component {component!r}; there is one for {sorted(_TRANSFORMERS)}")
+    return _TRANSFORMERS[component](component, settings)
+
+
+def _encode(component: str, settings: ExecutorSettings) -> Runner:
+    from services.encoder.runner import EncodeRunner, EncodeSettings
+
+    limits = EncodeSettings(items=settings.batch, threads=settings.threads)
+    return EncodeRunner(component, *_source(settings), limits)
+
+
+def _think(component: str, settings: ExecutorSettings) -> Runner:
+    from services.llm.runner import ThinkRunner, ThinkSettings
+
+    limits = ThinkSettings(slots=settings.batch, context=settings.context, threads=settings.threads)
+    return ThinkRunner(component, *_source(settings), limits)
+
+
+def _talk(component: str, settings: ExecutorSettings) -> Runner:
+    from services.llm.talk import TalkRunner, TalkSettings
+
+    return TalkRunner(component, *_source(settings), TalkSettings(slots=settings.batch, threads=settings.threads))
+
+
+def _vocode(component: str, settings: ExecutorSettings) -> Runner:
+    from services.generator.runner import VocodeRunner, VocodeSettings
+
+    return VocodeRunner(component, *_source(settings), VocodeSettings(threads=settings.threads))
+
+
+def _source(settings: ExecutorSettings) -> tuple[str, Path, str, str]:
+    return settings.family, Path(settings.checkpoint), settings.device, settings.dtype
+
+
+_TRANSFORMERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
+    "vision": _encode,
+    "audio": _encode,
+    "thinker": _think,
+    "talker": _talk,
+    "vocoder": _vocode,
+}

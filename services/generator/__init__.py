@@ -1,0 +1,1 @@
+"""The generator service: codes to waveforms, chunk by chunk."""

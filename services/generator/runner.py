@@ -1,0 +1,118 @@
+"""The engine of a vocoder: codec codes in, waveform out, piece by piece."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import torch
+
+from omnibus.errors import BadRequest
+from omnibus.executor.contract import Item, Job
+from omnibus_models.contract import Vocoder, Vocoding
+from omnibus_models.families import family as find
+
+
+@dataclass(frozen=True)
+class VocodeSettings:
+    """Limits of one vocoder.
+
+    ``codes``: most codes of one waveform before another waveform has its turn. ``threads``: of torch in
+    the compute thread.
+    """
+
+    codes: int = 48
+    threads: int = 1
+
+
+class VocodeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``seed`` of the noise; None means the invocation's."""
+
+    seed: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class VocodeRunner:
+    """A ``Runner`` for vocoders.
+
+    Inputs: ``codes`` (stream of ``{"codes": [int]}``), ``voice``, ``params``. Output: streamed
+    ``audio``: ``{"rate"}`` with float32 [n] in [-1, 1]. Waveforms take turns in order of arrival.
+    """
+
+    def __init__(
+        self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: VocodeSettings
+    ) -> None:
+        self._source = (component, checkpoint, device, dtype)
+        self._family = family
+        self._settings = settings
+        self._compute = ThreadPoolExecutor(1, component, torch.set_num_threads, (settings.threads,))
+        self._vocoder: Vocoder
+        self._open = 0
+        self._samples = 0
+
+    async def load(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._vocoder = await loop.run_in_executor(self._compute, find(self._family).load, *self._source)
+
+    async def run(self, job: Job) -> None:
+        self._open += 1
+        try:
+            total = await self._waveform(job)
+        finally:
+            self._open -= 1
+        job.close("audio", {"samples": total})
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._compute.shutdown, cancel_futures=True)
+
+    def stats(self) -> dict[str, Any]:
+        return {"parameters": self._vocoder.parameters, "used": self._open, "samples": self._samples}
+
+    async def _waveform(self, job: Job) -> int:
+        loop = asyncio.get_running_loop()
+        voice, seed = str(job.inputs.get("voice") or ""), _seed(job)
+        vocoding: Vocoding | None = None
+        total = 0
+        async for item in job.stream("codes"):
+            for codes in _turns(_codes(item), self._settings.codes):
+                if vocoding is None:
+                    vocoding = await loop.run_in_executor(self._compute, self._vocoder.open, voice, seed)
+                total += await self._push(job, vocoding, codes, last=False)
+        if vocoding is not None:
+            total += await self._push(job, vocoding, (), last=True)
+        return total
+
+    async def _push(self, job: Job, vocoding: Vocoding, codes: Sequence[int], last: bool) -> int:
+        loop = asyncio.get_running_loop()
+        samples = await loop.run_in_executor(self._compute, _samples, vocoding, codes, last)
+        if samples.size:
+            await job.send("audio", {"rate": self._vocoder.rate}, samples)
+        self._samples += samples.size
+        return int(samples.size)
+
+
+@torch.inference_mode()
+def _samples(vocoding: Vocoding, codes: Sequence[int], last: bool) -> np.ndarray:
+    return vocoding.push(codes, last).float().cpu().numpy()
+
+
+def _codes(item: Item) -> list[int]:
+    codes = item.data.get("codes", [])  # what the talker says at the end has none
+    if not isinstance(codes, list) or not all(type(code) is int for code in codes):
+        raise BadRequest("a chunk of codes must be a list of whole numbers", param="codes")
+    return codes
+
+
+def _turns(codes: list[int], most: int) -> Iterator[list[int]]:
+    return (codes[start : start + most] for start in range(0, len(codes), most))
+
+
+def _seed(job: Job) -> int:
+    try:
+        params = msgspec.convert(job.inputs.get("params") or {}, VocodeParams)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"params cannot be used: {error}", param="params") from None
+    return job.seed if params.seed is None else params.seed

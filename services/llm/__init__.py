@@ -1,0 +1,1 @@
+"""The LLM service: thinkers and talkers, with continuous batching."""

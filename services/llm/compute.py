@@ -1,0 +1,34 @@
+"""The one thread in which a runner's arithmetic runs, so that the event loop stays free."""
+
+import asyncio
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Tensors are read from shared memory that is mapped read-only, and nothing here writes to them.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
+
+
+class Compute:
+    """Calls functions one after another in one thread, without gradients. ``threads`` are torch's."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(1, name, torch.set_num_threads, (threads,))
+
+    async def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, _call, function, args, kwargs)
+
+    async def close(self) -> None:
+        """Wait for the call in progress and end the thread."""
+        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+
+
+@torch.inference_mode()
+def _call(function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    return function(*args, **kwargs)

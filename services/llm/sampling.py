@@ -1,0 +1,86 @@
+"""How the next token of each row is chosen. No row ever sees another row's settings or random numbers."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from omnibus_models.contract import Sampling
+
+
+class Picker:
+    """The choices of one request: its settings, its own random numbers and, for a penalty, what it has seen."""
+
+    def __init__(self, settings: Sampling, vocabulary: int, history: Iterable[int] = ()) -> None:
+        self.settings = settings
+        # The generator lives on the CPU, so that a seed means the same draws on every device.
+        self._generator = torch.Generator().manual_seed(settings.seed % 2**63)
+        self._seen: Tensor | None = None
+        if settings.repetition_penalty != 1.0:
+            self._seen = torch.zeros(vocabulary, dtype=torch.bool)
+            self._seen[[token for token in history if token < vocabulary]] = True
+
+    @property
+    def greedy(self) -> bool:
+        return self.settings.temperature == 0.0
+
+    def draw(self) -> float:
+        """The next random number, uniform in [0, 1)."""
+        return float(torch.rand((), generator=self._generator, dtype=torch.float64))
+
+    def note(self, token: int) -> None:
+        """Remember a chosen token for the repetition penalty."""
+        if self._seen is not None:
+            self._seen[token] = True
+
+    def penalise(self, logits: Tensor) -> Tensor:
+        """Weaken tokens that were seen: [V] to [V] (Keskar et al. 2019, CTRL, section 4.1)."""
+        if self._seen is None:
+            return logits
+        penalty = self.settings.repetition_penalty
+        weaker = torch.where(logits > 0, logits / penalty, logits * penalty)
+        return torch.where(self._seen.to(logits.device), weaker, logits)
+
+
+def choose(logits: Tensor, pickers: Sequence[Picker]) -> list[int]:
+    """One token for each row of ``logits`` (float32 [B, V])."""
+    if any(picker.settings.repetition_penalty != 1.0 for picker in pickers):
+        logits = torch.stack([picker.penalise(row) for picker, row in zip(pickers, logits, strict=True)])
+    tokens: list[int] = logits.argmax(-1).tolist()
+    for top_k, rows in _sampled(pickers).items():
+        drawn = _sample(logits[rows], top_k, [pickers[row] for row in rows])
+        for row, token in zip(rows, drawn, strict=True):
+            tokens[row] = token
+    for picker, token in zip(pickers, tokens, strict=True):
+        picker.note(token)
+    return tokens
+
+
+def _sampled(pickers: Sequence[Picker]) -> dict[int, list[int]]:
+    # Rows are grouped by their own top_k alone: company never changes the way a row is computed.
+    groups: dict[int, list[int]] = defaultdict(list)
+    for row, picker in enumerate(pickers):
+        if not picker.greedy:
+            groups[picker.settings.top_k].append(row)
+    return groups
+
+
+def _sample(logits: Tensor, top_k: int, pickers: Sequence[Picker]) -> list[int]:
+    """Temperature, top-k, then nucleus (Holtzman et al. 2020), then the inverse of the cumulative distribution."""
+    temperatures = _column([picker.settings.temperature for picker in pickers], logits)
+    width = min(top_k, logits.shape[-1]) if top_k else logits.shape[-1]
+    best, ids = torch.topk(logits / temperatures, width, dim=-1)
+    chances = best.softmax(-1)
+    before = chances.cumsum(-1) - chances
+    chances = chances.masked_fill(before >= _column([picker.settings.top_p for picker in pickers], logits), 0.0)
+    sums = chances.cumsum(-1)
+    targets = _column([picker.draw() for picker in pickers], logits) * sums[:, -1:]
+    last = (chances > 0).sum(-1, keepdim=True) - 1
+    places = torch.minimum(torch.searchsorted(sums, targets, right=True), last)
+    drawn: list[int] = ids.gather(-1, places)[:, 0].tolist()
+    return drawn
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

@@ -1,0 +1,107 @@
+"""One request inside the engine, and the box in which its tokens wait for the request's own coroutine."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers.cache_utils import DynamicCache
+
+from omnibus_models.contract import Prefill
+from services.llm.sampling import Picker
+
+_NOTHING = torch.empty(0)
+
+
+class Step(NamedTuple):
+    """One generated token. ``finish`` is ``stop`` or ``length`` on the last; ``side`` goes to a talker."""
+
+    token: int
+    finish: str | None
+    side: np.ndarray | None = None
+
+
+class Inbox:
+    """Steps of one sequence, from the engine to whoever answers the request."""
+
+    def __init__(self) -> None:
+        self._steps: list[Step] = []
+        self._error: BaseException | None = None
+        self._news = asyncio.Event()
+
+    def put(self, step: Step) -> None:
+        self._steps.append(step)
+        self._news.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Raise ``error`` in ``take`` as soon as the steps before it were taken."""
+        self._error = self._error or error
+        self._news.set()
+
+    async def take(self) -> list[Step]:
+        """Wait for at least one step and return all there are."""
+        await self._news.wait()
+        if self._error is not None and not self._steps:
+            raise self._error
+        if self._error is None:
+            self._news.clear()
+        steps, self._steps = self._steps, []
+        return steps
+
+
+class Sequence:
+    """One request inside the engine: first waiting, then prefilling, then in a slot.
+
+    ``limit`` is the most tokens to generate; ``ends`` are the tokens that end it.
+    """
+
+    def __init__(self, prefill: Prefill, picker: Picker, limit: int, ends: frozenset[int]) -> None:
+        self.inputs = prefill.inputs
+        self.positions = prefill.positions
+        self.length = prefill.inputs.shape[0]
+        self.delta = prefill.delta
+        self.picker = picker
+        self.limit = limit
+        self.ends = ends
+        self.cache = DynamicCache()
+        self.done = 0  # prompt positions that were computed
+        self.token = -1  # the last generated token
+        self.count = 0  # generated tokens
+        self.gone = False  # finished, failed or cancelled: its slot is to be freed
+        self.broken = False  # its keys and values may hold NaN
+        self.inbox = Inbox()
+
+    @property
+    def prefilled(self) -> bool:
+        return self.done == self.length
+
+    def accept(self, token: int) -> str | None:
+        """Take the next token and return the reason to end with it, if there is one."""
+        self.token = token
+        self.count += 1
+        if token in self.ends:
+            return "stop"
+        return "length" if self.count >= self.limit else None
+
+    def release(self) -> None:
+        """Let go of what only the prefill needs."""
+        self.inputs = self.positions = _NOTHING
+        self.cache = DynamicCache()
+
+
+class Outcome(NamedTuple):
+    """What one turn of the engine did for one sequence: a step, or the error that ends it."""
+
+    sequence: Any
+    result: Step | Exception
+
+
+@contextmanager
+def relayed(inbox: Inbox) -> Iterator[None]:
+    """Hand an error of a helper task over to the coroutine that answers the request."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - a task boundary: raised again in ``take``
+        inbox.fail(error)

@@ -1,0 +1,228 @@
+"""The engine of a talker: rows of a thinker in, codec codes out, while the thinker is still writing."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as Rows
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from omnibus.errors import BadRequest, ContextTooLong
+from omnibus.executor.contract import Item, Job
+from omnibus_models.contract import Prefill, Talker
+from omnibus_models.families import family as find
+from services.llm.compute import Compute
+from services.llm.engine import Engine
+from services.llm.params import TalkParams, read, sampling
+from services.llm.sampling import Picker
+from services.llm.sequence import Sequence, relayed
+
+
+@dataclass(frozen=True)
+class TalkSettings:
+    """Limits of one talker.
+
+    ``slots``, ``context``, ``share``, ``threads``: as for a thinker. ``first``: codes in the first
+    chunk, ``chunk``: codes in every other (a vocoder can rarely use fewer).
+    """
+
+    slots: int = 16
+    context: int = 0
+    share: int = 512
+    threads: int = 1
+    first: int = 12
+    chunk: int = 12
+
+
+class Talking(Sequence):
+    """One answer of a talker, and the thinker's rows that it has not used yet (each [H], on the CPU)."""
+
+    def __init__(self, prefill: Prefill, picker: Picker, ends: frozenset[int], tail: Tensor) -> None:
+        super().__init__(prefill, picker, picker.settings.max_tokens, ends)
+        self._rows: deque[Tensor] = deque()
+        self._tail = tail  # [2, H]: the row that ends the text, and the one that pads it for ever
+        self._ended = False
+
+    @property
+    def ready(self) -> bool:
+        return self._ended or bool(self._rows)
+
+    @property
+    def row(self) -> Tensor:
+        """The row of the next step."""
+        return self._rows[0] if self._rows else self._tail[1]
+
+    def extend(self, rows: Tensor) -> None:
+        """Take rows [k, H]."""
+        self._rows.extend(rows)
+
+    def end(self) -> None:
+        """No row will follow."""
+        self._rows.append(self._tail[0])
+        self._ended = True
+
+    def used(self) -> None:
+        """The step with ``row`` is done."""
+        if self._rows:
+            self._rows.popleft()
+
+
+class TalkFeed:
+    """A talker eats its own last code together with the thinker's next row, and waits for that row."""
+
+    def __init__(self, talker: Talker) -> None:
+        self._talker = talker
+
+    def ready(self, sequence: Talking) -> bool:
+        return sequence.ready
+
+    def inputs(self, batch: Rows[Talking]) -> Tensor:
+        codes = torch.tensor([sequence.token for sequence in batch], device=self._talker.device)
+        rows = torch.stack([sequence.row for sequence in batch])
+        return self._talker.step_inputs(codes, rows.to(self._talker.device, self._talker.dtype))
+
+    def prefilled(self, sequence: Talking, hidden: Tensor) -> None:
+        """Nobody follows a talker's hidden states."""
+
+    def begun(self, sequence: Talking) -> np.ndarray | None:
+        return None
+
+    def stepped(self, batch: Rows[Talking], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
+        for sequence in batch:
+            sequence.used()
+        return [None] * len(batch)
+
+
+class TalkRunner:
+    """A ``Runner`` for talkers.
+
+    Inputs: ``prompt`` (rows [T + 3, H]) and ``layout`` (positions [axes, T]) as ``Item``s, ``rows``
+    (stream of [k, H]), ``params`` (``TalkParams``). Output: streamed ``codes``.
+    """
+
+    def __init__(
+        self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: TalkSettings
+    ) -> None:
+        self._source = (component, checkpoint, device, dtype)
+        self._family = family
+        self._settings = settings
+        self._compute = Compute(component, settings.threads)
+        self._talker: Talker
+        self._engine: Engine[Talking]
+        self._serving: asyncio.Task[None] | None = None
+
+    async def load(self) -> None:
+        self._talker = await self._compute(self._load)
+        self._context = min(self._settings.context or self._talker.context, self._talker.context)
+        self._engine = Engine(
+            self._talker,
+            TalkFeed(self._talker),
+            self._compute,
+            slots=self._settings.slots,
+            context=self._context,
+            share=self._settings.share,
+        )
+        self._serving = asyncio.create_task(self._engine.serve(), name="engine")
+
+    async def run(self, job: Job) -> None:
+        params = read(job.inputs.get("params"), TalkParams)
+        stream = job.stream("rows")
+        first = await anext(stream, None)
+        if first is None or first.array is None:
+            job.close("codes", {"finish_reason": "stop"})
+            return
+        prompt, layout = await job.value("prompt"), await job.value("layout")
+        rows, prompt_rows = _rows(first), _rows(prompt)
+        prefill = await self._compute(self._start, prompt_rows, _array(layout), rows[0])
+        sequence = self._sequence(prefill, prompt_rows[-2:].clone(), params, job.seed)
+        sequence.extend(rows[1:])
+        async with self._pumped(stream, sequence):
+            with self._engine.admit(sequence):
+                finish = await _codes(job, sequence, self._settings)
+        job.close("codes", {"finish_reason": finish})
+
+    async def close(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
+        await self._compute.close()
+
+    def stats(self) -> dict[str, Any]:
+        engine = self._engine
+        return {
+            "parameters": self._talker.parameters,
+            "slots": self._settings.slots,
+            "used": engine.used,
+            "waiting": engine.waiting,
+            "tokens": engine.tokens,
+            "batches": {str(size): count for size, count in sorted(engine.batches.items())},
+        }
+
+    def _load(self) -> Any:
+        return find(self._family).load(*self._source)
+
+    def _start(self, prompt: Tensor, layout: np.ndarray, first: Tensor) -> Prefill:
+        device, dtype = self._talker.device, self._talker.dtype
+        positions = torch.tensor(layout, dtype=torch.long, device=device)
+        return self._talker.start(prompt.to(device, dtype), positions, first.to(device, dtype))
+
+    def _sequence(self, prefill: Prefill, tail: Tensor, params: TalkParams, seed: int) -> Talking:
+        length = prefill.inputs.shape[0]
+        limit = min(params.max_codes or self._talker.max_codes, self._talker.max_codes, self._context - length)
+        if limit <= 0:
+            raise ContextTooLong(
+                f"the prompt has {length} positions and the talker's context {self._context}; send a shorter prompt",
+                param="messages",
+            )
+        picker = Picker(sampling(params, limit, seed), self._talker.vocabulary)
+        return Talking(prefill, picker, self._talker.eos, tail)
+
+    @asynccontextmanager
+    async def _pumped(self, stream: AsyncIterator[Item], sequence: Talking) -> AsyncIterator[None]:
+        pump = asyncio.create_task(self._pump(stream, sequence))
+        try:
+            yield
+        finally:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+
+    async def _pump(self, stream: AsyncIterator[Item], sequence: Talking) -> None:
+        with relayed(sequence.inbox):
+            async for item in stream:
+                if item.array is not None:  # what the thinker says at the end has no row
+                    sequence.extend(_rows(item))
+                self._engine.wake()
+            sequence.end()
+            self._engine.wake()
+
+
+async def _codes(job: Job, sequence: Talking, settings: TalkSettings) -> str:
+    codes: list[int] = []
+    size = settings.first
+    while True:
+        finish = None
+        for step in await sequence.inbox.take():
+            finish = step.finish
+            codes += [] if finish == "stop" else [step.token]
+        if codes and (finish or len(codes) >= size):
+            await job.send("codes", {"codes": codes})
+            codes, size = [], settings.chunk
+        if finish:
+            return finish
+
+
+def _rows(item: Any) -> Tensor:
+    # A copy: the view of the arena ends with the job, a step in progress may end one moment later.
+    return torch.tensor(_array(item))
+
+
+def _array(item: Any) -> np.ndarray:
+    if not isinstance(item, Item) or item.array is None:
+        raise BadRequest("a talker's input came without its tensor", param="rows")
+    return item.array

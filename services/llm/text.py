@@ -1,0 +1,123 @@
+"""From tokens to text that is safe to send: whole characters, and no part of a stop string."""
+
+from collections.abc import Callable, Sequence
+
+#: What a decoder writes for bytes that are not (yet) a character.
+_UNFINISHED = "\ufffd"
+#: A character has at most four bytes, so at most this many tokens can belong to an unfinished one.
+_LONGEST_CHARACTER = 4
+#: Tokens that may be decoded again and again before the window is cut.
+_WINDOW = 32
+
+
+class Detokeniser:
+    """Text of a growing list of tokens; ``decode`` maps ids to text.
+
+    Decodes a short window again with every token. The window starts with text that was already given
+    out, because some decoders drop the space before the first token.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._window: list[int] = []
+        self._settled = 0  # tokens of the window whose text was given out
+        self._sent = 0  # characters of the window's text that were given out
+
+    def push(self, token: int) -> str:
+        """Take one token and return the characters that are complete now."""
+        self._window.append(token)
+        whole = self._decode(self._window)
+        ready = whole.removesuffix(_UNFINISHED)[self._sent :]
+        self._sent += len(ready)
+        if not whole.endswith(_UNFINISHED):
+            self._cut(self._settled)
+        elif len(self._window) > _WINDOW:
+            self._cut_inside(whole)
+        return ready
+
+    def flush(self) -> str:
+        """The rest, with a replacement character for bytes that never became one."""
+        return self._decode(self._window)[self._sent :]
+
+    def _cut(self, head: int) -> None:
+        self._window = self._window[head:]
+        self._settled = len(self._window)
+        self._sent = len(self._decode(self._window))
+
+    def _cut_inside(self, whole: str) -> None:
+        for tail in range(1, _LONGEST_CHARACTER + 1):
+            head, rest = self._window[:-tail], self._window[-tail:]
+            if self._decode(head) + self._decode(rest) == whole:
+                self._sent -= len(self._decode(head))
+                self._window, self._settled = rest, 0
+                return
+
+
+class StopGuard:
+    """Holds back text that may turn out to be the beginning of a stop string."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self.held = ""
+        self.hit = False
+
+    def push(self, text: str) -> str:
+        """Take text and return what may be sent. After a hit nothing more comes out."""
+        if self.hit:
+            return ""
+        text = self.held + text
+        found = [at for at in map(text.find, self._stops) if at >= 0]
+        if found:
+            self.hit, self.held = True, ""
+            return text[: min(found)]
+        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self.held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """What was held back and did not become a stop string."""
+        text, self.held = self.held, ""
+        return text
+
+
+class Reply:
+    """The text of one answer, in chunks."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
+        self._detokeniser = Detokeniser(decode)
+        self._guard = StopGuard(stops)
+        self._text = ""
+        self._ids: list[int] = []
+        self.tokens = 0
+        self.spoken = 0  # tokens that no stop string can take back any more
+        self.finish: str | None = None
+
+    def add(self, token: int, finish: str | None) -> None:
+        """Take one token; ``finish`` is the engine's reason to end with it, if it has one."""
+        self._ids.append(token)
+        self.tokens += 1
+        self._text += self._guard.push(self._detokeniser.push(token))
+        if finish is not None:
+            self._text += self._guard.push(self._detokeniser.flush())
+        if self._guard.hit:
+            self.finish = "stop"
+            return
+        if finish is not None:
+            self._text += self._guard.flush()
+            self.finish = finish
+        if not self._guard.held:
+            self.spoken = self.tokens
+
+    def chunk(self) -> dict[str, object] | None:
+        """What can be sent now, or None while there is no new text. The last chunk holds every id left."""
+        if not self._text and (self.finish is None or not self._ids):
+            return None
+        chunk: dict[str, object] = {"text": self._text, "ids": self._ids}
+        self._text, self._ids = "", []
+        return chunk
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that is a beginning of ``stop``, but not all of it."""
+    longest = min(len(text), len(stop) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,0 +1,99 @@
+"""What an engine sees: a ``Job`` to work on, and the ``Runner`` that it implements.
+
+An executor process hosts one ``Runner`` per component. The loop around it (``omnibus.executor.loop``)
+takes invocations from the bus, opens one ``Job`` per node that this executor is to run, delivers
+inputs, sends outputs on, and cancels the job's task when the invocation ends. A runner therefore
+knows no subject, no message and no handle: only values, arrays and streams.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+
+class Item(NamedTuple):
+    """One value, or one chunk of a stream.
+
+    ``data`` is small JSON. ``array`` is the tensor that belongs to it: a read-only numpy view of the
+    arena (no copy; valid until the job ends), or the producer's own array when both run in one process.
+    """
+
+    data: dict[str, Any]
+    array: np.ndarray | None = None
+
+
+class RowWriter(Protocol):
+    """A tensor that grows row by row, in one block of memory that is allocated once."""
+
+    def write(self, rows: np.ndarray, data: dict[str, Any] | None = None) -> None:
+        """Append ``rows`` ([k, width]) and send them on as one chunk.
+
+        Raises ``ValueError`` when the block is full or the width differs.
+        """
+
+
+class Job(Protocol):
+    """One node of one invocation, as its runner sees it."""
+
+    @property
+    def invocation(self) -> str:
+        """Id of the invocation; unique for ever."""
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The node's literal inputs as plain JSON values. Inputs that come from other nodes are absent."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of the invocation, the same on every replay."""
+
+    @property
+    def deadline(self) -> float:
+        """Absolute end in ``time.time()`` seconds."""
+
+    def wants(self, output: str) -> bool:
+        """Whether anybody consumes ``output``: a node downstream, or the client."""
+
+    async def value(self, name: str) -> Any:
+        """Wait for the input ``name`` and return it with every reference resolved to an ``Item``.
+
+        A list input gives a list. Raises ``DeadlineExceeded``.
+        """
+
+    def stream(self, name: str) -> AsyncIterator[Item]:
+        """The chunks of the streamed input ``name`` in order, until the producer closes it.
+
+        Raises ``SequenceGap`` and ``DeadlineExceeded``.
+        """
+
+    async def put(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
+        """Send the complete value of ``output``."""
+
+    async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
+        """Send one chunk of the streamed ``output``; ``array`` is copied into the arena."""
+
+    async def rows(self, output: str, count: int, width: int, dtype: str) -> RowWriter:
+        """Open a streamed tensor ``output`` of at most ``count`` rows, allocated at once."""
+
+    def close(self, output: str, data: dict[str, Any] | None = None) -> None:
+        """End the streamed ``output``. Closing twice is harmless; a stream may be empty."""
+
+
+class Runner(Protocol):
+    """The engine behind one component (design: one engine protocol for all engines).
+
+    ``load`` may take long and runs before the executor becomes ready. ``run`` is called once per job,
+    concurrently; it is cancelled when the client leaves, the deadline passes or the job moves, and must
+    then stop within one step. It raises ``Rejected`` for bad input; any other exception fails this one
+    job as ``StageFailed`` and leaves the executor alive.
+    """
+
+    async def load(self) -> None: ...
+
+    async def run(self, job: Job) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def stats(self) -> dict[str, Any]:
+        """Small JSON for ``nats service stats`` and metrics: parameter count, batch sizes, slots in use."""

@@ -1,0 +1,80 @@
+"""The process around an executor: settings, connections, engines. Shared by the services that run one."""
+
+import importlib
+import logging
+import secrets
+from collections.abc import Callable
+
+from omnibus.bus.nats import NatsBus
+from omnibus.bus.subjects import token
+from omnibus.errors import BadRequest
+from omnibus.executor.contract import Runner
+from omnibus.executor.loop import Executor, Identity
+from omnibus.settings import BusSettings, ExecutorSettings, SidecarSettings, load
+from omnibus.tensors.client import TensorClient
+
+log = logging.getLogger(__name__)
+
+#: Makes the runner of one component; an *engine* in the sense of the design.
+Engine = Callable[[str, ExecutorSettings], Runner]
+
+#: The kind of unit task that runs each component.
+KINDS = {"vision": "encode", "audio": "encode", "thinker": "think", "talker": "talk", "vocoder": "vocode"}
+
+
+def engine(path: str) -> Engine:
+    """The engine at ``module:name``."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise BadRequest(f"OMNIBUS_EXECUTOR_ENGINE={path}: {error}; it must name module:function") from error
+
+
+class ExecutorService:
+    """Runs the components named in the environment (``OMNIBUS_EXECUTOR_*``) as one executor."""
+
+    def __init__(self, settings: ExecutorSettings | None = None) -> None:
+        self.settings = settings or load(ExecutorSettings)
+        self.executor: Executor | None = None
+        self._bus: NatsBus | None = None
+        self._tensors: TensorClient | None = None
+
+    def identity(self, node: str) -> Identity:
+        """Raises ``BadRequest`` when model or components are not named."""
+        wanted = self.settings
+        components = [component for component in wanted.components.split(",") if component]
+        if not wanted.model or not components:
+            raise BadRequest("set OMNIBUS_EXECUTOR_MODEL and OMNIBUS_EXECUTOR_COMPONENTS (e.g. vision,thinker)")
+        unknown = [component for component in components if component not in KINDS]
+        if unknown:
+            raise BadRequest(f"unknown components {unknown}; there are {sorted(KINDS)}")
+        name = wanted.id or f"{wanted.model}-{wanted.option}-{secrets.token_hex(3)}"
+        return Identity(
+            id=token(name),
+            model=wanted.model,
+            option=token(wanted.option or "+".join(components)),
+            node=node,
+            tasks={token(f"{KINDS[component]}-{wanted.model}-{component}"): component for component in components},
+            credits=wanted.credits,
+        )
+
+    async def startup(self) -> None:
+        bus, sidecar = load(BusSettings), load(SidecarSettings)
+        identity = self.identity(sidecar.node_name)
+        make = engine(self.settings.engine)
+        runners = {component: make(component, self.settings) for component in identity.tasks.values()}
+        self._bus = await NatsBus.connect(bus, identity.id)
+        self._tensors = await TensorClient.connect(sidecar.socket, identity.id, sidecar.node_name)
+        self.executor = Executor(identity, runners, self._bus, self._tensors, bus.max_payload)
+        await self.executor.startup()
+
+    async def drain(self, seconds: float) -> None:
+        if self.executor is not None:
+            await self.executor.drain(seconds)
+
+    async def shutdown(self) -> None:
+        if self._bus is not None:
+            await self._bus.drain()
+        if self._tensors is not None:
+            await self._tensors.close()

@@ -1,0 +1,274 @@
+"""The ``Job`` that runners see, on top of channels, the outbox and the arena."""
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from omnibus.bus import messages, subjects
+from omnibus.bus.messages import Chunk, Hop
+from omnibus.bus.outbox import Outbox
+from omnibus.errors import ProtocolError
+from omnibus.executor.channels import Channel, Piece
+from omnibus.executor.contract import Item
+from omnibus.graph import HANDLE, Invocation, as_ref, refs
+from omnibus.tensors.client import Block, TensorClient
+from omnibus.tensors.handle import Handle
+
+#: Seconds that memory outlives the deadline of its invocation, so that the last reader is not cut off.
+GRACE = 5.0
+
+
+class Sibling(Protocol):
+    """Another node of the same invocation in this process."""
+
+    def feed(self, node: int, output: str, piece: Piece) -> None: ...
+
+
+class _Output:
+    """Where one output goes: jobs in this process, executors elsewhere, the gateway."""
+
+    __slots__ = ("closed", "edges", "gateway", "local", "readers", "seq")
+
+    def __init__(self, local: list[Sibling], edges: list[str], readers: int, gateway: bool) -> None:
+        self.local = local
+        self.edges = edges
+        self.readers = readers
+        self.gateway = gateway
+        self.seq = 0
+        self.closed = False
+
+
+class LiveJob:
+    """One node of one invocation in this executor; see ``contract.Job`` for what each method promises."""
+
+    def __init__(
+        self, invocation: Invocation, index: int, executor: str, outbox: Outbox, tensors: TensorClient
+    ) -> None:
+        self._invocation = invocation
+        self.index = index
+        self.node = invocation.nodes[index]
+        self._executor = executor
+        self._outbox = outbox
+        self._tensors = tensors
+        self._channels = {key: Channel(f"{self.node.task}: {key[1]} of node {key[0]}") for key in self.node.refs()}
+        self._outputs: dict[str, _Output] = {}
+        self._views: dict[Handle, np.ndarray] = {}
+        self._blocks: list[Block] = []
+        self.taken = time.time()
+        self._ready = self.taken
+        self._first = 0.0
+
+    def connect(self, siblings: Mapping[int, Sibling]) -> None:
+        """Learn where every output goes, once all jobs of the invocation here exist."""
+        asked = {output for node, output in self._invocation.outputs if node == self.index}
+        consumers = self._invocation.consumers(self.index)
+        for output in asked | consumers.keys():
+            nodes = consumers.get(output, [])
+            elsewhere = [self._invocation.route[node] for node in nodes if node not in siblings]
+            self._outputs[output] = _Output(
+                local=[siblings[node] for node in nodes if node in siblings],
+                edges=[subjects.edge(executor) for executor in dict.fromkeys(elsewhere)],
+                readers=len(elsewhere) + (output in asked),
+                gateway=output in asked,
+            )
+
+    # What the runner reads
+
+    @property
+    def invocation(self) -> str:
+        return self._invocation.id
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        return {name: value for name, value in self.node.inputs.items() if not any(refs(value))}
+
+    @property
+    def seed(self) -> int:
+        return self._invocation.seed
+
+    @property
+    def deadline(self) -> float:
+        return self._invocation.deadline
+
+    def wants(self, output: str) -> bool:
+        return output in self._outputs
+
+    async def value(self, name: str) -> Any:
+        value = await self._resolve(self.node.inputs.get(name))
+        self._ready = time.time()
+        return value
+
+    async def _resolve(self, value: Any) -> Any:
+        key = as_ref(value)
+        if key is not None:
+            piece = await self._channels[key].next()
+            if piece is None:
+                raise ProtocolError(f"{self.node.task}: {key[1]} of node {key[0]} ended without a value")
+            return self._open(piece)
+        if type(value) is list:
+            return [await self._resolve(element) for element in value]
+        if type(value) is dict and HANDLE in value:
+            handle = messages.to_handle(value[HANDLE])
+            rest = {key: entry for key, entry in value.items() if key != HANDLE}
+            return Item(rest, self._view(handle))
+        return value
+
+    async def stream(self, name: str) -> AsyncIterator[Item]:
+        key = as_ref(self.node.inputs.get(name))
+        if key is None:
+            raise ProtocolError(f"{self.node.task}: input {name!r} is no stream")
+        channel = self._channels[key]
+        while (piece := await channel.next()) is not None:
+            if not piece.empty:
+                self._ready = self._ready if self._first else time.time()
+                yield self._open(piece)
+
+    def _open(self, piece: Piece) -> Item:
+        if piece.handle is None:
+            return piece.item
+        whole = self._view(piece.handle)
+        return Item(piece.item.data, whole if piece.rows is None else whole[piece.rows[0] : piece.rows[1]])
+
+    def _view(self, handle: Handle) -> np.ndarray:
+        if handle not in self._views:
+            self._views[handle] = self._tensors.view(handle)
+        return self._views[handle]
+
+    def feed(self, node: int, output: str, piece: Piece) -> None:
+        channel = self._channels.get((node, output))
+        if channel is not None:
+            channel.feed(piece)
+
+    # What the runner writes
+
+    async def put(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
+        await self._emit(output, data, array, last=True)
+
+    async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
+        await self._emit(output, data, array, last=False)
+
+    async def _emit(self, output: str, data: dict[str, Any], array: np.ndarray | None, last: bool) -> None:
+        target = self._outputs.get(output)
+        if target is None or target.closed:
+            return
+        handle = None
+        if array is not None and target.readers:
+            handle = await self._tensors.put(
+                array, invocation=self.invocation, deadline=self.deadline + GRACE, readers=target.readers
+            )
+        self._pass_on(output, target, Item(data, array), handle, last=last)
+
+    async def rows(self, output: str, count: int, width: int, dtype: str) -> "Rows":
+        target = self._outputs[output]
+        block = None
+        if target.readers:
+            block = await self._tensors.allocate(
+                (count, width),
+                dtype,
+                invocation=self.invocation,
+                deadline=self.deadline + GRACE,
+                readers=target.readers,
+            )
+            self._blocks.append(block)
+        return Rows(self, output, target, block, count, width)
+
+    def close(self, output: str, data: dict[str, Any] | None = None) -> None:
+        target = self._outputs.get(output)
+        if target is not None and not target.closed:
+            self._pass_on(output, target, Item(data or {}), None, last=True, empty=data is None)
+
+    def _pass_on(
+        self,
+        output: str,
+        target: _Output,
+        item: Item,
+        handle: Handle | None,
+        *,
+        last: bool,
+        rows: tuple[int, int] | None = None,
+        empty: bool = False,
+    ) -> None:
+        self._first = self._first or time.time()
+        seq, target.seq, target.closed = target.seq, target.seq + 1, last
+        for sibling in target.local:
+            sibling.feed(self.index, output, Piece(seq, item, None, None, last, empty))
+        if not target.edges and not target.gateway:
+            return
+        body = messages.encode(
+            Chunk(
+                inv=self.invocation,
+                node=self.index,
+                output=output,
+                seq=seq,
+                attempt=self._invocation.attempt,
+                data=item.data,
+                handle=handle,
+                rows=rows,
+                last=last,
+                empty=empty,
+            )
+        )
+        for subject in target.edges:
+            self._outbox.send(subject, body)
+        if target.gateway:
+            self._outbox.send(self._invocation.reply, body)
+
+    # What the executor asks at the end
+
+    def finish(self) -> Hop:
+        """Close what the runner left open, seal what grew here, and report the times."""
+        for output, target in self._outputs.items():
+            if not target.closed:
+                self.close(output)
+        for block in self._blocks:
+            block.seal()
+        self._blocks.clear()
+        now = time.time()
+        return Hop(
+            inv=self.invocation,
+            node=self.index,
+            executor=self._executor,
+            taken=self.taken,
+            ready=self._ready,
+            first=self._first or now,
+            end=now,
+            attempt=self._invocation.attempt,
+        )
+
+    def release(self) -> None:
+        """Give back every view, and every block that was not finished."""
+        for handle in self._views:
+            self._tensors.release(handle)
+        self._views.clear()
+        for block in self._blocks:
+            block.discard()
+        self._blocks.clear()
+
+
+class Rows:
+    """A tensor that grows row by row in one block; see ``contract.RowWriter``."""
+
+    __slots__ = ("_block", "_count", "_cursor", "_job", "_output", "_target", "_width")
+
+    def __init__(
+        self, job: LiveJob, output: str, target: _Output, block: Block | None, count: int, width: int
+    ) -> None:
+        self._job = job
+        self._output = output
+        self._target = target
+        self._block = block
+        self._count = count
+        self._width = width
+        self._cursor = 0
+
+    def write(self, rows: np.ndarray, data: dict[str, Any] | None = None) -> None:
+        start, end = self._cursor, self._cursor + len(rows)
+        if end > self._count or rows.shape[1:] != (self._width,):
+            raise ValueError(f"rows {rows.shape} at {start} do not fit a block of {(self._count, self._width)}")
+        if self._block is not None:
+            self._block.array[start:end] = rows
+        self._cursor = end
+        handle = self._block.handle if self._block is not None else None
+        self._job._pass_on(self._output, self._target, Item(data or {}, rows), handle, last=False, rows=(start, end))

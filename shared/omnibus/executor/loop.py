@@ -1,0 +1,292 @@
+"""The executor: takes invocations from the bus, runs their nodes here, sends results on.
+
+    take     an invocation arrives: busy, or one job per node that is routed here, and ``accepted``
+    feed     edges bring inputs, maybe before the invocation itself
+    run      the component's runner works on the job; outputs leave as they come
+    end      done, failed, cancelled, expired or moved: stop within one step, release everything
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from omnibus import graph
+from omnibus.bus import Bus, Delivery, messages, subjects
+from omnibus.bus.messages import Accepted, Busy, Chunk, ExecutorStatus, Failed
+from omnibus.bus.outbox import Outbox
+from omnibus.errors import DeadlineExceeded, OmnibusError, ProtocolError, StageFailed
+from omnibus.executor.channels import Piece
+from omnibus.executor.contract import Item, Runner
+from omnibus.executor.job import LiveJob
+from omnibus.graph import Invocation
+from omnibus.metrics import EXECUTOR
+from omnibus.tensors.client import TensorClient
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT = 0.5  # seconds between status events
+EARLY = 10.0  # seconds that an edge may wait for its invocation
+EARLY_LIMIT = 4096  # invocations whose edges may wait
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this executor is: set once at start, repeated in every status event."""
+
+    id: str
+    model: str
+    option: str
+    node: str
+    tasks: Mapping[str, str]  # unit task name to component
+    credits: int
+
+
+@dataclass
+class _Live:
+    invocation: Invocation
+    jobs: dict[int, LiveJob] = field(default_factory=dict)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class Executor:
+    """One replica of a deployment option. ``runners`` maps a component to its engine."""
+
+    def __init__(
+        self, identity: Identity, runners: Mapping[str, Runner], bus: Bus, tensors: TensorClient, limit: int
+    ) -> None:
+        self.identity = identity
+        self._runners = runners
+        self._bus = bus
+        self._tensors = tensors
+        self._outbox = Outbox(bus, limit)
+        self._live: dict[str, _Live] = {}
+        self._early: dict[str, tuple[float, list[Chunk]]] = {}
+        self._state = "ready"
+        self._steps = 0
+        self._heart: asyncio.Task[None] | None = None
+
+    # Life
+
+    async def startup(self) -> None:
+        """Load the engines, then become visible: nothing is routed here before it can be served."""
+        for runner in self._runners.values():
+            await runner.load()
+        me = self.identity
+        await self._bus.subscribe(subjects.task("*", me.id), self._take)
+        await self._bus.subscribe(subjects.edge(me.id), self._feed)
+        await self._bus.subscribe(subjects.ENDS, self._end)
+        await self._bus.subscribe(subjects.event(subjects.CENSUS), lambda _: self._announce())
+        await self._bus.register(
+            f"omnibus-{me.option}",
+            {"executor": me.id, "model": me.model, "option": me.option, "node": me.node},
+            {task: (subjects.task(task), self._by_hand) for task in me.tasks},
+        )
+        self._heart = asyncio.get_running_loop().create_task(self._beat())
+        log.info("ready: %s of %s on %s", "+".join(me.tasks.values()), me.model, me.node)
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new work, finish what was accepted, then leave."""
+        self._state = "draining"
+        self._announce()
+        tasks = [task for live in self._live.values() for task in live.tasks]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+        self._state = "gone"
+        self._announce()
+        if self._heart is not None:
+            self._heart.cancel()
+        for runner in self._runners.values():
+            await runner.close()
+
+    async def _beat(self) -> None:
+        while True:
+            self._announce()
+            self._purge()
+            await asyncio.sleep(HEARTBEAT)
+
+    def _announce(self) -> None:
+        try:
+            self._bus.publish(subjects.event(subjects.EXECUTOR), msgspec.json.encode(self.status()))
+        except OmnibusError as error:
+            log.warning("status not sent: %s", error)
+
+    def status(self) -> ExecutorStatus:
+        me = self.identity
+        return ExecutorStatus(
+            id=me.id,
+            model=me.model,
+            option=me.option,
+            components=tuple(me.tasks.values()),
+            tasks=tuple(me.tasks),
+            node=me.node,
+            state=self._state,
+            credits=me.credits,
+            inflight=len(self._live),
+            steps=self._steps,
+            pid=os.getpid(),
+        )
+
+    def stats(self) -> dict[str, Any]:
+        return {component: runner.stats() for component, runner in self._runners.items()}
+
+    def _purge(self) -> None:
+        oldest = time.monotonic() - EARLY
+        for invocation in [key for key, (arrived, _) in self._early.items() if arrived < oldest]:
+            del self._early[invocation]
+
+    # Take
+
+    def _take(self, delivery: Delivery) -> None:
+        try:
+            invocation = graph.decode(delivery.data)
+        except ProtocolError as error:
+            log.error("%s: %s", delivery.subject, error)
+            return
+        known = self._live.get(invocation.id)
+        if known is not None:
+            if known.invocation.attempt >= invocation.attempt:
+                return
+            self._stop(invocation.id)
+        if self._state != "ready" or len(self._live) >= self.identity.credits:
+            self._reply(invocation, Busy(invocation.id, self.identity.id, invocation.attempt))
+            return
+        self._begin(invocation)
+        self._reply(invocation, Accepted(invocation.id, self.identity.id, invocation.attempt), lazy=True)
+
+    def _begin(self, invocation: Invocation) -> _Live:
+        live = self._live[invocation.id] = _Live(invocation)
+        me = self.identity.id
+        for index, executor in enumerate(invocation.route):
+            if executor == me:
+                live.jobs[index] = LiveJob(invocation, index, me, self._outbox, self._tensors)
+        _, early = self._early.pop(invocation.id, (0.0, []))
+        loop = asyncio.get_running_loop()
+        for job in live.jobs.values():
+            job.connect(live.jobs)
+        for chunk in early:
+            self._pass(live, chunk)
+        for job in live.jobs.values():
+            live.tasks.add(loop.create_task(self._run(live, job)))
+        EXECUTOR.inflight.set(len(self._live))
+        return live
+
+    async def _run(self, live: _Live, job: LiveJob) -> None:
+        component = self.identity.tasks.get(job.node.task, "")
+        try:
+            runner = self._runners.get(component)
+            if runner is None:
+                raise StageFailed(f"executor {self.identity.id} has no {job.node.task}: the route is stale")
+            async with asyncio.timeout(max(0.0, job.deadline - time.time())):
+                await runner.run(job)
+            hop = job.finish()
+            self._reply(live.invocation, hop, lazy=True)
+            EXECUTOR.seconds(component).observe(hop.end - hop.taken)
+            EXECUTOR.done(component, "ok").inc()
+        except TimeoutError:
+            self._fail(live, job, DeadlineExceeded(f"the deadline passed in {component}"))
+        except OmnibusError as error:
+            self._fail(live, job, error)
+        except Exception as error:  # the engine's own failure: one request fails, the executor lives
+            log.exception("%s failed on %s", component, job.invocation)
+            self._fail(live, job, StageFailed(f"{component} failed on this request ({type(error).__name__})"))
+        finally:
+            self._steps += 1
+            job.release()
+            self._finished(live, job)
+
+    def _fail(self, live: _Live, job: LiveJob, error: OmnibusError) -> None:
+        error.stage = error.stage or job.node.component
+        error.executor = self.identity.id
+        error.attempt = live.invocation.attempt
+        EXECUTOR.done(job.node.component, error.code).inc()
+        self._reply(
+            live.invocation, Failed(job.invocation, job.index, error.problem(), live.invocation.attempt)
+        )
+
+    def _finished(self, live: _Live, job: LiveJob) -> None:
+        live.jobs.pop(job.index, None)
+        if not live.jobs and self._live.get(job.invocation) is live:
+            del self._live[job.invocation]
+            EXECUTOR.inflight.set(len(self._live))
+
+    # Feed
+
+    def _feed(self, delivery: Delivery) -> None:
+        if not delivery.data:
+            return  # somebody asks whether this executor still listens
+        for chunk in messages.decode_edges(delivery.data):
+            live = self._live.get(chunk.inv)
+            if live is not None and live.invocation.attempt == chunk.attempt:
+                self._pass(live, chunk)
+            elif live is None or live.invocation.attempt < chunk.attempt:
+                self._keep(chunk)
+
+    def _pass(self, live: _Live, chunk: Chunk) -> None:
+        if chunk.attempt != live.invocation.attempt:
+            return
+        piece = Piece(chunk.seq, Item(chunk.data), chunk.handle, chunk.rows, chunk.last, chunk.empty)
+        self._steps += 1
+        for job in live.jobs.values():
+            job.feed(chunk.node, chunk.output, piece)
+
+    def _keep(self, chunk: Chunk) -> None:
+        if chunk.inv not in self._early and len(self._early) >= EARLY_LIMIT:
+            log.warning("dropped an edge of %s: too many edges wait for their invocation", chunk.inv)
+            return
+        self._early.setdefault(chunk.inv, (time.monotonic(), []))[1].append(chunk)
+
+    # End
+
+    def _end(self, delivery: Delivery) -> None:
+        invocation = delivery.subject.rpartition(".")[2]
+        live = self._live.get(invocation)
+        if live is None:
+            self._early.pop(invocation, None)
+            return
+        end = messages.decode_end(delivery.data)
+        if end.status == "moved" and end.attempt < live.invocation.attempt:
+            return
+        self._stop(invocation)
+
+    def _stop(self, invocation: str) -> None:
+        """Cancel the jobs; each runner stops before its next step."""
+        live = self._live.pop(invocation, None)
+        if live is not None:
+            for task in live.tasks:
+                task.cancel()
+        EXECUTOR.inflight.set(len(self._live))
+
+    # By hand: `nats req omnibus.task.<unit-task> '<invocation>'`
+
+    async def _by_hand(self, delivery: Delivery) -> AsyncIterator[bytes]:
+        """Run the nodes of a recorded invocation that are of this executor's tasks; stream frames back."""
+        try:
+            recorded = graph.decode(delivery.data)
+        except ProtocolError as error:
+            yield msgspec.json.encode(error.problem())
+            return
+        mine = [self.identity.id if node.task in self.identity.tasks else "" for node in recorded.nodes]
+        outputs = [(index, output) for index, route in enumerate(mine) if route for output in recorded.consumers(index)]
+        live = self._begin(
+            msgspec.structs.replace(
+                recorded,
+                id=f"hand-{os.urandom(6).hex()}",
+                route=tuple(mine),
+                reply=delivery.reply,
+                outputs=tuple(dict.fromkeys([*recorded.outputs, *outputs])),
+                deadline=time.time() + max(1.0, recorded.deadline - recorded.created),
+            )
+        )
+        if live.tasks:
+            await asyncio.wait(live.tasks)
+        self._outbox.flush()
+        self._stop(live.invocation.id)
+
+    def _reply(self, invocation: Invocation, message: messages.Reply, lazy: bool = False) -> None:
+        self._outbox.send(invocation.reply, messages.encode(message), lazy)

@@ -1,0 +1,144 @@
+"""Sound and video through PyAV. Private to ``media``, which holds the error boundary."""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import av
+import numpy as np
+
+from omnibus import errors
+from omnibus_models import media
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Playlists (HLS, DASH, concat) would make the demuxer open other files and addresses: containers only.
+_CONTAINERS = (
+    "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,wav,w64,aiff,mp3,flac,ogg,aac,amr,caf,mpegts,mpeg,flv,gif,asf"
+)
+_OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
+# Formats whose header states the exact length: less than that means that the end is missing.
+_EXACT = ("mov", "wav", "flac", "aiff")
+_SLACK_SECONDS = 0.25
+_SLACK = 0.05
+
+
+def audio(data: memoryview, limits: media.Limits, rate: int) -> "NDArray[np.float32]":
+    """See ``media.audio``."""
+    with _track(data, "audio") as (container, stream):
+        media.check_seconds(_declared(stream), limits)
+        chunks = list(_samples(container, stream, limits, rate))
+        samples = np.concatenate(chunks) if chunks else np.zeros(0, np.float32)
+        _require_whole(container, stream, len(samples) / rate)
+    if not len(samples) or not np.isfinite(samples).all():
+        raise errors.BadMedia("the audio holds no usable samples")
+    return samples
+
+
+def video(data: memoryview, limits: media.Limits, fps: float) -> media.Clip:
+    """See ``media.video``."""
+    with _track(data, "video") as (container, stream):
+        context = stream.codec_context
+        media.check_pixels(context.width, context.height, limits)
+        media.check_seconds(_declared(stream), limits)
+        # Later frames may be larger than the header says; the decoder itself refuses those.
+        context.options = {"max_pixels": str(limits.pixels)}
+        sampler = _Sampler(limits, fps)
+        for frame in container.decode(stream):
+            sampler.take(frame)
+        _require_whole(container, stream, sampler.end)
+    return sampler.clip()
+
+
+@contextmanager
+def _track(data: memoryview, kind: str) -> Iterator[tuple[Any, Any]]:
+    with av.open(io.BytesIO(data), options=dict(_OPTIONS)) as container:
+        streams = getattr(container.streams, kind)
+        if not streams:
+            raise errors.BadMedia(f"the file has no {kind} track")
+        yield container, streams[0]
+
+
+def _declared(stream: Any) -> float:
+    return float(stream.duration * stream.time_base) if stream.duration else 0.0
+
+
+def _require_whole(container: Any, stream: Any, seconds: float) -> None:
+    exact = container.format.name.split(",")[0] in _EXACT
+    if exact and seconds + _SLACK_SECONDS < _declared(stream) * (1 - _SLACK):
+        raise errors.BadMedia("the file is truncated: it ends before the length that its header states")
+
+
+def _samples(container: Any, stream: Any, limits: media.Limits, rate: int) -> Iterator["NDArray[np.float32]"]:
+    resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
+    total = 0
+    for frame in _and_flush(container.decode(stream)):
+        for piece in resampler.resample(frame):
+            chunk = piece.to_ndarray()[0]
+            total += len(chunk)
+            media.check_seconds(total / rate, limits)
+            yield chunk
+
+
+def _and_flush(frames: Iterator[Any]) -> Iterator[Any]:
+    yield from frames
+    yield None
+
+
+class _Sampler:
+    """Keeps one frame per step of time. When too many are kept, drops every other one and doubles the step.
+
+    One pass, bounded memory, no trust in the length that the header states.
+    """
+
+    def __init__(self, limits: media.Limits, fps: float) -> None:
+        self._limits = limits
+        self._step = 1 / Fraction(fps).limit_denominator(1000)
+        self._next = Fraction(0)
+        self._start: Fraction | None = None
+        self._kept: list[NDArray[np.uint8]] = []
+        self._seen = 0
+        self._size = (0, 0)
+        self.end = 0.0  # seconds
+
+    def take(self, frame: Any) -> None:
+        time = self._time(frame)
+        if time >= self._next:
+            self._keep(frame)
+            self._thin()
+            self._next = (time // self._step + 1) * self._step
+
+    def clip(self) -> media.Clip:
+        if not self._kept:
+            raise errors.BadMedia("the video holds no frames")
+        return media.Clip(np.stack(self._kept), float(1 / self._step))
+
+    def _time(self, frame: Any) -> Fraction:
+        rate = frame.time_base and frame.duration * frame.time_base
+        stamp = frame.pts * frame.time_base if frame.pts is not None else Fraction(self._seen, 25)
+        self._start = stamp if self._start is None else self._start
+        time = stamp - self._start
+        self._seen += 1
+        self.end = float(time + (rate or 0))
+        if self._seen > self._limits.frames:
+            raise errors.TooLarge(f"the video has more than {self._limits.frames} frames; send a shorter one")
+        media.check_seconds(self.end, self._limits)
+        return time
+
+    def _keep(self, frame: Any) -> None:
+        if not self._kept:
+            media.check_pixels(frame.width, frame.height, self._limits)
+            media.check_aspect(frame.width, frame.height)
+            self._size = (frame.width, frame.height)
+        width, height = self._size
+        self._kept.append(frame.reformat(width=width, height=height, format="rgb24").to_ndarray())
+
+    def _thin(self) -> None:
+        width, height = self._size
+        room = max(2, min(self._limits.sampled, self._limits.video_pixels // (width * height)))
+        if len(self._kept) > room:
+            self._kept = self._kept[::2]
+            self._step *= 2

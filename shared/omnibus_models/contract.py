@@ -1,0 +1,206 @@
+"""The typed contract between model families and the services that run them.
+
+A *family* (``omnibus_models.families.*``) knows one architecture: how to load one component alone,
+how to prepare its inputs and how to run it. A *service* knows batching, streams and requests, and no
+architecture. Shapes: ``B`` rows of a batch, ``T`` positions, ``H`` hidden width, ``V`` vocabulary.
+All tensors live on ``device``; families never keep per-request state on a module.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One media item, decoded and preprocessed, ready to be batched with others of its modality."""
+
+    modality: str  # image | video | audio
+    features: Mapping[str, Tensor]
+    meta: Mapping[str, Any]  # small JSON: n_tokens, grid_thw, second_per_grid, audio_len ...
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One media item after its encoder: ``embeds`` is [n_tokens, H]."""
+
+    embeds: Tensor
+    meta: Mapping[str, Any]
+
+
+class Component(Protocol):
+    """Anything that was loaded."""
+
+    @property
+    def parameters(self) -> int:
+        """How many parameters were really loaded."""
+
+
+class Encoder(Component, Protocol):
+    """An image/video or audio encoder."""
+
+    modalities: frozenset[str]
+
+    def prepare(self, data: memoryview, modality: str) -> Prepared:
+        """Decode and preprocess one media file (JPEG, WAV, MP4 bytes). CPU only, thread-safe.
+
+        Raises ``BadMedia`` (unreadable, truncated, empty) and ``TooLarge`` (pixels, frames, seconds).
+        The message is fixed text: decoder output is never echoed.
+        """
+
+    def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
+        """Run one batch of items of any size and request. Equal to running them one by one."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A tokenised chat: ``ids`` holds one placeholder per media item, still to be expanded."""
+
+    ids: tuple[int, ...]
+    modalities: tuple[str, ...]  # of the placeholders, in order
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """What the first forward pass of a request consumes."""
+
+    inputs: Tensor  # [T, H] embeddings
+    positions: Tensor  # [axes, T] int64 rotary positions; axes is 3 for M-RoPE families, else 1
+    delta: int  # position of decoded token n is n + delta, n counted from 0 over the whole sequence
+    media: Tensor  # [T] bool: rows that came from an encoder
+
+
+class Decoder(Component, Protocol):
+    """An autoregressive transformer that runs without per-module state."""
+
+    layers: int
+    axes: int  # rotary position axes, see Prefill.positions
+    context: int  # longest sequence, prompt included
+    vocabulary: int
+    eos: frozenset[int]
+    device: torch.device
+    dtype: torch.dtype
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token embeddings: [...] int64 to [..., H]."""
+
+    def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
+        """Run the backbone: ``inputs`` [B, T, H], ``positions`` [axes, B, T] to hidden [B, T, H'].
+
+        ``cache`` is a ``transformers`` Cache (DynamicCache in prefill, the slot cache in decode);
+        ``mask`` is None (plain causal) or bool [B, 1, T, S], True where attention is allowed.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[B, H'] to float32 [B, V], ids that may never be sampled at -inf."""
+
+
+class Thinker(Decoder, Protocol):
+    """The LLM of a model: text in and out, media embeddings in, hidden rows out for a talker."""
+
+    speaks: bool  # whether a talker can follow
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> Prompt:
+        """Apply the chat template and tokenise.
+
+        ``messages``: ``{"role", "content"}`` with content a string or a list of
+        ``{"type": "text", "text"}`` and ``{"type": "image"|"video"|"audio"}`` parts. Raises
+        ``BadRequest`` when user text holds one of the model's control or placeholder tokens, an
+        unknown role or an empty list.
+        """
+
+    def assemble(self, prompt: Prompt, media: Sequence[Encoded]) -> Prefill:
+        """Expand placeholders and merge embeddings. Raises ``ContextTooLong`` and ``BadRequest`` (item count)."""
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Decode ids, control tokens left out."""
+
+    def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
+        """Rows for the talker after prefill: [T + 3, H]; the last three are begin, end and pad of speech.
+
+        ``hidden`` [T, H] is the prefill's output. The begin row depends on the voice; an unknown voice
+        raises ``BadRequest`` naming the known ones.
+        """
+
+    def talker_row(self, inputs: Tensor, hidden: Tensor) -> Tensor:
+        """Rows for decoded tokens: ``inputs`` and ``hidden`` [B, H] of one decode step to [B, H]."""
+
+
+class Talker(Decoder, Protocol):
+    """Thinker rows in, codec codes out, one code per step."""
+
+    max_codes: int
+
+    def start(self, rows: Tensor, positions: Tensor, first: Tensor) -> Prefill:
+        """Prefill of one answer.
+
+        ``rows`` [T + 3, H] from ``Thinker.talker_prompt``, ``positions`` [axes, T] of the thinker's
+        prompt and ``first`` [H], the row of the first generated token.
+        """
+
+    def step_inputs(self, codes: Tensor, rows: Tensor) -> Tensor:
+        """Inputs of one step: previous ``codes`` [B] and thinker ``rows`` [B, H] to [B, H']."""
+
+
+class Vocoder(Component, Protocol):
+    """Codec codes to waveform."""
+
+    rate: int  # samples per second
+    samples_per_code: int
+
+    def open(self, voice: str, seed: int) -> "Vocoding":
+        """Begin one waveform. ``seed`` fixes the noise. Raises ``BadRequest`` for an unknown voice."""
+
+
+class Vocoding(Protocol):
+    """One waveform in the making: a cursor over samples, so that none is lost or doubled."""
+
+    def push(self, codes: Sequence[int], last: bool) -> Tensor:
+        """Take codes and return the samples that have become final, float32 [n] in [-1, 1], n may be 0.
+
+        With ``last`` everything that is left comes out. The concatenation over all calls equals the
+        one-shot waveform to 1e-5, however the codes are cut.
+        """
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen. ``temperature`` 0 is greedy."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+class Family(Protocol):
+    """One architecture. ``components`` names what can be loaded alone, e.g. vision, audio, thinker."""
+
+    name: str
+    components: tuple[str, ...]
+
+    def load(self, component: str, checkpoint: Path, device: str = "cpu", dtype: str = "float32") -> Any:
+        """Load one component and nothing else: an Encoder, Thinker, Talker or Vocoder.
+
+        The object carries ``module`` (a ``torch.nn.Module`` that owns every loaded parameter). Missing
+        weights raise ``Fatal`` with their names.
+        """
+
+
+@dataclass
+class Loaded:
+    """Mixin: every loaded component can say how many parameters it really holds."""
+
+    module: torch.nn.Module = field(repr=False)
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.module.parameters())

@@ -1,0 +1,278 @@
+"""Qwen2.5-Omni: vision and audio encoders, thinker, talker and vocoder, each loaded alone."""
+
+import dataclasses
+import inspect
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from omnibus import errors
+from omnibus_models import loading, media
+from omnibus_models.contract import Encoded, Loaded, Prefill, Prepared
+from omnibus_models.families import _qwen
+from omnibus_models.vocoding import Vocoding
+
+RATE = 24_000  # samples per second of the released vocoder; no configuration names it
+_DIT = {r"^token2wav\.code2wav_dit_model\.": ""}
+_BIGVGAN = {r"^token2wav\.code2wav_bigvgan_model\.": ""}
+
+
+@dataclass
+class AudioEncoder(Loaded):
+    """Sound through the audio tower, see ``contract.Encoder``."""
+
+    features: Any  # the library's feature extractor
+    limits: media.Limits
+
+    modalities = frozenset({"audio"})
+
+    def prepare(self, data: memoryview, modality: str) -> Prepared:
+        """Decode one file and compute its log-mel ``features`` [bands, frames], padding cut off."""
+        if modality != "audio":
+            raise errors.BadRequest(f"this encoder takes audio, not {modality}")
+        rate = self.features.sampling_rate
+        samples = media.audio(data, self.limits, rate)
+        # Padded to the full window, as the joint processor does: the last frames see silence after the end.
+        out = self.features(
+            samples, sampling_rate=rate, padding="max_length", return_attention_mask=True, return_tensors="pt"
+        )
+        frames = int(out["attention_mask"].sum())
+        # Two convolutions and a pooling, as in the audio tower.
+        count = ((frames - 1) // 2 - 1) // 2 + 1
+        if count < 1:
+            raise errors.BadMedia("the audio is shorter than 30 ms")
+        meta = {"modality": "audio", "n_tokens": count, "audio_len": frames}
+        return Prepared("audio", {"features": out["input_features"][0, :, :frames]}, meta)
+
+    @torch.no_grad()
+    def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
+        """One forward pass: attention stays inside a window of one item, so a batch equals its items."""
+        if not batch:
+            return []
+        module: Any = self.module
+        mels = [item.features["features"] for item in batch]
+        longest = max(mel.shape[1] for mel in mels)
+        padded = torch.stack([nn.functional.pad(mel, (0, longest - mel.shape[1])) for mel in mels])
+        mask = torch.stack([torch.arange(longest) < mel.shape[1] for mel in mels]).long()
+        rows = module.get_audio_features(padded.to(module.device), mask.to(module.device)).last_hidden_state
+        split = rows.split([item.meta["n_tokens"] for item in batch])
+        return [Encoded(row, item.meta) for row, item in zip(split, batch, strict=True)]
+
+
+class Thinker(_qwen.Thinker):
+    """The language model of Qwen2.5-Omni; a talker can follow."""
+
+    speaks = True
+
+    def __init__(self, module: Any, checkpoint: Path, talker: Any) -> None:
+        super().__init__(module, checkpoint, ("image", "video", "audio"))
+        self._begins = {name: int(voice["bos_token"]) for name, voice in _voices(checkpoint).items()}
+        self._ends = (talker.tts_text_end_token_id, talker.tts_text_pad_token_id)
+
+    @torch.no_grad()
+    def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
+        """[T + 3, H]: hidden plus text embedding per position, then begin, end and pad of speech."""
+        _require_voice(voice, self._begins)
+        # A media row's own embedding is left out: the talker hears of media through hidden states alone.
+        texts = prefill.inputs.masked_fill(prefill.media[:, None], 0)
+        marks = self.embed(torch.tensor([self._begins[voice], *self._ends], device=self.device))
+        return torch.cat([hidden + texts, marks])
+
+    def talker_row(self, inputs: Tensor, hidden: Tensor) -> Tensor:
+        """[B, H] inputs and hidden of one decode step to rows for the talker."""
+        return inputs + hidden
+
+    def _positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+        module: Any = self.module
+        lengths = [item.meta["audio_len"] for item in media if item.meta["modality"] == "audio"]
+        return module.get_rope_index(
+            ids,
+            _qwen.grids(media, "image"),
+            _qwen.grids(media, "video"),
+            torch.ones_like(ids),
+            False,
+            torch.tensor(lengths),
+            _qwen.seconds_per_grid(media),
+        )
+
+
+class Talker(_qwen.Decoder):
+    """Thinker rows in, codec codes out, see ``contract.Talker``.
+
+    The library adds the codec's begin and pad embeddings, and M-RoPE, only when it is given a mask;
+    they are meant to be there always.
+    """
+
+    def __init__(self, module: Any, max_codes: int) -> None:
+        super().__init__(module, module.model, module.codec_head, {module.codec_pad_token, module.codec_eos_token})
+        self.max_codes = max_codes
+
+    @torch.no_grad()
+    def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
+        """[B, T, H] at ``positions`` [3, B, T] to hidden [B, T, H'], after projection and final norm."""
+        module: Any = self.module
+        return super().forward(module.thinker_to_talker_proj(inputs), positions, cache, mask)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[B, H'] to float32 [B, V]; the codec's begin token is never sampled."""
+        scores = super().logits(hidden)
+        module: Any = self.module
+        scores[:, module.codec_bos_token] = -math.inf
+        return scores
+
+    @torch.no_grad()
+    def start(self, rows: Tensor, positions: Tensor, first: Tensor) -> Prefill:
+        """Prompt rows, begin of speech and the first generated token; the codec's marks on the last two."""
+        module: Any = self.module
+        marks = torch.tensor([module.codec_pad_token, module.codec_bos_token], device=self.device)
+        speech = torch.stack([rows[-3], first]).to(self.device, self.dtype) + self.embed(marks)
+        inputs = torch.cat([rows[:-3].to(self.device, self.dtype), speech])
+        more = positions[:, -1:].max() + torch.arange(1, 3, device=positions.device)
+        places = torch.cat([positions, more.expand(positions.shape[0], 2)], dim=1).to(self.device)
+        delta = int(places.max()) + 1 - len(inputs)
+        return Prefill(inputs, places, delta, torch.zeros(len(inputs), dtype=torch.bool, device=self.device))
+
+    @torch.no_grad()
+    def step_inputs(self, codes: Tensor, rows: Tensor) -> Tensor:
+        """Previous ``codes`` [B] and thinker ``rows`` [B, H] to [B, H]."""
+        return self.embed(codes) + rows.to(self.device, self.dtype)
+
+
+@dataclass
+class Vocoder(Loaded):
+    """DiT and BigVGAN, always in float32 as in the library, see ``contract.Vocoder``."""
+
+    dit: Any
+    bigvgan: Any
+    voices: Mapping[str, Mapping[str, Any]]
+    rate: int = RATE
+
+    @property
+    def samples_per_code(self) -> int:
+        """Samples that one code becomes."""
+        return int(self.dit.config.repeats * math.prod(self.bigvgan.config.upsample_rates))
+
+    def open(self, voice: str, seed: int) -> Vocoding:
+        """Begin one waveform. The noise is drawn on the CPU, so it is the same on every device."""
+        _require_voice(voice, self.voices)
+        chosen, device = self.voices[voice], self.dit.device
+        return Vocoding(
+            self.dit, self.bigvgan, chosen["cond"].float().to(device), chosen["ref_mel"].float().to(device), seed
+        )
+
+
+class Qwen25Omni:
+    """See ``contract.Family``."""
+
+    name = "qwen2_5_omni"
+    components = ("vision", "audio", "thinker", "talker", "vocoder")
+
+    def load(
+        self,
+        component: str,
+        checkpoint: Path,
+        device: str = "cpu",
+        dtype: str = "float32",
+        limits: media.Limits = media.DEFAULT,
+    ) -> Any:
+        """Load one component alone. ``limits`` bound the media that ``vision`` and ``audio`` accept."""
+        checkpoint = Path(checkpoint)
+        config = _config(checkpoint)
+        match component:
+            case "vision":
+                module = _thinker_part(config, checkpoint, ["audio_tower", "model", "lm_head"], device, dtype)
+                return _qwen.vision_encoder(module, checkpoint, limits, _video_options())
+            case "audio":
+                module = _thinker_part(config, checkpoint, ["visual", "model", "lm_head"], device, dtype)
+                return _audio_encoder(module, checkpoint, limits)
+            case "thinker":
+                module = _thinker_part(config, checkpoint, ["visual", "audio_tower"], device, dtype)
+                return Thinker(module, checkpoint, config.talker_config)
+            case "talker":
+                return _talker(config, checkpoint, device, dtype)
+            case "vocoder":
+                return _vocoder(config, checkpoint, device)
+        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+
+
+def _config(checkpoint: Path) -> Any:
+    from transformers import Qwen2_5OmniConfig
+
+    return Qwen2_5OmniConfig.from_pretrained(checkpoint, local_files_only=True)
+
+
+def _thinker_part(config: Any, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
+    from transformers import Qwen2_5OmniThinkerForConditionalGeneration as ThinkerModel
+
+    return loading.load(
+        ThinkerModel, checkpoint, drop=drop, device=device, dtype=dtype, config=config.thinker_config
+    )
+
+
+def _audio_encoder(module: Any, checkpoint: Path, limits: media.Limits) -> AudioEncoder:
+    from transformers import AutoFeatureExtractor
+
+    features = AutoFeatureExtractor.from_pretrained(checkpoint, local_files_only=True)
+    # The extractor would cut off silently what is longer than its window.
+    seconds = min(limits.seconds, float(features.chunk_length))
+    return AudioEncoder(module, features, dataclasses.replace(limits, seconds=seconds))
+
+
+def _talker(config: Any, checkpoint: Path, device: str, dtype: str) -> Talker:
+    from transformers import Qwen2_5OmniTalkerForConditionalGeneration as TalkerModel
+
+    module = loading.load(TalkerModel, checkpoint, device=device, dtype=dtype, config=config.talker_config)
+    return Talker(module, _max_codes(checkpoint))
+
+
+def _vocoder(config: Any, checkpoint: Path, device: str) -> Vocoder:
+    from transformers import Qwen2_5OmniToken2WavBigVGANModel, Qwen2_5OmniToken2WavDiTModel
+
+    parts = config.token2wav_config
+    dit = loading.load(
+        Qwen2_5OmniToken2WavDiTModel, checkpoint, device=device, config=parts.dit_config, key_mapping=_DIT
+    )
+    bigvgan = loading.load(
+        Qwen2_5OmniToken2WavBigVGANModel, checkpoint, device=device, config=parts.bigvgan_config, key_mapping=_BIGVGAN
+    )
+    return Vocoder(nn.ModuleList([dit, bigvgan]), dit, bigvgan, _voices(checkpoint))
+
+
+def _video_options() -> dict[str, Any]:
+    # The joint processor overrides the video processor's own size with this one.
+    from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessorKwargs
+
+    return {"size": Qwen2_5OmniProcessorKwargs._defaults["videos_kwargs"]["size"]}
+
+
+def _max_codes(checkpoint: Path) -> int:
+    """``talker_max_new_tokens`` of the checkpoint, else the library's default."""
+    from transformers import Qwen2_5OmniForConditionalGeneration as Whole
+
+    path = Path(checkpoint) / "generation_config.json"
+    settings = json.loads(path.read_text()) if path.exists() else {}
+    default = inspect.signature(Whole.generate).parameters["talker_max_new_tokens"].default
+    return int(settings.get("talker_max_new_tokens", default))
+
+
+def _voices(checkpoint: Path) -> dict[str, dict[str, Any]]:
+    path = Path(checkpoint) / "spk_dict.pt"
+    if not path.exists():
+        raise errors.Fatal(f"{path} is missing; it holds the voices")
+    voices: dict[str, dict[str, Any]] = torch.load(path, map_location="cpu", weights_only=True)
+    return voices
+
+
+def _require_voice(voice: str, known: Mapping[str, Any]) -> None:
+    if voice not in known:
+        raise errors.BadRequest(f"unknown voice {voice!r}; known: {', '.join(sorted(known))}", param="voice")
+
+
+FAMILY = Qwen25Omni()

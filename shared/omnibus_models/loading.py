@@ -1,0 +1,106 @@
+"""Load one component of a checkpoint: prune the skeleton, keep the library's own loader.
+
+Inside ``from_pretrained`` the skeleton is built on the meta device, so the parts that are removed
+cost nothing, and renames of old checkpoint keys, sharding, dtype and quantisation keep working.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from omnibus import errors
+
+M = TypeVar("M", bound=PreTrainedModel)
+
+_NAMED = 5
+
+# A service's log is no place for progress bars and for advice on default configurations.
+logging.disable_progress_bar()
+logging.set_verbosity_error()
+
+
+def load(
+    cls: type[M],
+    checkpoint: Path,
+    *,
+    drop: Sequence[str] = (),
+    device: str = "cpu",
+    dtype: str = "float32",
+    **options: Any,
+) -> M:
+    """An instance of ``cls`` in evaluation mode without the modules whose paths are in ``drop``.
+
+    Paths that the class does not have are passed over. ``options`` go to ``from_pretrained``. Raises
+    ``Fatal`` with their names when weights are missing, and when the checkpoint cannot be read.
+    """
+    try:
+        module, report = pruned(cls, drop).from_pretrained(
+            checkpoint,
+            dtype=torch_dtype(dtype),
+            attn_implementation="sdpa",
+            local_files_only=True,
+            output_loading_info=True,
+            **options,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise errors.Fatal(f"{cls.__name__} cannot be loaded from {checkpoint}: {error}") from error
+    _require_all(module, report["missing_keys"], checkpoint)
+    return module.to(device).eval().requires_grad_(False)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype called ``name``; ``Fatal`` when there is none."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise errors.Fatal(f"unknown dtype {name!r}; use float32, bfloat16 or float16")
+    return dtype
+
+
+def pruned(cls: type[M], drop: Sequence[str]) -> type[M]:
+    """A subclass of ``cls`` that is built without the modules in ``drop``."""
+
+    class Pruned(cls):  # type: ignore[valid-type,misc]
+        # What was dropped is still in the checkpoint: no reason for a warning.
+        _keys_to_ignore_on_load_unexpected = [".*"]
+
+        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config, *args, **kwargs)
+            for path in drop:
+                _remove(self, path)
+            _untie(self, drop)
+
+    # The loader finds the renames of a checkpoint's keys by the name of the class.
+    Pruned.__name__, Pruned.__qualname__, Pruned.__module__ = cls.__name__, cls.__qualname__, cls.__module__
+    return Pruned
+
+
+def _remove(module: nn.Module, path: str) -> None:
+    parent, _, last = path.rpartition(".")
+    try:
+        owner = module.get_submodule(parent)
+    except AttributeError:
+        return
+    if last in owner._modules:
+        owner._modules[last] = None
+
+
+def _untie(module: PreTrainedModel, drop: Sequence[str]) -> None:
+    tied = module._tied_weights_keys or {}
+    kept = {key: source for key, source in tied.items() if not f"{key} {source}".startswith(tuple(drop))}
+    kept = {key: source for key, source in kept.items() if not source.startswith(tuple(drop))}
+    module._tied_weights_keys = kept
+    if not kept:
+        module.all_tied_weights_keys = {}
+
+
+def _require_all(module: nn.Module, missing: Sequence[str], checkpoint: Path) -> None:
+    unset = [name for name, parameter in module.named_parameters() if parameter.is_meta]
+    names = sorted({*missing, *unset})
+    if names:
+        listed = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        raise errors.Fatal(f"{checkpoint} lacks weights of {type(module).__name__}: {listed}")

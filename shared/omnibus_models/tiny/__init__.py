@@ -1,0 +1,75 @@
+"""Small random checkpoints with the real architecture classes: built offline, in seconds, 1 to 3 MiB.
+
+They answer nonsense, but every part of the real path is there: processors, chat template, tokenizer,
+every component, voices. Weights are spread so that another image changes the answer.
+"""
+
+import importlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from omnibus import errors
+
+# Raise when a recipe changes, so that checkpoints of an older recipe are not taken for current ones.
+RECIPE = 1
+MARKER = "tiny.json"
+_RECIPES = {
+    "qwen2_5_vl": "omnibus_models.tiny.qwen2_5_vl",
+    "qwen2_5_omni": "omnibus_models.tiny.qwen2_5_omni",
+}
+FAMILIES = tuple(_RECIPES)
+
+
+def build(family_name: str, directory: str | Path, seed: int = 0) -> Path:
+    """Write the tiny checkpoint of a family to ``directory`` and return it; do nothing when it is complete.
+
+    The checkpoint appears whole or not at all: it is written beside its place and renamed. Raises
+    ``NotFound`` for an unknown family and ``Fatal`` when the directory holds something else.
+    """
+    if family_name not in _RECIPES:
+        raise errors.NotFound(f"no tiny checkpoint for {family_name!r}; known: {', '.join(FAMILIES)}")
+    target = Path(directory).absolute()
+    marker = {"family": family_name, "seed": seed, "recipe": RECIPE}
+    if not _complete(target, marker):
+        _write(family_name, target, seed, marker)
+    return target
+
+
+def _complete(target: Path, marker: dict[str, object]) -> bool:
+    if not target.exists() or not any(target.iterdir()):
+        return False
+    found = target / MARKER
+    if found.exists() and json.loads(found.read_text()) == marker:
+        return True
+    raise errors.Fatal(f"{target} holds another checkpoint; remove it or choose another directory")
+
+
+def _write(family_name: str, target: Path, seed: int, marker: dict[str, object]) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    workshop = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        importlib.import_module(_RECIPES[family_name]).write(workshop, seed)
+        (workshop / MARKER).write_text(json.dumps(marker))
+        _readable(workshop)
+        _publish(workshop, target, marker)
+    finally:
+        shutil.rmtree(workshop, ignore_errors=True)
+
+
+def _readable(workshop: Path) -> None:
+    # Private modes of temporary directories and weight files would lock out a service under another user.
+    workshop.chmod(0o755)
+    for path in workshop.iterdir():
+        path.chmod(0o644)
+
+
+def _publish(workshop: Path, target: Path, marker: dict[str, object]) -> None:
+    try:
+        os.rename(workshop, target)
+    except OSError:
+        # Another process finished first; both built the same bytes, so its result serves as well.
+        if not _complete(target, marker):
+            raise

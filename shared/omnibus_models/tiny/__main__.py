@@ -1,0 +1,26 @@
+"""``python -m omnibus_models.tiny qwen2_5_vl DIR``: write one tiny checkpoint."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from omnibus import errors
+from omnibus_models import tiny
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="omnibus_models.tiny", description="Build a tiny random checkpoint.")
+    parser.add_argument("family", choices=tiny.FAMILIES)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args(arguments)
+    try:
+        print(tiny.build(chosen.family, chosen.directory, chosen.seed))
+    except errors.OmnibusError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

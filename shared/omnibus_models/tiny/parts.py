@@ -1,0 +1,71 @@
+"""What the tiny Qwen checkpoints have in common: sizes, processors, generation settings."""
+
+from typing import Any
+
+HIDDEN = 64
+CONTEXT = 4096
+PATCH = 14
+_UNIT = (2 * PATCH) ** 2  # pixels of one visual token
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+
+
+def text_config(tokenizer: Any) -> dict[str, Any]:
+    """Two decoder layers, [T, 64] hidden states, two key/value heads of 16."""
+    return {
+        "hidden_size": HIDDEN,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT,
+        "vocab_size": len(tokenizer),
+        "rope_parameters": dict(ROPE),
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "tie_word_embeddings": False,
+    }
+
+
+def vision_config() -> dict[str, Any]:
+    """Two blocks, one with windows and one with full attention, as in the real model."""
+    return {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "out_hidden_size": HIDDEN,
+        "fullatt_block_indexes": [1],
+        "window_size": 4 * PATCH,
+        "patch_size": PATCH,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+
+
+def _geometry() -> dict[str, Any]:
+    size = {"shortest_edge": 4 * _UNIT, "longest_edge": 64 * _UNIT}
+    return {"size": size, "patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
+
+
+def image_processor() -> Any:
+    """4 to 64 tokens per image."""
+    from transformers import Qwen2VLImageProcessor
+
+    return Qwen2VLImageProcessor(**_geometry())
+
+
+def video_processor() -> Any:
+    """4 to 64 tokens per pair of frames."""
+    from transformers import Qwen2VLVideoProcessor
+
+    return Qwen2VLVideoProcessor(**_geometry(), cap_pixels_per_frame=False)
+
+
+def greedy(generation_config: Any, tokenizer: Any) -> None:
+    """End of turn and greedy choice as the checkpoint's own defaults."""
+    # Derived settings lose every field that the model's configuration does not know when they are read back.
+    generation_config._from_model_config = False
+    generation_config.eos_token_id = [tokenizer.eos_token_id]
+    generation_config.pad_token_id = tokenizer.pad_token_id
+    generation_config.do_sample = False

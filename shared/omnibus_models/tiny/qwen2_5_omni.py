@@ -1,0 +1,196 @@
+"""Tiny Qwen2.5-Omni: thinker, talker, DiT and BigVGAN with their real classes, and two voices."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omnibus_models import torchvision_cpu
+from omnibus_models.tiny import parts, text, weights
+
+torchvision_cpu.install()
+
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_bos|>",
+    "<|vision_eos|>",
+    "<|IMAGE|>",
+    "<|VIDEO|>",
+    "<|audio_bos|>",
+    "<|audio_eos|>",
+    "<|AUDIO|>",
+    "<tts_pad>",
+    "<tts_text_bos>",
+    "<tts_text_eod>",
+    "<tts_text_bos_single>",
+)
+_NAMES = {
+    "image_token": "<|IMAGE|>",
+    "video_token": "<|VIDEO|>",
+    "audio_token": "<|AUDIO|>",
+    "vision_bos_token": "<|vision_bos|>",
+    "vision_eos_token": "<|vision_eos|>",
+    "audio_bos_token": "<|audio_bos|>",
+    "audio_eos_token": "<|audio_eos|>",
+}
+_TEMPLATE = text.template(
+    image="<|vision_bos|><|IMAGE|><|vision_eos|>",
+    video="<|vision_bos|><|VIDEO|><|vision_eos|>",
+    audio="<|audio_bos|><|AUDIO|><|audio_eos|>",
+)
+_VOICES = {"Chelsie": "<tts_text_bos>", "Ethan": "<tts_text_bos_single>"}
+_CODES = 64  # sounds; pad, begin, end and mask follow, as in the real codec
+_MEL = 8
+_REFERENCE_FRAMES = 20
+_MAX_CODES = 96  # two seconds of sound
+
+
+def write(directory: Path, seed: int) -> None:
+    """Write model, tokenizer, processor and voices to ``directory``."""
+    from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
+
+    tokenizer = text.tokenizer(SPECIAL, _NAMES, _TEMPLATE)
+    model = Qwen2_5OmniForConditionalGeneration(_config(tokenizer)).eval()
+    weights.spread(model, seed)
+    weights.speak_words(model.thinker.lm_head.weight, tokenizer)
+    parts.greedy(model.generation_config, tokenizer)
+    model.save_pretrained(directory)
+    processor = Qwen2_5OmniProcessor(
+        parts.image_processor(), parts.video_processor(), _ears(), tokenizer, chat_template=_TEMPLATE
+    )
+    processor.save_pretrained(directory)
+    torch.save(_voices(tokenizer, seed), directory / "spk_dict.pt")
+    _limit_speech(directory / "generation_config.json")
+
+
+def _limit_speech(path: Path) -> None:
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({**settings, "talker_max_new_tokens": _MAX_CODES}, indent=2))
+
+
+def _voices(tokenizer: Any, seed: int) -> dict[str, dict[str, Any]]:
+    generator = torch.Generator().manual_seed(seed + 1)
+    return {
+        name: {
+            "bos_token": tokenizer.convert_tokens_to_ids(token),
+            "cond": torch.randn(1, _MEL, generator=generator),
+            "ref_mel": torch.randn(1, _REFERENCE_FRAMES, _MEL, generator=generator),
+        }
+        for name, token in _VOICES.items()
+    }
+
+
+def _ears() -> Any:
+    from transformers import WhisperFeatureExtractor
+
+    return WhisperFeatureExtractor(
+        feature_size=128, sampling_rate=16000, hop_length=160, n_fft=400, chunk_length=30, return_attention_mask=True
+    )
+
+
+def _config(tokenizer: Any) -> Any:
+    from transformers import Qwen2_5OmniConfig
+
+    media = _media_ids(tokenizer)
+    return Qwen2_5OmniConfig(
+        thinker_config=_thinker(tokenizer, media),
+        talker_config=_talker(tokenizer, media),
+        token2wav_config={"dit_config": _dit(), "bigvgan_config": _bigvgan()},
+    )
+
+
+def _media_ids(tokenizer: Any) -> dict[str, int]:
+    ids = tokenizer.convert_tokens_to_ids
+    return {
+        "image_token_index": ids("<|IMAGE|>"),
+        "video_token_index": ids("<|VIDEO|>"),
+        "audio_token_index": ids("<|AUDIO|>"),
+        "vision_start_token_id": ids("<|vision_bos|>"),
+        "vision_end_token_id": ids("<|vision_eos|>"),
+        "audio_start_token_id": ids("<|audio_bos|>"),
+        "audio_end_token_id": ids("<|audio_eos|>"),
+    }
+
+
+def _thinker(tokenizer: Any, media: dict[str, int]) -> dict[str, Any]:
+    audio = {
+        "num_mel_bins": 128,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 64,
+        "d_model": 32,
+        "max_source_positions": 1500,
+        "n_window": 100,
+        "output_dim": parts.HIDDEN,
+    }
+    return {
+        "audio_config": audio,
+        "vision_config": parts.vision_config(),
+        "text_config": parts.text_config(tokenizer),
+        "user_token_id": tokenizer.convert_tokens_to_ids("user"),
+        **media,
+    }
+
+
+def _talker(tokenizer: Any, media: dict[str, int]) -> dict[str, Any]:
+    ids = tokenizer.convert_tokens_to_ids
+    return {
+        "vocab_size": _CODES + 8,
+        "tts_text_start_token_id": ids("<tts_text_bos>"),
+        "tts_text_end_token_id": ids("<tts_text_eod>"),
+        "tts_text_pad_token_id": ids("<tts_pad>"),
+        "tts_codec_pad_token_id": _CODES,
+        "tts_codec_start_token_id": _CODES + 1,
+        "tts_codec_end_token_id": _CODES + 2,
+        "tts_codec_mask_token_id": _CODES + 3,
+        "pad_token_id": _CODES,
+        "embedding_size": parts.HIDDEN,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": parts.CONTEXT,
+        "rope_parameters": dict(parts.ROPE),
+        **media,
+    }
+
+
+def _dit() -> dict[str, Any]:
+    # One layer looks ahead and one back by a block, as in the real model.
+    return {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+        "emb_dim": 16,
+        "num_embeds": _CODES + 8,
+        "mel_dim": _MEL,
+        "block_size": 24,
+        "look_ahead_layers": [1],
+        "look_backward_layers": [0],
+        "dropout": 0.0,
+        "enc_emb_dim": _MEL,
+        "enc_dim": 8,
+        "enc_channels": [16, 16, 16, 16, 48],
+        "enc_kernel_sizes": [5, 3, 3, 3, 1],
+        "enc_dilations": [1, 2, 3, 4, 1],
+        "enc_attention_channels": 8,
+        "enc_res2net_scale": 2,
+        "enc_se_channels": 8,
+    }
+
+
+def _bigvgan() -> dict[str, Any]:
+    return {
+        "mel_dim": _MEL,
+        "upsample_initial_channel": 64,
+        "resblock_kernel_sizes": [3],
+        "resblock_dilation_sizes": [[1, 3, 5]],
+        "upsample_rates": [5, 3, 2, 2, 2, 2],
+        "upsample_kernel_sizes": [11, 7, 4, 4, 4, 4],
+    }

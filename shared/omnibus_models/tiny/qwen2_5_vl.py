@@ -1,0 +1,55 @@
+"""Tiny Qwen2.5-VL: ``Qwen2_5_VLForConditionalGeneration`` with two layers everywhere."""
+
+from pathlib import Path
+from typing import Any
+
+from omnibus_models import torchvision_cpu
+from omnibus_models.tiny import parts, text, weights
+
+torchvision_cpu.install()
+
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+_NAMES = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
+_TEMPLATE = text.template(
+    image="<|vision_start|><|image_pad|><|vision_end|>", video="<|vision_start|><|video_pad|><|vision_end|>"
+)
+
+
+def write(directory: Path, seed: int) -> None:
+    """Write model, tokenizer and processor to ``directory``."""
+    from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
+
+    tokenizer = text.tokenizer(SPECIAL, _NAMES, _TEMPLATE)
+    model = Qwen2_5_VLForConditionalGeneration(_config(tokenizer)).eval()
+    weights.spread(model, seed)
+    weights.speak_words(model.lm_head.weight, tokenizer)
+    parts.greedy(model.generation_config, tokenizer)
+    model.save_pretrained(directory)
+    processor = Qwen2_5_VLProcessor(
+        parts.image_processor(), tokenizer, parts.video_processor(), chat_template=_TEMPLATE
+    )
+    processor.save_pretrained(directory)
+
+
+def _config(tokenizer: Any) -> Any:
+    from transformers import Qwen2_5_VLConfig
+
+    ids = tokenizer.convert_tokens_to_ids
+    return Qwen2_5_VLConfig(
+        text_config=parts.text_config(tokenizer),
+        vision_config=parts.vision_config(),
+        image_token_id=ids("<|image_pad|>"),
+        video_token_id=ids("<|video_pad|>"),
+        vision_start_token_id=ids("<|vision_start|>"),
+        vision_end_token_id=ids("<|vision_end|>"),
+        tie_word_embeddings=False,
+    )

@@ -1,0 +1,69 @@
+"""A byte-level BPE tokenizer and a chat template, trained offline on a few sentences."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+VOCABULARY = 640
+
+# Few words, often: byte-pair merges then reach whole words, and answers read as words.
+_CORPUS = """the small white cat sleeps on the warm red mat and the big brown dog runs over the green hill.
+describe the image. what is in this picture? what do you hear in this audio clip? summarise the video please.
+system user assistant you are a helpful assistant. hello world, how are you today? i am fine, thank you very much.
+a red square on a blue background with a green circle near the yellow sun and some dark clouds over the hill.
+one two three four five six seven eight nine ten. yes no maybe. left right up down. old new long short.
+people walk along the river under the trees while birds sing and children play with a ball in the park.
+music plays softly, a voice speaks, water runs, wind blows, a door opens, and then there is silence again.
+"""
+WORDS = frozenset(re.findall(r"[a-z]{2,}", _CORPUS))
+
+_NEWLINE = "{{ '\\n' }}"
+_CHATML = (
+    "{%- if messages[0]['role'] != 'system' -%}"
+    "<|im_start|>systemNEWLINEYou are a helpful assistant.<|im_end|>NEWLINE"
+    "{%- endif -%}"
+    "{%- for message in messages -%}"
+    "<|im_start|>{{ message['role'] }}NEWLINE"
+    "{%- if message['content'] is string -%}{{ message['content'] }}"
+    "{%- else -%}"
+    "{%- for part in message['content'] -%}"
+    "{%- if part['type'] == 'image' -%}IMAGE"
+    "{%- elif part['type'] == 'video' -%}VIDEO"
+    "{%- elif part['type'] == 'audio' -%}AUDIO"
+    "{%- else -%}{{ part['text'] }}{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- endif -%}"
+    "<|im_end|>NEWLINE"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_start|>assistantNEWLINE{%- endif -%}"
+)
+
+
+def template(image: str = "", video: str = "", audio: str = "") -> str:
+    """The ChatML template with the strings that stand for one media item each."""
+    text = _CHATML.replace("NEWLINE", _NEWLINE)
+    return text.replace("IMAGE", image).replace("VIDEO", video).replace("AUDIO", audio)
+
+
+def tokenizer(special: Sequence[str], names: Mapping[str, str], chat_template: str) -> PreTrainedTokenizerFast:
+    """Train the tokenizer. ``names`` maps attributes such as ``image_token`` to special tokens."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator([_CORPUS] * 4 + ["user\nassistant\nsystem\n"] * 4, trainer)
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens=dict(names),
+        model_max_length=32768,
+        padding_side="left",
+    )
+    made.chat_template = chat_template
+    return made

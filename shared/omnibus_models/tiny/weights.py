@@ -1,0 +1,38 @@
+"""Random weights that keep greedy decoding meaningful."""
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from omnibus_models.tiny.text import WORDS
+
+# Logits spread far enough that sampling at temperature 1 prefers some words.
+_HEAD_GAIN = 3.0
+
+
+@torch.no_grad()
+def spread(module: nn.Module, seed: int) -> None:
+    """Redraw all weights with standard deviation 1/sqrt(fan in).
+
+    The library's default of 0.02 gives almost tied logits in a tiny model: then equality of answers
+    proves nothing.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        if parameter.dim() >= 2:
+            scale = parameter[0].numel() ** -0.5
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+        elif name.endswith("bias"):
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)
+
+
+@torch.no_grad()
+def speak_words(head: Tensor, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Leave only whole words, punctuation and end of turn among the ids that can win.
+
+    ``head`` [vocabulary, H] is the output matrix: a zero row has logit 0, which never is the largest.
+    """
+    for index in range(len(head)):
+        text = tokenizer.decode([index])
+        readable = text in (".", ",", "?") or (text[:1] == " " and text[1:] in WORDS)
+        head[index] *= _HEAD_GAIN if readable or index == tokenizer.eos_token_id else 0.0
