@@ -1,0 +1,1 @@
+"""The gateway: OpenAI-shaped HTTP in, recorded invocations out to the bus."""

@@ -1,0 +1,168 @@
+"""From streams to the HTTP answer: whole as JSON, or piece by piece as server-sent events."""
+
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable
+from secrets import token_hex
+from typing import Any
+
+import numpy as np
+
+from omnibus.errors import OmnibusError
+from omnibus.metrics import GATEWAY
+from omnibus.task import ChatOutput
+from services.gateway.chat import arrivals
+from services.gateway.openai import answers, audio
+from services.gateway.openai.schema import ChatRequest
+from services.gateway.openai.stream import DONE, ChatStream
+from services.gateway.records import Answer, text_digest
+from services.gateway.running import Running
+from services.gateway.streams import merge
+
+#: Seconds that an answer's audio id may be referred to.
+AUDIO_KEPT = 3600
+
+
+class Collected:
+    """What has come so far of one answer: enough for the JSON body, the usage and the record."""
+
+    def __init__(self, model: str, created: float) -> None:
+        self.first = 0.0
+        self.finish: str = "stop"
+        self.rate = 24000
+        self._model = model
+        self._created = created
+        self._begun: set[str] = set()
+        self._text: list[str] = []
+        self._pcm = hashlib.sha256()
+        self._samples = 0
+        self._usage: dict[str, int] = {}
+
+    def take(self, name: str, data: dict[str, Any], array: np.ndarray | None) -> None:
+        if name not in self._begun:
+            self._begun.add(name)
+            now = time.time()
+            self.first = self.first or now
+            GATEWAY.first_output(self._model, name).observe(now - self._created)
+        if name == "text":
+            if text := data.get("text"):
+                self._text.append(text)
+            self.finish = data.get("finish_reason", self.finish)
+            self._usage = data.get("usage", self._usage)
+        elif array is not None:
+            self.rate = data.get("rate", self.rate)
+            self._samples += len(array)
+
+    def heard(self, pcm: bytes) -> None:
+        self._pcm.update(pcm)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._text)
+
+    def usage(self) -> answers.Usage:
+        counted = self._usage
+        image = counted.get("image_tokens", 0) + counted.get("video_tokens", 0)
+        sound = counted.get("audio_tokens", 0)
+        return answers.usage(
+            prompt_text=counted.get("prompt_tokens", 0) - image - sound,
+            prompt_image=image,
+            prompt_audio=sound,
+            text=counted.get("completion_tokens", 0),
+            audio=self._samples * 50 // self.rate,
+        )
+
+    def answer(self) -> Answer:
+        text = self.text
+        return Answer(
+            text=text,
+            text_sha256=text_digest(text),
+            audio_sha256=self._pcm.hexdigest() if self._samples else "",
+            audio_seconds=self._samples / self.rate,
+            rate=self.rate if self._samples else 0,
+            finish_reason=self.finish,
+            usage=self._usage,
+        )
+
+
+async def collect(running: Running, output: ChatOutput, got: Collected) -> np.ndarray:
+    """Read all streams to their end; returns the samples, float32 [n]."""
+    sound: list[np.ndarray] = []
+    async for batch in merge(arrivals(output)):
+        for name, item in batch:
+            got.take(name, item.data, item.array)
+            if name == "audio" and item.array is not None:
+                sound.append(item.array)
+    samples = np.concatenate(sound) if sound else np.zeros(0, np.float32)
+    if output.audio is not None:
+        got.heard(audio.pcm16(samples))
+    return samples
+
+
+async def whole(running: Running, request: ChatRequest, output: ChatOutput, got: Collected) -> bytes:
+    """The body of a ``chat.completion``."""
+    samples = await collect(running, output, got)
+    invocation = running.invocation
+    spoken = None
+    if request.audio is not None and request.speaks:
+        spoken = answers.Audio(
+            id=f"audio_{token_hex(16)}",
+            data=await audio.render(samples, got.rate, request.audio.format),
+            expires_at=int(time.time()) + AUDIO_KEPT,
+            transcript=got.text,
+        )
+    return answers.completion(
+        id=f"chatcmpl-{invocation.id}",
+        model=invocation.model,
+        created=int(invocation.created),
+        text=got.text if request.writes or spoken is None else None,
+        finish_reason=got.finish,  # type: ignore[arg-type]
+        usage=got.usage(),
+        audio=spoken,
+        fingerprint=f"epoch-{invocation.epoch}",
+    )
+
+
+async def events(
+    running: Running, request: ChatRequest, output: ChatOutput, got: Collected, done: Callable[[str], None]
+) -> AsyncIterator[bytes]:
+    """The body of a streamed answer: frames that are ready together leave together.
+
+    ``done`` is called with the status before the last frame leaves.
+    """
+    invocation = running.invocation
+    wav = request.audio is not None and request.speaks and request.audio.format == "wav"
+    stream = ChatStream(
+        f"chatcmpl-{invocation.id}",
+        invocation.model,
+        int(invocation.created),
+        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        wav=got.rate if wav else None,
+        fingerprint=f"epoch-{invocation.epoch}",
+    )
+    head = [stream.role("" if request.writes else None)]
+    if output.audio is not None:
+        head.append(stream.audio_start(f"audio_{token_hex(16)}"))
+    yield b"".join(head)
+    say = stream.text if request.writes else stream.transcript
+    try:
+        async for batch in merge(arrivals(output)):
+            yield b"".join([frame for name, item in batch if (frame := _frame(stream, say, got, name, item))])
+    except OmnibusError as error:
+        done("failed")
+        yield stream.error(error, invocation.id)
+        return
+    done("done")
+    tail = [stream.audio_end(int(time.time()) + AUDIO_KEPT)] if output.audio is not None else []
+    yield b"".join([*tail, stream.finish(got.finish), stream.usage(got.usage()), DONE])  # type: ignore[arg-type]
+
+
+def _frame(stream: ChatStream, say: Callable[[str], bytes], got: Collected, name: str, item: Any) -> bytes:
+    got.take(name, item.data, item.array)
+    if name == "text":
+        return say(text) if (text := item.data.get("text")) else b""
+    if item.array is None:
+        return b""
+    pcm = audio.pcm16(item.array)
+    got.heard(pcm)
+    return stream.audio(pcm)

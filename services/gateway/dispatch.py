@@ -1,0 +1,271 @@
+"""Dispatch: an invocation goes to all executors of its route at once; answers come back here.
+
+An executor that has no subscriber, says ``busy``, falls silent or dies is replaced: the invocation moves
+as a whole to a route without it, as the next attempt. What the client already has is not sent twice.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from omnibus import graph
+from omnibus.bus import Bus, Delivery, messages, subjects
+from omnibus.bus.messages import Accepted, Busy, Chunk, End, Failed, Hop
+from omnibus.errors import BusUnavailable, OmnibusError, Overloaded, ProtocolError, StageUnavailable, StaleHandle, from_problem
+from omnibus.graph import Invocation
+from omnibus.metrics import GATEWAY
+from omnibus.service import until_cancelled
+from omnibus.tensors.client import TensorClient
+from omnibus.tensors.handle import Handle
+from services.gateway.members import Members
+from services.gateway.route import Router, Ticket
+from services.gateway.running import Running
+
+log = logging.getLogger(__name__)
+
+WATCH = 0.25  # seconds between two looks for silent executors
+RETURN = 1.5  # seconds after a reconnect that executors have to show up again
+ACCEPT = 3.0  # seconds within which every executor of a route must have answered
+SETTLE = 0.25  # seconds that the last nodes have to report their times
+ATTEMPTS = 4  # routes that an invocation may take
+
+
+class Dispatcher:
+    """Sends invocations, receives replies, moves what is lost."""
+
+    def __init__(self, gateway: str, bus: Bus, tensors: TensorClient, router: Router, members: Members) -> None:
+        self._gateway = gateway
+        self._bus = bus
+        self._tensors = tensors
+        self._router = router
+        self._members = members
+        self._running: dict[str, Running] = {}
+        self._watcher: asyncio.Task[None] | None = None
+        self.reply = subjects.reply(gateway)
+
+    async def startup(self) -> None:
+        await self._bus.subscribe(self.reply, self._on_reply)
+        await self._bus.subscribe(f"{self.reply}.>", self._on_refused)
+        await self._bus.subscribe(subjects.event(subjects.EXECUTOR), self._on_status)
+        await self._bus.subscribe(subjects.event(subjects.GONE), lambda d: self._on_gone(d.data.decode()))
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        self._bus.publish(subjects.event(subjects.CENSUS), b"{}")
+
+    async def shutdown(self) -> None:
+        if self._watcher is not None:
+            await until_cancelled(self._watcher)
+        for running in list(self._running.values()):
+            self.finish(running, "cancelled")
+
+    @property
+    def connected(self) -> bool:
+        return self._bus.connected
+
+    @property
+    def inflight(self) -> int:
+        return len(self._running)
+
+    # Out
+
+    def submit(self, invocation: Invocation, ticket: Ticket, work: Sequence[int]) -> Running:
+        """Send ``invocation`` to every executor of its route; ``work`` is in tokens per node."""
+        running = Running(invocation, ticket, work, self._fetch, self._router)
+        self._running[invocation.id] = running
+        GATEWAY.inflight.set(len(self._running))
+        try:
+            self._send(running)
+        except OmnibusError:
+            self.finish(running, "failed")
+            raise
+        return running
+
+    def _send(self, running: Running) -> None:
+        invocation = running.invocation
+        running.charge()
+        body = graph.encode(invocation)
+        sent = set()
+        for node, executor in zip(invocation.nodes, invocation.route, strict=True):
+            if executor not in sent:
+                sent.add(executor)
+                refused = subjects.refused(self._gateway, invocation.id, invocation.attempt, executor)
+                self._bus.publish(subjects.task(node.task, executor), body, reply=refused)
+
+    def finish(self, running: Running, status: str) -> None:
+        """One ``end`` event; every holder releases."""
+        if running.over:
+            return
+        running.over = True
+        running.discharge()
+        self._running.pop(running.id, None)
+        GATEWAY.inflight.set(len(self._running))
+        self._end(running.invocation, status)
+        self._tensors.end(running.id)
+
+    def _end(self, invocation: Invocation, status: str) -> None:
+        end = End(invocation.id, status, invocation.attempt)
+        try:
+            self._bus.publish(subjects.end(invocation.id), msgspec.json.encode(end))
+        except OmnibusError as error:  # holders fall back on the deadline
+            log.warning("end of %s not sent: %s", invocation.id, error)
+
+    def complete(self, running: Running, then: Callable[[], None]) -> None:
+        """The answer is whole: end the invocation as soon as all nodes have reported their times."""
+        timer: asyncio.TimerHandle | None = None
+
+        def conclude() -> None:
+            if timer is not None:
+                timer.cancel()
+            if not running.over:
+                self.finish(running, "done")
+                then()
+
+        if running.reported:
+            conclude()
+        else:
+            running.on_settled = conclude
+            timer = asyncio.get_running_loop().call_later(SETTLE, conclude)
+
+    # In
+
+    def _fetch(self, handle: Handle) -> np.ndarray:
+        array = np.array(self._tensors.view(handle))
+        self._tensors.release(handle)
+        return array
+
+    def _on_reply(self, delivery: Delivery) -> None:
+        for message in messages.decode_replies(delivery.data):
+            running = self._running.get(message.inv)
+            if running is None or running.invocation.attempt != message.attempt:
+                continue
+            match message:
+                case Chunk():
+                    self._on_chunk(running, message)
+                case Hop():
+                    running.finished(message)
+                case Accepted():
+                    running.accepted.add(message.executor)
+                case Failed():
+                    self._on_failed(running, message)
+                case Busy():
+                    busy = Overloaded(f"executor {message.executor} is at its limit", retry_after=message.retry_after)
+                    self._move(running, message.executor, busy, "busy")
+
+    def _on_chunk(self, running: Running, chunk: Chunk) -> None:
+        stream = running.streams.get((chunk.node, chunk.output))
+        if stream is None:
+            return
+        try:
+            stream.feed(chunk)
+        except (StaleHandle, ProtocolError) as error:
+            running.fail(error)
+
+    def _on_failed(self, running: Running, failed: Failed) -> None:
+        error = from_problem(failed.problem)
+        if isinstance(error, StaleHandle | ProtocolError) and running.invocation.attempt + 1 < ATTEMPTS:
+            self._again(running, error, "retry")
+        else:
+            running.fail(error)
+
+    def _on_refused(self, delivery: Delivery) -> None:
+        """The server says that nobody listens on an executor's subject."""
+        if not delivery.refused:
+            return
+        invocation, attempt, executor = subjects.parse_refused(delivery.subject)
+        self._on_gone(executor)
+        running = self._running.get(invocation)
+        if running is not None and running.invocation.attempt == attempt and executor not in running.lost:
+            self._move(running, executor, self._gone_error(running, executor), "gone")
+
+    def _on_status(self, delivery: Delivery) -> None:
+        try:
+            status = messages.decode_status(delivery.data)
+        except ProtocolError as error:
+            log.warning("%s", error)
+            return
+        if self._members.heard(status):
+            self._on_gone(status.id)
+
+    def _on_gone(self, executor: str) -> None:
+        """``executor`` is dead: whatever waits for it moves."""
+        self._members.remove(executor)
+        for running in list(self._running.values()):
+            if running.waits_for(executor):
+                self._move(running, executor, self._gone_error(running, executor), "gone")
+
+    def _gone_error(self, running: Running, executor: str) -> StageUnavailable:
+        stage = next(
+            (n.component for n, e in zip(running.invocation.nodes, running.invocation.route, strict=True) if e == executor),
+            "",
+        )
+        return StageUnavailable(f"executor {executor} of stage {stage!r} is gone", stage=stage, executor=executor)
+
+    # Move
+
+    def _move(self, running: Running, executor: str, error: OmnibusError, reason: str) -> None:
+        """Take ``executor`` out of the route and start the next attempt, or fail with ``error``."""
+        if executor:
+            running.lost.add(executor)
+        if running.over or running.failure is not None:
+            return
+        if running.invocation.attempt + 1 >= ATTEMPTS:
+            running.fail(error)
+            return
+        self._again(running, error, reason)
+
+    def _again(self, running: Running, error: OmnibusError, reason: str) -> None:
+        old = running.invocation
+        components = [node.component for node in old.nodes]
+        try:
+            route = self._router.route(old.model, running.ticket, components, frozenset(running.lost))
+        except StageUnavailable as none:
+            running.fail(none if reason == "gone" else error)
+            return
+        GATEWAY.moved.labels(reason).inc()
+        self._end(old, "moved")
+        running.moved(route)
+        log.info("%s moves to attempt %d: %s", running.id, running.invocation.attempt, error)
+        self._send(running)
+
+    async def _watch(self) -> None:
+        """Ask silent executors whether they listen; replace those that do not answer a dispatch."""
+        reconnects, back = self._bus.reconnects, 0.0
+        while True:
+            await asyncio.sleep(WATCH)
+            if not self._bus.connected:
+                continue
+            if reconnects != self._bus.reconnects:
+                reconnects, back = self._bus.reconnects, time.monotonic()
+                self._bus.publish(subjects.event(subjects.CENSUS), b"{}")
+            if back and time.monotonic() - back < RETURN:
+                continue  # the executors are reconnecting too
+            if back:
+                back = 0.0
+                self._resume()
+            for executor in self._members.silent():
+                probe = subjects.refused(self._gateway, "-", 0, executor)
+                try:
+                    self._bus.publish(subjects.edge(executor), b"", reply=probe)
+                except OmnibusError as error:
+                    log.warning("cannot ask for %s: %s", executor, error)
+            self._overdue()
+
+    def _resume(self) -> None:
+        """The bus was away and may have lost messages: what is in flight runs again, without repeats."""
+        for running in list(self._running.values()):
+            if running.failure is None and not running.reported:
+                self._move(running, "", BusUnavailable("the bus was away while the request ran: ask again"), "bus")
+
+    def _overdue(self) -> None:
+        oldest = time.time() - ACCEPT
+        for running in list(self._running.values()):
+            invocation = running.invocation
+            if invocation.created > oldest or len(running.accepted) >= len(set(invocation.route)):
+                continue
+            for executor in set(invocation.route) - running.accepted:
+                if running.waits_for(executor) and invocation.attempt == 0:
+                    self._move(running, executor, self._gone_error(running, executor), "silent")
+                    break

@@ -1,0 +1,71 @@
+"""Media and long inputs by content hash, so that a recorded invocation can be run again exactly."""
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from omnibus.errors import NotFound
+
+
+class MediaKeep:
+    """A directory of files named by the SHA-256 of their content; the oldest leave when it is full.
+
+    An empty ``directory`` keeps nothing. Several gateways may share one directory.
+    """
+
+    def __init__(self, directory: str, limit: int) -> None:
+        self._root = Path(directory) if directory else None
+        self._limit = limit
+        self._total = -1
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="media-keep")
+
+    def put(self, sha256: str, data: bytes) -> None:
+        """Keep ``data`` without waiting."""
+        if self._root is not None:
+            self._writer.submit(self._write, self._root / sha256[:2] / sha256, data)
+
+    async def get(self, sha256: str) -> bytes:
+        """Raises ``NotFound`` when the content was never kept or has left."""
+        loop = asyncio.get_running_loop()
+        try:
+            if self._root is None:
+                raise FileNotFoundError(sha256)
+            return await loop.run_in_executor(self._writer, (self._root / sha256[:2] / sha256).read_bytes)
+        except FileNotFoundError as error:
+            raise NotFound(
+                f"the recorded input {sha256[:12]} is not kept here: record in `full` mode with a media directory"
+            ) from error
+
+    def close(self) -> None:
+        self._writer.shutdown(wait=True)
+
+    def _write(self, path: Path, data: bytes) -> None:
+        if path.exists():
+            return
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}")
+        with open(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+        draft.rename(path)
+        self._total = self._measure() if self._total < 0 else self._total + len(data)
+        if self._total > self._limit:
+            self._evict()
+
+    def _files(self) -> list[os.stat_result]:
+        assert self._root is not None
+        return [path.stat() for path in self._root.glob("??/*")]
+
+    def _measure(self) -> int:
+        return sum(entry.st_size for entry in self._files())
+
+    def _evict(self) -> None:
+        """Remove the oldest files until three quarters of the limit are left."""
+        assert self._root is not None
+        files = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in self._root.glob("??/*"))
+        self._total = sum(size for _, size, _ in files)
+        for _, size, path in files:
+            if self._total <= self._limit * 3 // 4:
+                break
+            path.unlink(missing_ok=True)
+            self._total -= size

@@ -1,0 +1,25 @@
+"""What every header reader returns, and what they share."""
+
+from msgspec import Struct
+
+# Elements that one reader visits at most. A file made of a million tiny elements must not hold up the
+# event loop; real headers have a few dozen.
+MAX_STEPS = 4096
+
+
+class Extent(Struct, frozen=True):
+    """Length in seconds (None when the header does not say) and size in pixels (0 without a picture)."""
+
+    seconds: float | None = None
+    width: int = 0
+    height: int = 0
+
+
+def mpeg_layer(head: bytes) -> str:
+    """Either "mp3" or "adts" when ``head`` starts with the sync word of such a frame, else ""."""
+    if len(head) < 2 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
+        return ""
+    layer = head[1] >> 1 & 3
+    if layer == 0:
+        return "adts" if head[1] & 0xF0 == 0xF0 else ""
+    return "mp3" if layer == 1 else ""

@@ -1,0 +1,66 @@
+"""Which formats are accepted, told by their first bytes, and who reads their headers."""
+
+from collections.abc import Callable
+
+from services.gateway.openai.formats import films, pictures, sounds
+from services.gateway.openai.formats.extent import Extent, mpeg_layer
+
+# A reader raises ValueError, struct.error or IndexError on a malformed header. Headers can lie: the
+# executor that decodes checks again.
+READERS: dict[str, Callable[[bytes], Extent]] = {
+    "image/jpeg": pictures.jpeg,
+    "image/png": pictures.png,
+    "image/webp": pictures.webp,
+    "image/gif": pictures.gif,
+    "audio/wav": sounds.wav,
+    "audio/flac": sounds.flac,
+    "audio/ogg": sounds.ogg,
+    "audio/mpeg": sounds.mp3,
+    "audio/aac": sounds.adts,
+    "audio/mp4": films.mp4,
+    "video/mp4": films.mp4,
+    "video/webm": films.matroska,
+    "video/x-matroska": films.matroska,
+}
+
+_MAGIC = (
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+    (b"fLaC", "audio/flac"),
+    (b"OggS", "audio/ogg"),
+    (b"ID3", "audio/mpeg"),
+)
+_RIFF = {b"WEBP": "image/webp", b"WAVE": "audio/wav"}
+_LAYERS = {"mp3": "audio/mpeg", "adts": "audio/aac"}
+
+# HEIF and AVIF stills share the box format of MP4 and are not on the list.
+_FILM_BRANDS = (b"iso", b"mp4", b"M4V", b"avc", b"3gp", b"dby", b"f4v", b"qt ", b"MSN")
+
+
+def sniff(data: bytes) -> str:
+    """The MIME type by magic, or "" for anything outside the allow-list."""
+    for magic, mime in _MAGIC:
+        if data.startswith(magic):
+            return mime
+    if data[:4] == b"RIFF":
+        return _RIFF.get(data[8:12], "")
+    if data[4:8] == b"ftyp":
+        return _brand(data[8:12])
+    if data[:4] == b"\x1a\x45\xdf\xa3":
+        return _doctype(data[:64])
+    return _LAYERS.get(mpeg_layer(data[:2]), "")
+
+
+def _brand(brand: bytes) -> str:
+    if brand in (b"M4A ", b"M4B "):
+        return "audio/mp4"
+    return "video/mp4" if brand.startswith(_FILM_BRANDS) else ""
+
+
+def _doctype(head: bytes) -> str:
+    _, _, doctype = head.partition(b"\x42\x82")
+    if b"webm" in doctype:
+        return "video/webm"
+    return "video/x-matroska" if b"matroska" in doctype else ""

@@ -1,0 +1,63 @@
+"""Errors as HTTP: status, headers and OpenAI's body with the request id and the failing stage added."""
+
+from math import ceil
+
+import msgspec
+from msgspec import Struct
+
+from omnibus.errors import OmnibusError, Problem, Unauthorized, from_problem
+
+
+class ErrorDetail(Struct, frozen=True, omit_defaults=True):
+    """``param``, ``code``, ``request_id`` and ``stage`` are always there, null when unknown."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+    request_id: str | None
+    stage: str | None
+    executor: str = ""
+    attempt: int = 0
+
+
+class ErrorBody(Struct, frozen=True):
+    error: ErrorDetail
+
+
+_ENCODER = msgspec.json.Encoder()
+
+
+def status_of(error: OmnibusError | Problem) -> int:
+    """The HTTP status."""
+    return _typed(error).status
+
+
+def error_headers(error: OmnibusError | Problem) -> dict[str, str]:
+    """Extra response headers: Retry-After (whole seconds, at least 1) and WWW-Authenticate."""
+    typed = _typed(error)
+    retry_after = getattr(typed, "retry_after", 0.0)
+    headers = {"Retry-After": str(max(1, ceil(retry_after)))} if retry_after else {}
+    if isinstance(typed, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    return headers
+
+
+def error_body(error: OmnibusError | Problem, request_id: str = "") -> bytes:
+    """``{"error": {message, type, param, code, request_id, stage, executor?, attempt?}}`` as JSON."""
+    problem = error.problem() if isinstance(error, OmnibusError) else error
+    detail = ErrorDetail(
+        message=problem.message,
+        type=_typed(error).kind,
+        param=problem.param or None,
+        code=problem.code or None,
+        request_id=request_id or None,
+        stage=problem.stage or None,
+        executor=problem.executor,
+        attempt=problem.attempt,
+    )
+    return _ENCODER.encode(ErrorBody(detail))
+
+
+def _typed(error: OmnibusError | Problem) -> OmnibusError:
+    return error if isinstance(error, OmnibusError) else from_problem(error)

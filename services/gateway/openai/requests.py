@@ -1,0 +1,138 @@
+"""From the bytes of an HTTP body to a checked ``ChatRequest``."""
+
+import re
+from collections.abc import AsyncIterable, Callable
+from typing import Any
+
+import msgspec
+
+from omnibus.errors import BadRequest, TooLarge
+from services.gateway.openai.schema import AssistantMessage, ChatRequest, FunctionMessage, Message, ToolMessage
+
+_DECODER = msgspec.json.Decoder(ChatRequest)
+_PLACE = re.compile(r"(?P<text>.*?)(?: - at `\$\.?(?P<param>.*)`)?", re.DOTALL)
+_FIELD = re.compile(r"Object (?P<kind>missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
+_SHOWN = 160  # characters of a client's own text that an error may repeat
+
+
+def _one_of(*values: object) -> Callable[[Any], bool]:
+    return lambda value: value in values
+
+
+# What each field may hold without changing the answer. Everything else is refused by name.
+_HARMLESS: dict[str, Callable[[Any], bool]] = {
+    "n": _one_of(1),
+    "logprobs": _one_of(False),
+    "top_logprobs": _one_of(0),
+    "logit_bias": _one_of({}),
+    "frequency_penalty": _one_of(0),
+    "presence_penalty": _one_of(0),
+    "response_format": lambda value: value.type == "text",
+    "tools": _one_of([]),
+    "tool_choice": _one_of("none", "auto"),
+    "functions": _one_of([]),
+    "function_call": _one_of("none", "auto"),
+    "reasoning_effort": _one_of("none"),
+    "verbosity": _one_of("medium"),
+    "web_search_options": _one_of(),
+    "moderation": _one_of(),
+}
+
+
+async def read_body(chunks: AsyncIterable[bytes], limit: int, declared: int | None = None) -> bytes:
+    """Collect a request body of at most ``limit`` bytes.
+
+    ``declared`` is the Content-Length, if any: too large a body is refused before it is read.
+    Raises ``TooLarge``.
+    """
+    parts: list[bytes] = []
+    received = 0
+    _check_body(declared or 0, limit)
+    async for chunk in chunks:
+        parts.append(chunk)
+        received += len(chunk)
+        _check_body(received, limit)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def parse_chat(body: bytes | bytearray | memoryview) -> ChatRequest:
+    """Decode and check one chat request.
+
+    Raises ``BadRequest``; ``param`` is the JSON path in OpenAI's style (``messages[0].content``).
+    """
+    try:
+        request = _DECODER.decode(body)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise BadRequest("The request body is not valid JSON in UTF-8.") from None
+    except RecursionError:
+        raise BadRequest("The request body is nested too deeply.") from None
+    _check_supported(request)
+    _check_audio(request)
+    _check_stream(request)
+    for index, message in enumerate(request.messages):
+        _check_message(message, f"messages[{index}]")
+    return request
+
+
+def _check_body(nbytes: int, limit: int) -> None:
+    if nbytes > limit:
+        raise TooLarge(f"The request body has more than {limit} bytes, the most accepted.")
+
+
+def _invalid(complaint: str) -> BadRequest:
+    """The decoder's complaint in OpenAI's words and with OpenAI's way to name the place."""
+    place = _PLACE.fullmatch(complaint)
+    text, param = (place["text"], place["param"] or "") if place else (complaint, "")
+    field = _FIELD.fullmatch(text)
+    if field is None:
+        return BadRequest(f"Invalid request: {text[:_SHOWN]}.", param=param[:_SHOWN])
+    name = field["name"][:_SHOWN]
+    full = f"{param}.{name}" if param else name
+    if field["kind"] == "contains unknown":
+        return BadRequest(f"Unrecognized request argument supplied: {name}", param=full)
+    return BadRequest(f"Missing required parameter: '{full}'.", param=full)
+
+
+def _check_supported(request: ChatRequest) -> None:
+    for name, harmless in _HARMLESS.items():
+        value = getattr(request, name)
+        if value is not None and not harmless(value):
+            raise _unsupported(name)
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
+        raise BadRequest("Set max_completion_tokens or max_tokens, not both.", param="max_tokens")
+
+
+def _check_audio(request: ChatRequest) -> None:
+    if request.speaks and request.audio is None:
+        raise BadRequest("Audio output needs audio: {voice, format}.", param="audio")
+
+
+def _check_stream(request: ChatRequest) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
+    if request.stream and request.speaks and request.audio and request.audio.format not in ("wav", "pcm16"):
+        raise BadRequest("Streamed audio is pcm16 or wav: other formats need stream=false.", param="audio.format")
+
+
+def _check_message(message: Message, param: str) -> None:
+    if isinstance(message, (ToolMessage, FunctionMessage)):
+        raise _unsupported(f"{param}.role")
+    if isinstance(message, AssistantMessage):
+        _check_assistant(message, param)
+
+
+def _check_assistant(message: AssistantMessage, param: str) -> None:
+    if message.tool_calls:
+        raise _unsupported(f"{param}.tool_calls")
+    if message.function_call is not None:
+        raise _unsupported(f"{param}.function_call")
+    if message.audio is not None:
+        raise BadRequest("Earlier audio is not kept: send the answer's transcript as content.", param=f"{param}.audio")
+    if message.content is None and message.refusal is None:
+        raise BadRequest(f"Missing required parameter: '{param}.content'.", param=f"{param}.content")
+
+
+def _unsupported(param: str) -> BadRequest:
+    return BadRequest(f"The value of '{param}' is not supported here: leave it out.", param=param)

@@ -1,0 +1,118 @@
+"""The record stream: every invocation as it was sent, and its end with times and the answer's digest."""
+
+import hashlib
+import logging
+import time
+from typing import Any, Literal
+
+import msgspec
+
+from omnibus import graph
+from omnibus.bus import Bus, subjects
+from omnibus.bus.messages import Hop
+from omnibus.errors import NotFound, OmnibusError, Problem
+from omnibus.graph import HANDLE, WIRE_VERSION, Invocation
+from services.gateway.running import Running
+
+log = logging.getLogger(__name__)
+
+#: Characters of an answer's text that its end record repeats; the digest covers all of it.
+SHOWN = 16_000
+
+
+class Answer(msgspec.Struct, omit_defaults=True):
+    """What the client got. ``audio`` is the SHA-256 of its 16-bit samples."""
+
+    text: str = ""
+    text_sha256: str = ""
+    audio_sha256: str = ""
+    audio_seconds: float = 0.0
+    rate: int = 0
+    finish_reason: str = ""
+    usage: dict[str, int] = {}
+
+
+class Ended(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The end of an invocation as it is recorded. Times are Unix seconds."""
+
+    inv: str
+    status: str
+    created: float
+    finished: float
+    first: float = 0.0
+    attempts: int = 1
+    path: str = ""
+    route: tuple[str, ...] = ()
+    hops: tuple[Hop, ...] = ()
+    answer: Answer = msgspec.field(default_factory=Answer)
+    problem: Problem | None = None
+    kind: Literal["end"] = "end"
+    v: int = WIRE_VERSION
+
+
+class Records:
+    """Writes to the stream without waiting; reads it for replay. ``full`` keeps inputs, else digests."""
+
+    def __init__(self, bus: Bus, full: bool) -> None:
+        self._bus = bus
+        self.full = full
+
+    def begin(self, invocation: Invocation) -> None:
+        body = graph.encode(invocation if self.full else _digested(invocation))
+        self._publish(invocation, body, f"{invocation.id}.{invocation.attempt}")
+
+    def end(self, running: Running, status: str, answer: Answer, first: float) -> None:
+        invocation = running.invocation
+        shown = answer.text[:SHOWN] if self.full else ""
+        ended = Ended(
+            inv=invocation.id,
+            status=status,
+            created=invocation.created,
+            finished=time.time(),
+            first=first,
+            attempts=invocation.attempt + 1,
+            path=invocation.path,
+            route=invocation.route,
+            hops=tuple(running.hops[node] for node in sorted(running.hops)),
+            answer=msgspec.structs.replace(answer, text=shown),
+            problem=running.failure.problem() if running.failure is not None else None,
+        )
+        self._publish(invocation, msgspec.json.encode(ended), f"{invocation.id}.end")
+
+    def _publish(self, invocation: Invocation, body: bytes, id: str) -> None:
+        try:
+            self._bus.record(subjects.record(invocation.app, invocation.id), body, id)
+        except OmnibusError as error:  # serving goes on without its record
+            log.warning("%s was not recorded: %s", id, error)
+
+    async def find(self, id: str) -> tuple[Invocation, Ended | None]:
+        """A recorded invocation and its end. Raises ``NotFound``."""
+        found = await self._bus.records(subjects.record("*", id) if "*" in id else f"{subjects.ROOT}.inv.*.{id}")
+        bodies = [delivery.data for delivery in found]
+        ends = [body for body in bodies if b'"kind":"end"' in body]
+        begins = [body for body in bodies if body not in ends]
+        if not begins:
+            raise NotFound(f"no record of invocation {id!r}: its retention may have passed")
+        return graph.decode(begins[0]), msgspec.json.decode(ends[-1], type=Ended) if ends else None
+
+
+def text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _digested(invocation: Invocation) -> Invocation:
+    """Without users' content: each literal input as its size and digest."""
+    nodes = tuple(
+        graph.with_inputs(node, {name: _digest(value) for name, value in node.inputs.items()})
+        for node in invocation.nodes
+    )
+    return msgspec.structs.replace(invocation, nodes=nodes)
+
+
+def _digest(value: Any) -> Any:
+    if any(graph.refs(value)) or not isinstance(value, str | list | dict) or not value:
+        return value
+    if isinstance(value, dict) and HANDLE in value:
+        return {key: entry for key, entry in value.items() if key != HANDLE}
+    body = msgspec.json.encode(value)
+    return {"$digest": hashlib.sha256(body).hexdigest(), "nbytes": len(body)}

@@ -1,0 +1,147 @@
+"""``omnibus.replay``: a recorded invocation runs again, with the same graph, seed and path.
+
+Replies are one-line JSON: first where it runs, then the answer and how it compares, then an empty
+message. Replaying can do no more than sending the request again.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from omnibus import graph
+from omnibus.bus import Delivery
+from omnibus.errors import BadRequest, OmnibusError
+from omnibus.graph import HANDLE, Invocation, Node
+from omnibus.tensors.client import TensorClient
+from services.gateway.answer import Collected
+from services.gateway.chat import APP, place
+from services.gateway.dispatch import Dispatcher
+from services.gateway.keep import MediaKeep
+from services.gateway.openai.audio import pcm16
+from services.gateway.records import Answer, Ended, Records
+from services.gateway.route import Router
+from services.gateway.running import Running
+from services.gateway.streams import merge
+
+#: 16-bit steps by which a replayed sample may differ: float sums depend on the batch they ran in.
+LOUDNESS = 1
+
+
+class Replayer:
+    """Answers on ``omnibus.replay``."""
+
+    def __init__(
+        self, router: Router, dispatcher: Dispatcher, tensors: TensorClient, records: Records, keep: MediaKeep
+    ) -> None:
+        self._router = router
+        self._dispatcher = dispatcher
+        self._tensors = tensors
+        self._records = records
+        self._keep = keep
+
+    async def respond(self, delivery: Delivery) -> AsyncIterator[bytes]:
+        try:
+            recorded = graph.decode(delivery.data)
+            async for part in self._run(recorded):
+                yield msgspec.json.encode(part)
+        except OmnibusError as error:
+            yield msgspec.json.encode({"status": "failed", "problem": error.problem()})
+
+    async def _run(self, recorded: Invocation) -> AsyncIterator[dict[str, Any]]:
+        again, running = await self._send(recorded)
+        yield {"status": "running", "id": again.id, "replay_of": recorded.id, "path": again.path, "route": again.route}
+        got = Collected(again.model, again.created)
+        try:
+            pcm = await self._collect(running, got)
+        except OmnibusError:
+            self._dispatcher.finish(running, "failed")
+            self._records.end(running, "failed", got.answer(), got.first)
+            raise
+        self._dispatcher.complete(running, lambda: self._records.end(running, "done", got.answer(), got.first))
+        answer = got.answer()
+        if pcm:
+            self._keep.put(answer.audio_sha256, pcm)
+        yield {"status": "done", "id": again.id, "answer": answer, **await self._compare(recorded, answer, pcm)}
+
+    async def _send(self, recorded: Invocation) -> tuple[Invocation, Running]:
+        self._router.model(recorded.model)
+        ticket = self._router.ticket(recorded.model, recorded.type)
+        now = time.time()
+        deadline = now + max(1.0, recorded.deadline - recorded.created)
+        try:
+            nodes = tuple([await self._restore(node, ticket.id, deadline) for node in recorded.nodes])
+            route = self._router.along(recorded.model, recorded.options, [node.component for node in nodes])
+        except BaseException:
+            self._tensors.end(ticket.id)
+            raise
+        again = msgspec.structs.replace(
+            recorded,
+            id=ticket.id,
+            app=APP,
+            path=route.path,
+            epoch=self._router.plan.epoch if self._router.plan else 0,
+            created=now,
+            deadline=deadline,
+            reply=self._dispatcher.reply,
+            nodes=nodes,
+            options=route.options,
+            route=route.executors,
+            attempt=0,
+            replay_of=recorded.id,
+        )
+        running = self._dispatcher.submit(again, ticket, [256] * len(nodes))
+        self._records.begin(again)
+        return again, running
+
+    async def _restore(self, node: Node, id: str, deadline: float) -> Node:
+        """Bring inputs that travelled by handle back into the arena, from their content hash."""
+        inputs = dict(node.inputs)
+        for name, value in inputs.items():
+            if isinstance(value, dict) and "$digest" in value:
+                raise BadRequest(f"input {name!r} was recorded as a digest: set OMNIBUS_GATEWAY_RECORD=full to replay")
+            if isinstance(value, dict) and (HANDLE in value or "sha256" in value):
+                digest = str(value["sha256"])
+                data = await self._keep.get(digest)
+                inputs[name] = await place(
+                    self._tensors, None, data, value["modality"], value["mime"], digest, id, deadline
+                )
+        return graph.with_inputs(node, inputs)
+
+    async def _collect(self, running: Running, got: Collected) -> bytes:
+        streams = {
+            ("audio" if running.invocation.nodes[node].component == "vocoder" else "text"): stream
+            for (node, _), stream in running.streams.items()
+        }
+        sound: list[np.ndarray] = []
+        async for batch in merge(streams):
+            for name, item in batch:
+                got.take(name, item.data, item.array)
+                if item.array is not None:
+                    sound.append(item.array)
+        pcm = pcm16(np.concatenate(sound)) if sound else b""
+        if pcm:
+            got.heard(pcm)
+        return pcm
+
+    async def _compare(self, recorded: Invocation, answer: Answer, pcm: bytes) -> dict[str, Any]:
+        """``identical`` is None when the recorded answer is unknown."""
+        _, ended = await self._records.find(recorded.id)
+        if ended is None or ended.status != "done":
+            return {"identical": None, "why": "the recorded invocation has no finished answer"}
+        if ended.answer.text_sha256 != answer.text_sha256:
+            return {"identical": False, "why": "the text differs"}
+        return {"identical": await self._same_sound(ended, answer, pcm)}
+
+    async def _same_sound(self, ended: Ended, answer: Answer, pcm: bytes) -> bool:
+        if ended.answer.audio_sha256 == answer.audio_sha256:
+            return True
+        try:
+            before = np.frombuffer(await self._keep.get(ended.answer.audio_sha256), "<i2").astype(np.int32)
+        except OmnibusError:
+            return False
+        now = np.frombuffer(pcm, "<i2").astype(np.int32)
+        return len(before) == len(now) and int(np.abs(before - now).max(initial=0)) <= LOUDNESS
+

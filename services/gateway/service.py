@@ -1,0 +1,134 @@
+"""The gateway service: connections, the plan, the HTTP server."""
+
+import asyncio
+import logging
+import secrets
+
+import uvicorn
+
+from omnibus.bus import subjects
+from omnibus.bus.nats import NatsBus
+from omnibus.errors import OmnibusError
+from omnibus.metrics import GATEWAY
+from omnibus.service import until_cancelled
+from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, StoreSettings, load
+from omnibus.store import Store
+from omnibus.tensors.client import TensorClient
+from services.gateway.chat import Chat
+from services.gateway.dispatch import Dispatcher
+from services.gateway.fetch import Fetcher, FetchRules
+from services.gateway.http import Frontend
+from services.gateway.keep import MediaKeep
+from services.gateway.members import Members
+from services.gateway.records import Records
+from services.gateway.replay import Replayer
+from services.gateway.route import Router
+
+log = logging.getLogger(__name__)
+
+
+class GatewayService:
+    """Wires the gateway together; see ``docs/architecture.md`` for the way of a request."""
+
+    def __init__(self) -> None:
+        self._settings = load(GatewaySettings)
+        self._store = Store(load(StoreSettings))
+        self._bus: NatsBus | None = None
+        self._tensors: TensorClient | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._keep = MediaKeep(self._settings.media_dir, self._settings.media_bytes)
+        self._server: uvicorn.Server | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def startup(self) -> None:
+        settings, bus_settings, sidecar = self._settings, load(BusSettings), load(SidecarSettings)
+        gateway = secrets.token_hex(3)
+        self._bus = await NatsBus.connect(bus_settings, f"gateway-{gateway}")
+        self._tensors = await TensorClient.connect(sidecar.socket, f"gateway-{gateway}", sidecar.node_name)
+        await self._bus.open_records(bus_settings.record_seconds, bus_settings.record_bytes)
+        members = Members()
+        router = Router(gateway, members)
+        self._dispatcher = Dispatcher(gateway, self._bus, self._tensors, router, members)
+        await self._dispatcher.startup()
+        records = Records(self._bus, settings.record == "full")
+        ports = None if settings.allow_private else FetchRules().ports
+        rules = FetchRules(allow_http=settings.allow_http, allow_private=settings.allow_private, ports=ports)
+        fetcher = Fetcher(rules)
+        chat = Chat(settings, router, self._dispatcher, self._tensors, records, self._keep, fetcher)
+        replayer = Replayer(router, self._dispatcher, self._tensors, records, self._keep)
+        await self._bus.respond(subjects.REPLAY, replayer.respond, queue="gateways")
+        loop = asyncio.get_running_loop()
+        self._tasks.append(loop.create_task(self._follow_plan(router)))
+        await self._listen(Frontend(settings, chat, router, self._dispatcher, records))
+        log.info("gateway %s on http://%s:%d", gateway, settings.host, settings.port)
+
+    async def _follow_plan(self, router: Router) -> None:
+        """Read each new epoch. Without a store the plan that is known stays in force."""
+        async for epoch in self._store.swaps():
+            if router.plan is not None and epoch <= router.plan.epoch:
+                continue
+            try:
+                plan = await self._store.plan(epoch) if epoch else None
+            except OmnibusError as error:
+                log.error("plan epoch %d: %s", epoch, error)
+                continue
+            if plan is not None:
+                router.plan = plan
+                GATEWAY.epoch.set(plan.epoch)
+                log.info("plan epoch %d: %s", plan.epoch, ", ".join(plan.models))
+
+    async def _listen(self, frontend: Frontend) -> None:
+        settings = self._settings
+        config = uvicorn.Config(
+            frontend.application(),
+            host=settings.host,
+            port=settings.port,
+            log_level="warning",
+            access_log=False,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            timeout_keep_alive=30,
+            server_header=False,
+        )
+        self._server = _Server(config)
+        task = asyncio.get_running_loop().create_task(self._server.serve())
+        self._tasks.append(task)
+        while not self._server.started and not task.done():
+            await asyncio.sleep(0.01)
+        if task.done():
+            raise OmnibusError(f"cannot listen on {settings.host}:{settings.port}: is the port taken?")
+
+    async def drain(self, seconds: float) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while self._dispatcher is not None and self._dispatcher.inflight and loop.time() < end:
+            await asyncio.sleep(0.05)
+
+    async def shutdown(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
+            self._server.force_exit = True
+        for task in self._tasks:
+            await until_cancelled(task)
+        if self._dispatcher is not None:
+            await self._dispatcher.shutdown()
+        if self._bus is not None:
+            await self._bus.drain()
+        if self._tensors is not None:
+            await self._tensors.close()
+        self._keep.close()
+        await self._store.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling: the service lifecycle has one."""
+
+    def install_signal_handlers(self) -> None: ...
+
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        import contextlib
+
+        return contextlib.nullcontext()

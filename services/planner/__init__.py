@@ -1,0 +1,1 @@
+"""The planner: declared models to a plan epoch in the store."""

@@ -1,0 +1,9 @@
+"""``python -m services.planner``: configured by ``OMNIBUS_PLANNER_*``, ``_STORE_*`` and ``_BUS_*``."""
+
+import sys
+
+from omnibus.service import run
+from services.planner.service import PlannerService
+
+if __name__ == "__main__":
+    sys.exit(run("planner", PlannerService()))
