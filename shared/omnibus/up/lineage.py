@@ -1,0 +1,29 @@
+"""Tie a child process to its parent, so that it cannot outlive it."""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with_parent(death: signal.Signals = signal.SIGKILL) -> Callable[[], None] | None:
+    """A ``preexec_fn`` that makes the kernel send ``death`` to the child when its parent thread ends.
+
+    Call it in the parent: what runs between fork and exec must not import or allocate much. Start the
+    child from a thread that lives as long as the process, because the kernel watches the thread. Linux
+    only; elsewhere None.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def bind() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(death))
+        if os.getppid() != parent:  # the parent died before prctl: no signal will ever come
+            os._exit(1)
+
+    return bind

@@ -1,0 +1,60 @@
+"""Log lines of many processes on one stream, each under the name of its process."""
+
+import asyncio
+import os
+import sys
+from collections import deque
+from collections.abc import Mapping
+from typing import TextIO
+
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI foreground colours, no red: red is for errors
+_LONGEST_LINE = 64 * 1024  # bytes; a longer one is cut into several
+_TAIL = 15  # lines kept per process, for error messages
+
+
+class Log:
+    """Writes ``name | line`` to ``stream``, in colour on a terminal unless NO_COLOR is set."""
+
+    def __init__(self, stream: TextIO | None = None, environ: Mapping[str, str] | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        environ = os.environ if environ is None else environ
+        self._colour = self._stream.isatty() and not environ.get("NO_COLOR")
+        self._colours: dict[str, int] = {}
+        self._tails: dict[str, deque[str]] = {}
+        self._width = 0
+
+    def register(self, name: str) -> None:
+        """Reserve a colour and the room that ``name`` needs in the first column."""
+        self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
+        self._width = max(self._width, len(name))
+
+    def line(self, name: str, text: str) -> None:
+        """Write one line of ``name``."""
+        self.register(name)
+        self._tails.setdefault(name, deque(maxlen=_TAIL)).append(text)
+        prefix = f"{name:<{self._width}} |"
+        if self._colour:
+            prefix = f"\x1b[{self._colours[name]}m{prefix}\x1b[0m"
+        self._stream.write(f"{prefix} {text}\n")
+        self._stream.flush()
+
+    def tail(self, name: str) -> str:
+        """The last lines of ``name`` for an error message; empty when it wrote none."""
+        lines = self._tails.get(name, ())
+        return "; its last lines:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
+
+    async def pump(self, name: str, reader: asyncio.StreamReader) -> None:
+        """Copy the lines of ``reader`` until it ends."""
+        rest = b""
+        while block := await reader.read(_LONGEST_LINE):
+            *lines, rest = (rest + block).split(b"\n")
+            if len(rest) > _LONGEST_LINE:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                self.line(name, _text(line))
+        if rest:
+            self.line(name, _text(rest))
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace").rstrip("\r")

@@ -1,0 +1,48 @@
+"""Loopback ports for servers that this machine starts itself."""
+
+import random
+import socket
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_SPAN = 12_000
+_TRIES = 200
+
+
+def free_ports(count: int) -> list[int]:
+    """``count`` different TCP ports on 127.0.0.1 that nobody listens on now.
+
+    They lie below the kernel's ephemeral range: a client that keeps reconnecting to a dead server on an
+    ephemeral loopback port can end up connected to itself and block the port for the server's restart.
+    Raises ``OSError`` when no port is free.
+    """
+    first = _first_ephemeral()
+    candidates = random.sample(range(max(1024, first - _SPAN), first), _TRIES)
+    found: list[int] = []
+    for port in candidates:
+        if len(found) == count:
+            break
+        if _can_bind(port):
+            found.append(port)
+    if len(found) < count:
+        raise OSError(f"only {len(found)} of {count} free ports found below {first} on {LOOPBACK}")
+    return found
+
+
+def _first_ephemeral() -> int:
+    try:
+        return int(_EPHEMERAL.read_text().split()[0])
+    except (OSError, ValueError):
+        return 32_768
+
+
+def _can_bind(port: int) -> bool:
+    with socket.socket() as probe:
+        # Servers set SO_REUSEADDR too: a port in TIME_WAIT is free for them.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True

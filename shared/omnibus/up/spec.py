@@ -1,0 +1,27 @@
+"""The description of one process that the supervisor is to keep running."""
+
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """What to run, when it counts as ready, and what happens when it ends. Times are in seconds."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)  # on top of the supervisor's own environment
+    cwd: Path | None = None
+    # Returns once the process serves; called anew after each restart. None: ready as soon as it runs.
+    ready: Callable[[], Awaitable[None]] | None = None
+    ready_within: float = 60.0
+    after: tuple[str, ...] = ()  # names of processes that must be ready before this one starts
+    restart: bool = True
+    grace: float = 10.0  # between TERM and KILL
+
+
+def python(module: str, *arguments: str) -> tuple[str, ...]:
+    """The command line of ``python -m module`` with this interpreter, its output unbuffered."""
+    return (sys.executable, "-u", "-m", module, *arguments)

@@ -1,0 +1,262 @@
+"""The whole system as processes of one machine: NATS, Valkey, the six services, executors by the plan."""
+
+import asyncio
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import omnibus
+from omnibus import catalog
+from omnibus.bus import subjects
+from omnibus.bus.nats import NatsBus
+from omnibus.errors import BadRequest, DeadlineExceeded, OmnibusError
+from omnibus.plan import Option, Plan
+from omnibus.settings import BusSettings, StoreSettings
+from omnibus.store import Store
+from omnibus.up import infra
+from omnibus.up.keeper import Exit
+from omnibus.up.logs import Log
+from omnibus.up.ports import free_ports
+from omnibus.up.run import RunDirectory, RunState
+from omnibus.up.spec import ProcessSpec, python
+from omnibus.up.supervisor import Supervisor
+
+#: Repository root: services run in place.
+ROOT = Path(omnibus.__file__).parents[2]
+NODE = "local"
+READY_WITHIN = 180.0  # seconds for all executors to load
+
+
+class Stack:
+    """``async with Stack(models) as stack``: everything runs inside and nothing is left afterwards.
+
+    ``models`` is the text of a declarations file. ``env`` is added to every service's environment.
+    """
+
+    def __init__(
+        self,
+        models: str,
+        *,
+        port: int = 0,
+        log: Log | None = None,
+        env: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        self._models = models
+        self._log = log or Log()
+        self._extra = dict(env or {})
+        self._directory = directory
+        self._port = port
+        self._stack = AsyncExitStack()
+        self._bus: NatsBus | None = None
+        self._executors: dict[str, str] = {}
+
+    async def __aenter__(self) -> "Stack":
+        if not (ROOT / "services").is_dir():
+            raise BadRequest(f"no services in {ROOT}: run from a checkout installed with `pip install -e`")
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+
+    async def _start(self) -> None:
+        run = self._stack.enter_context(RunDirectory(self._directory))
+        self.directory = run.path
+        (run.path / "models.json").write_text(self._models)
+        self.nats, self.valkey = infra.nats(run.path), infra.valkey(run.path)
+        ports = free_ports(1)
+        self.port = self._port or ports[0]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._env = self._environment(run.path)
+        self.supervisor = Supervisor(
+            self._specs(), log=self._log, on_exit=self._exited, shm_prefix=f"omnibus-{NODE}-{os.getpid()}"
+        )
+        await self._stack.enter_async_context(self.supervisor)
+        self._bus = await NatsBus.connect(BusSettings(url=self.nats.url), "supervisor")
+        self._stack.push_async_callback(self._bus.drain)
+        plan = await self._plan()
+        await self.supervisor.add(*self._executor_specs(plan))
+        await self.ready(READY_WITHIN)
+        self._publish_state(run)
+
+    def _publish_state(self, run: RunDirectory) -> None:
+        run.write(
+            RunState(
+                directory=str(run.path),
+                pid=os.getpid(),
+                started=time.time(),
+                nats_url=self.nats.url,
+                store_url=self.valkey.url,
+                monitor_url=self.nats.monitor,
+                gateway_url=self.url,
+                ports={"gateway": self.port},
+                pids=self.supervisor.pids,
+                shm_prefix=f"omnibus-{NODE}-{os.getpid()}",
+            )
+        )
+
+    def _environment(self, directory: Path) -> dict[str, str]:
+        return {
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "shared"), os.environ.get("PYTHONPATH", "")]).rstrip(
+                os.pathsep
+            ),
+            "OMNIBUS_BUS_URL": self.nats.url,
+            "OMNIBUS_STORE_URL": self.valkey.url,
+            "OMNIBUS_SIDECAR_SOCKET": str(directory / "sidecar.sock"),
+            "OMNIBUS_SIDECAR_NODE": f"{NODE}-{os.getpid()}",
+            "OMNIBUS_PLANNER_MODELS": str(directory / "models.json"),
+            "OMNIBUS_GATEWAY_PORT": str(self.port),
+            "OMNIBUS_GATEWAY_MEDIA_DIR": str(directory / "media"),
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_VERBOSITY": "error",
+            "OMP_NUM_THREADS": "1",
+            **self._extra,
+        }
+
+    def _specs(self) -> list[ProcessSpec]:
+        return [
+            self.nats.spec,
+            self.valkey.spec,
+            self._service("planner", after=("nats", "valkey")),
+            self._service("sidecar", after=(), ready=self._sidecar_listens),
+            self._service("gateway", after=("nats", "valkey", "sidecar"), ready=self._gateway_answers),
+        ]
+
+    def _service(
+        self, name: str, after: Sequence[str], ready: Callable[[], object] | None = None, **env: str
+    ) -> ProcessSpec:
+        return ProcessSpec(
+            name,
+            python(f"services.{name}"),
+            env={**self._env, **env},
+            cwd=ROOT,
+            ready=ready,  # type: ignore[arg-type]
+            after=tuple(after),
+        )
+
+    def _executor_specs(self, plan: Plan) -> list[ProcessSpec]:
+        return [
+            self._executor(name, model.family, model.checkpoint, model.context, option, spec, replica)
+            for name, model in plan.models.items()
+            for option, spec in model.options.items()
+            for replica in range(spec.replicas)
+        ]
+
+    def _executor(
+        self, model: str, family: str, checkpoint: str, context: int, option: str, spec: Option, replica: int
+    ) -> ProcessSpec:
+        name = f"{model}/{option}" if spec.replicas == 1 else f"{model}/{option}/{replica}"
+        executor = subjects.token(f"{model}-{option}-{replica}")
+        self._executors[name] = executor
+        env = {
+            "ID": executor,
+            "MODEL": model,
+            "FAMILY": family,
+            "CHECKPOINT": checkpoint,
+            "CONTEXT": str(context),
+            "OPTION": option,
+            "COMPONENTS": ",".join(spec.components),
+        }
+        return ProcessSpec(
+            name,
+            python(f"services.{spec.service}"),
+            env={**{f"OMNIBUS_EXECUTOR_{key}": value for key, value in env.items()}, **self._env},
+            cwd=ROOT,
+        )
+
+    async def _plan(self) -> Plan:
+        store = Store(StoreSettings(url=self.valkey.url))
+        try:
+            async with asyncio.timeout(30):
+                while (plan := await store.plan()) is None:
+                    await asyncio.sleep(0.05)
+                return plan
+        except TimeoutError:
+            raise DeadlineExceeded("the planner wrote no plan within 30 s: see its log lines above") from None
+        finally:
+            await store.close()
+
+    async def ready(self, seconds: float) -> None:
+        """Wait until every stage of every model can make progress."""
+        missing = ""
+        try:
+            async with asyncio.timeout(seconds):
+                while missing := await asyncio.to_thread(_not_ready, self.url):
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise DeadlineExceeded(f"not ready within {seconds:g} s: {missing}") from None
+
+    async def _exited(self, exit: Exit) -> None:
+        executor = self._executors.get(exit.name)
+        if executor is not None and self._bus is not None:
+            try:
+                self._bus.publish(subjects.event(subjects.GONE), executor.encode())
+            except OmnibusError:
+                return  # gateways find out by its silence
+
+    async def _sidecar_listens(self) -> None:
+        while True:
+            try:
+                _, writer = await asyncio.open_unix_connection(str(self.directory / "sidecar.sock"))
+                writer.close()
+                return
+            except OSError:
+                await asyncio.sleep(0.02)
+
+    async def _gateway_answers(self) -> None:
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                writer.close()
+                return
+            except OSError:
+                await asyncio.sleep(0.02)
+
+
+def _not_ready(url: str) -> str:
+    """What /readyz says is missing; empty when nothing is."""
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=2):  # noqa: S310 our own gateway
+            return ""
+    except urllib.error.HTTPError as error:
+        return str(json.loads(error.read()).get("missing"))
+    except OSError as error:
+        return f"the gateway does not answer ({error})"
+
+
+async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> str:
+    """Declarations of the tiny models, whose checkpoints are built on first use."""
+    cache = cache or Path(os.environ.get("OMNIBUS_CACHE", "") or Path.home() / ".cache" / "omnibus") / "tiny"
+    chosen = {name: family for name, family in catalog.TINY.items() if not only or name in only}
+    if not chosen:
+        raise BadRequest(f"no tiny model {', '.join(only)}; there is {', '.join(catalog.TINY)}")
+    for family in chosen.values():
+        await _build(family, cache / family)
+    return json.dumps(
+        {"models": {name: catalog.declaration(family, str(cache / family)) for name, family in chosen.items()}}
+    )
+
+
+async def _build(family: str, directory: Path) -> None:
+    if (directory / "config.json").exists():
+        return
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "shared"), os.environ.get("PYTHONPATH", "")])}
+    process = await asyncio.create_subprocess_exec(
+        *python("omnibus_models.tiny", family, str(directory)),
+        env=environ,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), 300)
+    if process.returncode:
+        raise BadRequest(f"the tiny {family} checkpoint was not built:\n{output.decode()[-2000:]}")

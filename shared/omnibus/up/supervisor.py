@@ -1,0 +1,178 @@
+"""Runs a set of processes as one: starts them in order, keeps them running, stops them without a trace."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from graphlib import TopologicalSorter
+from types import TracebackType
+from typing import Any, TypeVar
+
+from omnibus.up.backoff import RestartPolicy
+from omnibus.up.keeper import Keeper, OnExit
+from omnibus.up.logs import Log
+from omnibus.up.shm import sweep
+from omnibus.up.spec import ProcessSpec
+
+_Result = TypeVar("_Result")
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Supervisor:
+    """An async context: inside it every process runs; afterwards none is left.
+
+    Use it from the main thread. The first SIGINT, SIGTERM or SIGHUP stops everything in order, a second
+    one kills it. A process that fails for good ends the context with its error. Shared-memory files
+    whose name begins with ``shm_prefix`` are removed at the end.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ProcessSpec] = (),
+        *,
+        log: Log | None = None,
+        policy: RestartPolicy | None = None,
+        on_exit: OnExit | None = None,
+        shm_prefix: str = "",
+    ) -> None:
+        self._specs = _in_order(specs)
+        self._log = log or Log()
+        self._policy = policy or RestartPolicy()
+        self._on_exit = on_exit
+        self._shm_prefix = shm_prefix
+        self._keepers: dict[str, Keeper] = {}
+        self._stopping = False
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Name to process id of everything that runs at this moment."""
+        return {name: keeper.pid for name, keeper in self._keepers.items() if keeper.pid is not None}
+
+    async def __aenter__(self) -> "Supervisor":
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[int] = self._loop.create_future()
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP: so do we
+                self._loop.add_signal_handler(number, self._signalled, number)
+        try:
+            await self._unless_over(self._start(self._specs))
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def run_until_signal(self) -> int:
+        """Wait for a signal, return its number. Raises the ``Fatal`` of a process that was given up."""
+        return await asyncio.shield(self._over)
+
+    async def add(self, *specs: ProcessSpec) -> None:
+        """Start more processes and wait until they are ready; ``after`` may name running ones.
+
+        Either all of them run afterwards, or none and the first error is raised.
+        """
+        for spec in specs:
+            if spec.name in self._keepers:
+                raise ValueError(f"a process named {spec.name} runs already; remove it first")
+        try:
+            await self._unless_over(self._start(_in_order(specs, known=self._keepers)))
+        except BaseException:
+            await self.remove(*(spec.name for spec in specs))
+            raise
+
+    async def remove(self, *names: str) -> None:
+        """Stop these processes: TERM, grace, KILL; dependants before what they need."""
+        keepers = {name: self._keepers[name] for name in names if name in self._keepers}
+        needs = _needs(keeper.spec for keeper in keepers.values())
+        needed_by = {name: [other for other, wants in needs.items() if name in wants] for name in needs}
+        try:
+            await _walk(needed_by, lambda name: keepers[name].stop())
+        finally:
+            for name in keepers:
+                self._keepers.pop(name, None)
+
+    async def _start(self, specs: Sequence[ProcessSpec]) -> None:
+        for spec in specs:
+            self._log.register(spec.name)
+            self._keepers[spec.name] = Keeper(spec, self._log, self._policy, self._on_exit)
+        await _walk(_needs(specs), lambda name: self._keepers[name].start(self._ended))
+
+    async def _close(self) -> None:
+        self._stopping = True
+        try:
+            await self.remove(*self._keepers)
+        finally:
+            for number in SIGNALS:
+                self._loop.remove_signal_handler(number)
+            if not self._over.done():
+                self._over.cancel()
+            elif not self._over.cancelled():
+                self._over.exception()  # seen: it was raised to whoever waited, or came too late to matter
+            sweep(self._shm_prefix)
+
+    def _signalled(self, number: int) -> None:
+        if self._over.done() or self._stopping:
+            for keeper in self._keepers.values():
+                keeper.kill()
+        else:
+            self._over.set_result(number)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._over.done():
+            self._over.set_exception(error)
+
+    async def _unless_over(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """The result of ``work``, given up when a signal comes (``SystemExit``) or a process fails for good."""
+        task = asyncio.ensure_future(work)
+        try:
+            either: set[asyncio.Future[Any]] = {task, self._over}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        if self._over.done() and task.cancelled():
+            raise SystemExit(128 + self._over.result())
+        return task.result()
+
+
+def _in_order(specs: Sequence[ProcessSpec], known: Iterable[str] = ()) -> list[ProcessSpec]:
+    """``specs`` sorted so that each comes after what it needs. Raises ``ValueError``."""
+    by_name = {spec.name: spec for spec in specs}
+    if len(by_name) < len(specs):
+        raise ValueError(f"process names must differ: {sorted(spec.name for spec in specs)}")
+    for spec in specs:
+        if missing := set(spec.after) - {*by_name, *known}:
+            raise ValueError(f"{spec.name} is to start after {sorted(missing)}, which nobody starts")
+    order = TopologicalSorter({spec.name: spec.after for spec in specs}).static_order()
+    return [by_name[name] for name in order if name in by_name]
+
+
+def _needs(specs: Iterable[ProcessSpec]) -> dict[str, list[str]]:
+    after = {spec.name: spec.after for spec in specs}
+    return {name: [other for other in others if other in after] for name, others in after.items()}
+
+
+async def _walk(needs: Mapping[str, list[str]], act: Callable[[str], Awaitable[None]]) -> None:
+    """Call ``act`` for every name, at once where nothing stands in between, after what it needs.
+
+    The first failure cancels the rest and is raised.
+    """
+    done = {name: asyncio.Event() for name in needs}
+
+    async def visit(name: str) -> None:
+        for other in needs[name]:
+            await done[other].wait()
+        await act(name)
+        done[name].set()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for name in needs:
+                group.create_task(visit(name))
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None

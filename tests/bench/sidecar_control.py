@@ -1,0 +1,90 @@
+"""CPU cost of moving one small tensor: allocate, seal, hold and release through a real sidecar.
+
+    python -m tests.bench.sidecar_control
+
+CPU milliseconds per transfer of 4 KiB, summed over the sidecar's process and the process of its two
+clients (a producer and a consumer). CPU, unlike latency, hardly depends on the neighbours.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import uvloop
+
+from omnibus.tensors.client import TensorClient
+
+TRANSFERS = 5000
+NBYTES = 4096
+
+_SIDECAR = """
+import asyncio, sys, uvloop
+from services.sidecar.server import Sidecar
+from services.sidecar.settings import SidecarSettings
+
+async def main(directory):
+    sidecar = Sidecar(SidecarSettings(node="bench", socket=directory + "/s", arena="arena", directory=directory))
+    await sidecar.start()
+    print("ready", flush=True)
+    await sidecar.serve()
+
+uvloop.run(main(sys.argv[1]))
+"""
+
+
+async def _transfer(producer: TensorClient, consumer: TensorClient, count: int) -> None:
+    deadline = time.time() + 60
+    for _ in range(count):
+        block = await producer.allocate(NBYTES, invocation="bench", deadline=deadline)
+        handle = block.seal()
+        consumer.view(handle)
+        consumer.release(handle)
+
+
+async def _run(socket_path: str, concurrency: int, sidecar: psutil.Process) -> float:
+    async with (
+        await TensorClient.connect(socket_path, owner="producer", node="bench") as producer,
+        await TensorClient.connect(socket_path, owner="consumer", node="bench") as consumer,
+    ):
+        await _transfer(producer, consumer, 200)
+        before = _cpu(sidecar) + time.process_time()
+        share = TRANSFERS // concurrency
+        await asyncio.gather(*(_transfer(producer, consumer, share) for _ in range(concurrency)))
+        stats = await producer.stats()
+        spent = _cpu(sidecar) + time.process_time() - before
+    if stats["granted_total"] < share * concurrency:
+        raise RuntimeError(f"only {stats['granted_total']} transfers happened")
+    return 1000 * spent / (share * concurrency)
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def measure() -> dict[str, float]:
+    """CPU ms per transfer, one at a time (``sidecar.control_ms``) and sixteen at once (``..._c16``)."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _SIDECAR, directory], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        )
+        try:
+            assert process.stdout is not None
+            if process.stdout.readline() != b"ready\n":
+                raise RuntimeError("the sidecar did not start")
+            sidecar, path = psutil.Process(process.pid), directory + "/s"
+            alone = min(uvloop.run(_run(path, 1, sidecar)) for _ in range(3))
+            crowd = min(uvloop.run(_run(path, 16, sidecar)) for _ in range(3))
+        finally:
+            process.kill()
+            process.wait(10)
+    return {"sidecar.control_ms": round(alone, 4), "sidecar.control_ms_c16": round(crowd, 4)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure()))

@@ -1,0 +1,64 @@
+"""Fixtures for every test: real NATS and Valkey servers, one of each per test module."""
+
+import asyncio
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from omnibus.up import infra
+from omnibus.up.infra import Server
+from omnibus.up.lineage import die_with_parent
+
+_STOP_WITHIN = 10.0  # seconds
+
+
+@contextmanager
+def running(server: Server) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run ``server`` until the block ends; its output goes to a file that a failed start prints."""
+    assert server.spec.cwd is not None
+    log = server.spec.cwd / "server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            server.spec.argv, stdout=output, stderr=subprocess.STDOUT, preexec_fn=die_with_parent()
+        )
+    try:
+        _wait_ready(server, process, log)
+        yield process
+    finally:
+        process.send_signal(signal.SIGCONT)  # a test may have stopped it
+        process.terminate()
+        process.wait(_STOP_WITHIN)
+
+
+def _wait_ready(server: Server, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    assert server.spec.ready is not None
+    try:
+        asyncio.run(asyncio.wait_for(server.spec.ready(), server.spec.ready_within))
+    except TimeoutError:
+        pytest.fail(f"{server.spec.name} not ready (exit {process.poll()}):\n{log.read_text()}", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def run_server() -> Callable[[Server], AbstractContextManager["subprocess.Popen[bytes]"]]:
+    """A context manager that runs one ``omnibus.up.infra.Server`` of the test's own, to stop or kill."""
+    return running
+
+
+@pytest.fixture(scope="module")
+def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a NATS server with JetStream, shared by the tests of one module."""
+    server = infra.nats(tmp_path_factory.mktemp("nats"))
+    with running(server):
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a Valkey server, shared by the tests of one module."""
+    server = infra.valkey(tmp_path_factory.mktemp("valkey"))
+    with running(server):
+        yield server.url

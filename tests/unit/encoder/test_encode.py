@@ -1,0 +1,117 @@
+"""An encoder under load gives every item the embedding that it would get alone."""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from omnibus.errors import BadMedia, BadRequest
+from omnibus.executor.contract import Item
+from omnibus_models import tiny
+from omnibus_models.contract import Encoder
+from omnibus_models.families import family
+from services.encoder.batcher import Batcher
+from services.encoder.runner import EncodeRunner, EncodeSettings
+from tests.unit.jobs import MemoryJob, run
+
+
+@pytest.fixture(scope="session")
+def vl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen2_5_vl", tmp_path_factory.mktemp("models") / "vl")
+
+
+@pytest.fixture(scope="session")
+def encoder(vl: Path) -> Encoder:
+    return family("qwen2_5_vl").load("vision", vl)
+
+
+@pytest.fixture
+async def runner(vl: Path) -> AsyncIterator[EncodeRunner]:
+    made = EncodeRunner("vision", "qwen2_5_vl", vl, "cpu", "float32", EncodeSettings(items=4))
+    await made.load()
+    yield made
+    await made.close()
+
+
+def jpeg(seed: int, width: int = 90, height: int = 60) -> np.ndarray:
+    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "JPEG")
+    return np.frombuffer(out.getvalue(), np.uint8)
+
+
+def job(data: np.ndarray, modality: str = "image") -> MemoryJob:
+    return MemoryJob({"media": Item({"modality": modality, "mime": "image/jpeg", "sha256": "0" * 64}, data)})
+
+
+async def test_pictures_of_many_requests_equal_single_runs(runner: EncodeRunner, encoder: Encoder) -> None:
+    pictures = [jpeg(seed, 60 + 20 * (seed % 4)) for seed in range(10)]
+    jobs = [job(picture) for picture in pictures]
+
+    await asyncio.gather(*(run(runner, one) for one in jobs))
+
+    for one, picture in zip(jobs, pictures, strict=True):
+        with torch.inference_mode():
+            [expected] = encoder.encode([encoder.prepare(picture.data, "image")])
+        [item] = one.outputs["embedding"].items
+        assert item.array is not None
+        assert item.array.dtype == np.float32
+        np.testing.assert_allclose(item.array, expected.embeds.numpy(), atol=1e-5)
+        assert item.data["modality"] == "image"
+        assert item.data["n_tokens"] == len(item.array)
+    assert runner.stats()["parameters"] == encoder.parameters
+    assert max(int(size) for size in runner.stats()["batches"]) <= 4
+
+
+async def test_a_corrupt_picture_fails_only_its_own_request(runner: EncodeRunner) -> None:
+    whole = jpeg(1)
+    jobs = [job(whole), job(np.frombuffer(b"\xff\xd8 no picture", np.uint8)), job(whole), job(whole[:0])]
+
+    results = await asyncio.gather(*(run(runner, one) for one in jobs), return_exceptions=True)
+    after = await run(runner, job(whole))
+
+    assert [isinstance(result, BadMedia) for result in results] == [False, True, False, True]
+    first, third = (jobs[n].outputs["embedding"].items[0].array for n in (0, 2))
+    np.testing.assert_allclose(first, third, atol=1e-5)
+    np.testing.assert_allclose(first, after.outputs["embedding"].items[0].array, atol=1e-5)
+
+
+async def test_an_item_that_breaks_its_batch_fails_alone(encoder: Encoder) -> None:
+    async def encode(items):
+        with torch.inference_mode():
+            return [one.embeds for one in encoder.encode(items)]
+
+    good = encoder.prepare(jpeg(1).data, "image")
+    cut = replace(good, features={name: tensor[..., :-1] for name, tensor in good.features.items()})
+    batcher = Batcher(encode, items=8, tokens=10_000)
+    waiting = [asyncio.create_task(batcher.encode(one)) for one in (good, cut, good)]
+    serving = asyncio.create_task(batcher.serve())
+
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    serving.cancel()
+
+    assert isinstance(results[1], Exception)
+    assert isinstance(results[0], torch.Tensor)
+    assert torch.allclose(results[0], results[2], atol=1e-5)
+
+
+async def test_a_modality_that_the_encoder_does_not_read_is_refused(runner: EncodeRunner) -> None:
+    with pytest.raises(BadRequest, match="image, video, not audio"):
+        await run(runner, job(jpeg(1), "audio"))
+
+
+async def test_a_cancelled_request_puts_nothing(runner: EncodeRunner) -> None:
+    jobs = [job(jpeg(seed)) for seed in range(3)]
+    running = [asyncio.create_task(run(runner, one)) for one in jobs]
+    await asyncio.sleep(0)
+
+    running[1].cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+    assert [len(one.outputs["embedding"].items) for one in jobs] == [1, 0, 1]

@@ -1,0 +1,321 @@
+"""Which chat bodies are accepted, and where an error points when one is not."""
+
+import json
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.chat import completion_create_params
+
+from omnibus.errors import BadRequest, TooLarge
+from services.gateway.openai.requests import parse_chat, read_body
+from services.gateway.openai.schema import ChatRequest, ImagePart, TextPart, UserMessage
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}).encode()
+
+
+def user(*parts: object) -> bytes:
+    return body(messages=[{"role": "system", "content": "s"}, {"role": "user", "content": list(parts)}])
+
+
+def test_a_plain_request_leaves_everything_else_unsaid() -> None:
+    request = parse_chat(body())
+
+    assert request.messages == [UserMessage(content="hi")]
+    assert (request.limit, request.temperature, request.stops, request.voice) == (None, None, (), "")
+    assert request.writes
+    assert not request.speaks
+    assert not request.wants_usage
+
+
+def test_a_full_request_is_read() -> None:
+    request = parse_chat(
+        body(
+            modalities=["text", "audio"],
+            audio={"voice": {"id": "voice_1234"}, "format": "wav"},
+            stream=True,
+            stream_options={"include_usage": True, "include_obfuscation": False},
+            max_completion_tokens=64,
+            temperature=2,
+            top_p=1.0,
+            seed=-5,
+            stop=["a", "b", "c", "d"],
+            top_k=-1,
+            repetition_penalty=1.1,
+            ignore_eos=True,
+        )
+    )
+
+    assert (request.limit, request.temperature, request.seed) == (64, 2.0, -5)
+    assert request.stops == ("a", "b", "c", "d")
+    assert request.voice == "voice_1234"
+    assert request.writes
+    assert request.speaks
+    assert request.wants_usage
+
+
+def test_parts_keep_their_order_and_types() -> None:
+    request = parse_chat(
+        user({"type": "text", "text": "t"}, {"type": "image_url", "image_url": {"url": "u", "detail": "original"}})
+    )
+
+    assert isinstance(request.messages[1], UserMessage)
+    assert [type(part) for part in request.messages[1].content] == [TextPart, ImagePart]
+
+
+def test_every_field_that_the_openai_client_can_send_is_known() -> None:
+    sent = set(completion_create_params.CompletionCreateParamsStreaming.__annotations__)
+    sent |= set(completion_create_params.CompletionCreateParamsBase.__annotations__)
+
+    assert sent - {field.encode_name for field in msgspec.structs.fields(ChatRequest)} == set()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 1),
+        ("logprobs", False),
+        ("top_logprobs", 0),
+        ("logit_bias", {}),
+        ("frequency_penalty", 0),
+        ("presence_penalty", 0.0),
+        ("response_format", {"type": "text"}),
+        ("tools", []),
+        ("tool_choice", "auto"),
+        ("tool_choice", "none"),
+        ("reasoning_effort", "none"),
+        ("verbosity", "medium"),
+        ("user", "u"),
+        ("metadata", {"a": "b"}),
+        ("store", True),
+        ("service_tier", "auto"),
+        ("parallel_tool_calls", True),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("safety_identifier", "x"),
+        ("prompt_cache_key", "x"),
+        ("prompt_cache_retention", "24h"),
+        ("prompt_cache_options", {"mode": "implicit"}),
+        ("stop", None),
+        ("stop", []),
+        ("max_tokens", None),
+        ("audio", {"voice": "alloy", "format": "mp3"}),
+    ],
+)
+def test_options_that_change_nothing_are_accepted(field: str, value: object) -> None:
+    assert parse_chat(body(**{field: value})).model == "m"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("n", 0),
+        ("logprobs", True),
+        ("top_logprobs", 3),
+        ("logit_bias", {"50256": -100}),
+        ("frequency_penalty", 0.5),
+        ("presence_penalty", -0.5),
+        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
+        ("reasoning_effort", "high"),
+        ("verbosity", "low"),
+        ("web_search_options", {}),
+        ("moderation", {"model": "m"}),
+    ],
+)
+def test_options_that_would_change_the_answer_are_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(BadRequest, match=f"'{field}' is not supported") as caught:
+        parse_chat(body(**{field: value}))
+
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("data", "param"),
+    [
+        (body(model=""), "model"),
+        (body(model=3), "model"),
+        (body(messages=[]), "messages"),
+        (body(messages="hi"), "messages"),
+        (body(messages=["hi"]), "messages[0]"),
+        (body(messages=[{"content": "hi"}]), "messages[0].role"),
+        (body(messages=[{"role": "robot", "content": "hi"}]), "messages[0].role"),
+        (body(messages=[{"role": "tool", "content": "x", "tool_call_id": "1"}]), "messages[0].role"),
+        (body(messages=[{"role": "function", "content": "x", "name": "f"}]), "messages[0].role"),
+        (body(messages=[{"role": "user"}]), "messages[0].content"),
+        (body(messages=[{"role": "user", "content": None}]), "messages[0].content"),
+        (body(messages=[{"role": "user", "content": 7}]), "messages[0].content"),
+        (body(messages=[{"role": "user", "content": []}]), "messages[0].content"),
+        (body(messages=[{"role": "assistant"}]), "messages[0].content"),
+        (body(messages=[{"role": "assistant", "content": "a", "audio": {"id": "audio_1"}}]), "messages[0].audio"),
+        (body(messages=[{"role": "assistant", "tool_calls": [{"id": "1"}]}]), "messages[0].tool_calls"),
+        (body(messages=[{"role": "assistant", "function_call": {"name": "f"}}]), "messages[0].function_call"),
+        (
+            body(messages=[{"role": "system", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]),
+            "messages[0].content[0].type",
+        ),
+        (user({"type": "text", "text": "t"}, {"type": "hologram"}), "messages[1].content[1].type"),
+        (user({"text": "t"}), "messages[1].content[0].type"),
+        (user({"type": "text"}), "messages[1].content[0].text"),
+        (user({"type": "text", "text": 5}), "messages[1].content[0].text"),
+        (user({"type": "image_url"}), "messages[1].content[0].image_url"),
+        (user({"type": "image_url", "image_url": "u"}), "messages[1].content[0].image_url"),
+        (user({"type": "image_url", "image_url": {}}), "messages[1].content[0].image_url.url"),
+        (user({"type": "image_url", "image_url": {"url": ""}}), "messages[1].content[0].image_url.url"),
+        (
+            user({"type": "image_url", "image_url": {"url": "u", "detail": "huge"}}),
+            "messages[1].content[0].image_url.detail",
+        ),
+        (
+            user({"type": "input_audio", "input_audio": {"data": "AA=="}}),
+            "messages[1].content[0].input_audio.format",
+        ),
+        (
+            user({"type": "input_audio", "input_audio": {"data": "AA==", "format": "exe"}}),
+            "messages[1].content[0].input_audio.format",
+        ),
+        (user({"type": "video_url", "video_url": {"url": 1}}), "messages[1].content[0].video_url.url"),
+        (user({"type": "audio_url", "audio_url": None}), "messages[1].content[0].audio_url"),
+        (body(modalities=[]), "modalities"),
+        (body(modalities=["text", "video"]), "modalities[1]"),
+        (body(modalities=["text", "audio"]), "audio"),
+        (body(modalities=["audio"], audio={"voice": "alloy"}), "audio.format"),
+        (body(modalities=["audio"], audio={"format": "wav"}), "audio.voice"),
+        (body(modalities=["audio"], audio={"format": "wav", "voice": ""}), "audio.voice"),
+        (body(modalities=["audio"], audio={"format": "wma", "voice": "alloy"}), "audio.format"),
+        (body(modalities=["audio"], audio={"format": "mp3", "voice": "alloy"}, stream=True), "audio.format"),
+        (body(temperature=-0.1), "temperature"),
+        (body(temperature=2.1), "temperature"),
+        (body(temperature="hot"), "temperature"),
+        (body(top_p=0), "top_p"),
+        (body(top_p=1.01), "top_p"),
+        (body(top_k=-2), "top_k"),
+        (body(repetition_penalty=0), "repetition_penalty"),
+        (body(max_tokens=0), "max_tokens"),
+        (body(max_tokens=True), "max_tokens"),
+        (body(max_completion_tokens=-1), "max_completion_tokens"),
+        (body(max_completion_tokens=2**40), "max_completion_tokens"),
+        (body(max_tokens=1, max_completion_tokens=1), "max_tokens"),
+        (body(seed=2**64), "seed"),
+        (body(stop=["a", "b", "c", "d", "e"]), "stop"),
+        (body(stop=[""]), "stop[0]"),
+        (body(stop=[1]), "stop[0]"),
+        (body(stream="yes"), "stream"),
+        (body(stream_options={"include_usage": True}), "stream_options"),
+        (body(stream=True, stream_options={"include_usage": "yes"}), "stream_options.include_usage"),
+        (body(temprature=0.5), "temprature"),
+        (b'{"model": "m"}', "messages"),
+        (b'{"messages": [{"role": "user", "content": "hi"}]}', "model"),
+    ],
+)
+def test_an_error_points_at_the_place(data: bytes, param: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_chat(data)
+
+    assert caught.value.param == param
+    assert caught.value.message
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"hello",
+        body()[:-1],
+        body() + b"x",
+        b"\xff\xfe" + body(),
+        body().replace(b"hi", b"\xff"),
+        body().replace(b"hi", b"\\ud800"),
+        body(metadata="here").replace(b'"here"', b"[" * 100_000 + b"]" * 100_000),
+        body(metadata="here").replace(b'"here"', b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
+        body(temperature="here").replace(b'"here"', b"1e999"),
+        body(temperature="here").replace(b'"here"', b"NaN"),
+    ],
+)
+def test_broken_json_is_a_bad_request(data: bytes) -> None:
+    with pytest.raises(BadRequest):
+        parse_chat(data)
+
+
+@pytest.mark.parametrize(
+    "data", [body(messages=[{"role": "r" * 10_000}]), body(**{"f" * 10_000: 1}), user({"type": "t" * 10_000})]
+)
+def test_a_clients_own_text_is_repeated_only_in_part(data: bytes) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_chat(data)
+
+    assert len(caught.value.message) < 300
+    assert len(caught.value.param) < 300
+
+
+def test_an_unknown_argument_is_named_as_openai_names_it() -> None:
+    with pytest.raises(BadRequest, match="^Unrecognized request argument supplied: temprature$"):
+        parse_chat(body(temprature=0.5))
+
+
+def test_unknown_fields_inside_messages_are_ignored() -> None:
+    answer = {"role": "assistant", "content": "a", "refusal": None, "annotations": [], "audio": None, "tool_calls": []}
+
+    assert len(parse_chat(body(messages=[answer, {"role": "user", "content": "hi", "name": "n"}])).messages) == 2
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(st.sampled_from([field.encode_name for field in msgspec.structs.fields(ChatRequest)]), json_values)
+def test_any_value_anywhere_is_accepted_or_a_bad_request_about_it(field: str, value: object) -> None:
+    try:
+        parse_chat(body(**{field: value}))
+    except BadRequest as error:
+        assert error.param.startswith(field) or error.param in ("audio", "max_tokens", "stream_options")
+
+
+async def chunks(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+async def test_a_body_is_collected_up_to_the_limit() -> None:
+    assert await read_body(chunks([b"abc", b"", b"de"]), 5, declared=5) == b"abcde"
+    assert await read_body(chunks([]), 5) == b""
+
+
+async def test_a_body_over_the_limit_is_refused_while_it_arrives() -> None:
+    taken = []
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            taken.append(1)
+            yield bytes(3)
+
+    with pytest.raises(TooLarge, match="more than 5 bytes"):
+        await read_body(endless(), 5)
+    assert len(taken) == 2
+
+
+async def test_a_declared_body_over_the_limit_is_refused_before_it_is_read() -> None:
+    async def unread() -> AsyncIterator[bytes]:
+        raise AssertionError
+        yield b""
+
+    with pytest.raises(TooLarge):
+        await read_body(unread(), 5, declared=6)

@@ -1,0 +1,174 @@
+"""Every frame of a stream is a valid chunk, checked with the types of the ``openai`` package."""
+
+import base64
+import io
+import json
+import wave
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletionChunk
+
+from omnibus.errors import BadRequest, Overloaded, StageFailed
+from services.gateway.openai import stream
+from services.gateway.openai.answers import usage
+from services.gateway.openai.audio import pcm16
+from services.gateway.openai.stream import DONE, ChatStream
+from tests.unit.gateway.samples import tone
+
+
+def chat(**options: Any) -> ChatStream:
+    return ChatStream("chatcmpl-1", 'm"\n', 1700000000, **options)
+
+
+def events(data: bytes) -> list[bytes]:
+    """The payloads of whole SSE events."""
+    assert data.endswith(b"\n\n")
+    frames = data[:-2].split(b"\n\n")
+    assert all(frame.startswith(b"data: ") and b"\n" not in frame for frame in frames)
+    return [frame[6:] for frame in frames]
+
+
+def chunks(data: bytes) -> list[ChatCompletionChunk]:
+    """The chunks, as OpenAI's client reads them and as our own document describes them."""
+    parsed = []
+    for event in events(data):
+        chunk = ChatCompletionChunk.model_validate_json(event, strict=True)
+        assert chunk.model_extra == {}
+        assert (chunk.id, chunk.model, chunk.created) == ("chatcmpl-1", 'm"\n', 1700000000)
+        msgspec.json.decode(event, type=stream.ChatCompletionChunk, strict=True)
+        parsed.append(chunk)
+    return parsed
+
+
+def audio_of(data: Iterable[bytes]) -> list[dict[str, Any]]:
+    """The ``delta.audio`` objects, in order."""
+    return [json.loads(event)["choices"][0]["delta"]["audio"] for frame in data if frame for event in events(frame)]
+
+
+def test_a_text_stream_is_role_text_finish_and_usage() -> None:
+    out = chat(include_usage=True, fingerprint="e7")
+
+    parsed = chunks(
+        out.role() + out.text("Hel") + out.text('lo "\n\u2028') + out.finish("stop") + out.usage(usage(text=2, prompt_text=3))
+    )
+
+    assert parsed[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in parsed[:-1]) == 'Hello "\n\u2028'
+    assert [chunk.choices[0].finish_reason for chunk in parsed[:-1]] == [None, None, None, "stop"]
+    assert [chunk.usage for chunk in parsed[:-1]] == [None] * 4
+    assert parsed[-1].choices == []
+    assert parsed[-1].usage is not None
+    assert parsed[-1].usage.total_tokens == 5
+    assert {chunk.system_fingerprint for chunk in parsed} == {"e7"}
+    assert DONE == b"data: [DONE]\n\n"
+
+
+def test_usage_is_null_in_earlier_chunks_only_when_it_was_asked_for() -> None:
+    asked, silent = chat(include_usage=True), chat()
+
+    assert json.loads(events(asked.text("a"))[0])["usage"] is None
+    assert "usage" not in json.loads(events(silent.text("a"))[0])
+    assert silent.usage(usage(text=2)) == b""
+
+
+def test_a_spoken_stream_has_the_id_first_and_the_expiry_alone_at_the_end() -> None:
+    out = chat()
+
+    frames = [
+        out.audio_start("audio_1"),
+        out.transcript("Hi "),
+        out.audio(bytes(60)),
+        out.transcript("there"),
+        out.audio(bytes(60)),
+        out.audio_end(1700003600),
+    ]
+
+    for frame in [out.role(None), *frames, out.finish("stop")]:
+        chunks(frame)
+    audio = audio_of(frames)
+    assert audio[0] == {"id": "audio_1"}
+    assert audio[-1] == {"expires_at": 1700003600}
+    assert "".join(piece.get("transcript", "") for piece in audio) == "Hi there"
+    assert json.loads(events(out.role(None))[0])["choices"][0]["delta"]["content"] is None
+
+
+cuts = st.lists(st.integers(0, 40), max_size=12)
+
+
+@settings(deadline=None)
+@given(cuts, st.sampled_from([None, 24000]))
+def test_joined_sound_is_the_sound_however_it_was_cut(sizes: list[int], wav: int | None) -> None:
+    samples = np.arange(sum(sizes), dtype="<i2")
+    out = chat(wav=wav)
+    frames, start = [], 0
+    for size in sizes:
+        frames.append(out.audio(samples[start : start + size].tobytes()))
+        start += size
+    frames.append(out.audio_end(1))
+
+    texts = [piece["data"] for piece in audio_of(frames) if "data" in piece]
+    decoded = [base64.b64decode(text, validate=True) for text in texts]
+
+    header = 0 if wav is None else 44
+    assert b"".join(decoded)[header:] == samples.tobytes()
+    assert base64.b64decode("".join(texts), validate=True) == b"".join(decoded)  # no padding in the middle
+    assert all(len(piece) % 2 == 0 for piece in decoded)  # never half a sample
+
+
+def test_a_streamed_wav_is_a_playable_file() -> None:
+    samples = tone(0.5)
+    out = chat(wav=24000)
+
+    frames = [out.audio(pcm16(piece)) for piece in np.array_split(samples, 7)] + [out.audio_end(1)]
+    file = b"".join(base64.b64decode(piece.get("data", "")) for piece in audio_of(frames))
+
+    with wave.open(io.BytesIO(file)) as reader:
+        assert (reader.getnchannels(), reader.getsampwidth(), reader.getframerate()) == (1, 2, 24000)
+        assert reader.readframes(len(samples) + 100) == pcm16(samples)
+
+
+def test_no_sound_yet_is_no_frame() -> None:
+    out = chat()
+
+    assert out.audio(b"") == b""
+    assert out.audio(bytes(4)) == b""
+    assert audio_of([out.audio(bytes(2))]) == [{"data": base64.b64encode(bytes(6)).decode()}]
+    assert audio_of([out.audio_end(7)]) == [{"expires_at": 7}]
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "content_filter"])
+def test_each_finish_reason_is_one_of_openais(reason: Any) -> None:
+    (chunk,) = chunks(chat().finish(reason))
+
+    assert chunk.choices[0].finish_reason == reason
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StageFailed("The vocoder failed.", stage="vocoder", executor="ex-1", attempt=1),
+        Overloaded("Busy.", retry_after=2.0),
+        BadRequest("No.", param="messages"),
+    ],
+)
+def test_an_error_in_the_middle_is_one_frame_with_an_error_body(error: Any) -> None:
+    (event,) = events(chat().error(error, "req-1"))
+
+    body = json.loads(event)["error"]
+    assert (body["message"], body["code"], body["request_id"]) == (error.message, error.code, "req-1")
+    assert json.loads(events(chat().error(error.problem()))[0])["error"]["message"] == error.message
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_any_text_survives_the_stream(text: str) -> None:
+    out = chat()
+
+    assert chunks(out.text(text))[0].choices[0].delta.content == text
+    assert audio_of([out.transcript(text)]) == [{"transcript": text}]

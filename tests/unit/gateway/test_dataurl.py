@@ -1,0 +1,95 @@
+"""Base64 fields and data URLs are decoded strictly and never above the limit."""
+
+import base64
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnibus.errors import BadRequest, TooLarge
+from services.gateway.dataurl import Inline, decode_base64, decode_data_url
+
+LIMIT = 1000
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("data:image/png;base64,AAEC", Inline(b"\x00\x01\x02", "image/png")),
+        ("DATA:Image/PNG;BASE64,AAEC", Inline(b"\x00\x01\x02", "image/png")),
+        ("data:audio/ogg;codecs=opus;base64,AA==", Inline(b"\x00", "audio/ogg")),
+        ("data:;base64,AA==", Inline(b"\x00", "")),
+        ("data:image/svg+xml,%3Csvg/%3E", Inline(b"<svg/>", "image/svg+xml")),
+        ("data:text/plain;charset=utf-8,a,b", Inline(b"a,b", "text/plain")),
+        ("data:,", Inline(b"", "")),
+    ],
+)
+def test_a_data_url_is_decoded(url: str, expected: Inline) -> None:
+    assert decode_data_url(url, LIMIT) == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "data:image/png;base64",  # cut off before the comma
+        "data:image/png;base64,AAE",  # cut off inside a group
+        "data:image/png;base64,AAE=A",
+        "data:image/png;base64,AA\nEC",
+        "data:image/png;base64,AA EC",
+        "data:image/png;base64,AA-_",  # the URL-safe alphabet
+        "data:image/png;base64,AAE%3D",
+        "data:image/png;base64,====",
+        "data:image/png;base64,AAÉC",
+        "data:image/png;base64;base64,AAEC",
+        "data:image/png;base64 ,AAEC",
+        "data:image,AAEC",
+        "data:image/png;a=" + "b" * 300 + ",AAEC",
+        "data:,%4",
+        "data:,%zz",
+        "data:,a b",
+        "data:,é",
+    ],
+)
+def test_a_malformed_data_url_is_refused(url: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        decode_data_url(url, LIMIT, "messages[0].content[1].image_url.url")
+
+    assert caught.value.param == "messages[0].content[1].image_url.url"
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200))
+def test_base64_comes_back_as_it_went_in(data: bytes) -> None:
+    assert decode_base64(base64.b64encode(data).decode(), LIMIT) == data
+
+
+@settings(deadline=None)
+@given(st.binary(min_size=1, max_size=60), st.integers(0, 79), st.sampled_from(" \n-_%é\x00"))
+def test_one_foreign_character_spoils_base64(data: bytes, place: int, foreign: str) -> None:
+    text = base64.b64encode(data).decode()
+    place %= len(text)
+
+    with pytest.raises(BadRequest, match="not valid base64"):
+        decode_base64(text[:place] + foreign + text[place + 1 :], LIMIT)
+
+
+@pytest.mark.parametrize("nbytes", [LIMIT - 2, LIMIT - 1, LIMIT, LIMIT + 1, LIMIT + 2])
+def test_the_limit_is_exact_whatever_the_padding(nbytes: int) -> None:
+    text = base64.b64encode(bytes(nbytes)).decode()
+
+    if nbytes <= LIMIT:
+        assert len(decode_base64(text, LIMIT)) == nbytes
+    else:
+        with pytest.raises(TooLarge, match=f"has {nbytes} bytes; at most {LIMIT}"):
+            decode_base64(text, LIMIT)
+
+
+def test_the_limit_holds_for_percent_encoding() -> None:
+    assert len(decode_data_url("data:," + "%41" * LIMIT, LIMIT).data) == LIMIT
+    with pytest.raises(TooLarge):
+        decode_data_url("data:," + "%41" * (LIMIT + 1), LIMIT)
+
+
+def test_a_data_url_over_the_limit_is_refused_before_its_base64_is_read() -> None:
+    with pytest.raises(TooLarge):
+        decode_data_url("data:image/png;base64," + "!" * 4000, LIMIT)

@@ -1,0 +1,230 @@
+"""Headers are read as Pillow and FFmpeg write them, and damage never escapes as a stray exception."""
+
+import contextlib
+import struct
+import sys
+from collections.abc import Iterator
+from functools import cache
+from io import BytesIO
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from services.gateway.openai.formats.extent import Extent
+from services.gateway.openai.formats.sniff import READERS, sniff
+from tests.unit.gateway.samples import film, picture, sound
+
+PICTURES: list[tuple[str, str, dict[str, Any]]] = [
+    ("image/jpeg", "JPEG", {}),
+    ("image/jpeg", "JPEG", {"progressive": True}),
+    ("image/jpeg", "JPEG", {"mode": "L"}),
+    ("image/jpeg", "JPEG", {"icc_profile": bytes(70_000), "comment": b"\xff\xc0" * 50}),
+    ("image/png", "PNG", {}),
+    ("image/png", "PNG", {"mode": "RGBA"}),
+    ("image/gif", "GIF", {}),
+    ("image/gif", "GIF", {"comment": b"c" * 1000}),
+    ("image/webp", "WEBP", {}),
+    ("image/webp", "WEBP", {"lossless": True}),
+    ("image/webp", "WEBP", {"mode": "RGBA"}),
+    ("image/webp", "WEBP", {"icc_profile": bytes(100)}),
+]
+
+
+@pytest.mark.parametrize(("mime", "format", "options"), PICTURES)
+@pytest.mark.parametrize("size", [(1, 1), (37, 23), (300, 1200)])
+def test_a_picture_has_the_size_that_pillow_reads(
+    mime: str, format: str, options: dict[str, Any], size: tuple[int, int]
+) -> None:
+    data = picture(format, size, **options)
+
+    assert sniff(data) == mime
+    assert READERS[mime](data) == Extent(None, *Image.open(BytesIO(data)).size)
+
+
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
+def test_an_animation_has_the_size_of_its_canvas(format: str) -> None:
+    frames = [Image.new("RGB", (40, 30), colour) for colour in ("red", "green", "blue")]
+    out = BytesIO()
+    frames[0].save(out, format, save_all=True, append_images=frames[1:])
+
+    assert READERS[sniff(out.getvalue())](out.getvalue()) == Extent(None, 40, 30)
+
+
+def test_a_gif_frame_larger_than_its_screen_counts() -> None:
+    data = bytearray(picture("GIF", (8, 8)))
+    data[6:10] = struct.pack("<HH", 1, 1)
+
+    assert READERS["image/gif"](bytes(data)) == Extent(None, *Image.open(BytesIO(bytes(data))).size) == Extent(None, 8, 8)
+
+
+SOUNDS = [
+    ("audio/wav", "wav", "pcm_s16le"),
+    ("audio/wav", "wav", "pcm_s24le"),
+    ("audio/wav", "wav", "pcm_f32le"),
+    ("audio/wav", "wav", "pcm_mulaw"),
+    ("audio/flac", "flac", "flac"),
+    ("audio/ogg", "ogg", "libopus"),
+    ("audio/ogg", "ogg", "flac"),
+    ("audio/mpeg", "mp3", "libmp3lame"),
+    ("audio/aac", "adts", "aac"),
+    ("audio/mp4", "ipod", "aac"),
+    ("video/mp4", "mp4", "aac"),
+    ("video/x-matroska", "matroska", "libopus"),
+    ("video/webm", "webm", "libopus"),
+]
+
+
+@pytest.mark.parametrize(("mime", "container", "codec"), SOUNDS)
+@pytest.mark.parametrize("seconds", [0.5, 4.0])
+def test_a_sound_has_about_the_length_that_was_written(mime: str, container: str, codec: str, seconds: float) -> None:
+    data = sound(container, codec, seconds)
+
+    assert sniff(data) == mime
+    assert READERS[mime](data).seconds == pytest.approx(seconds, rel=0.25)
+
+
+def test_an_mp3_without_a_count_is_measured_by_its_bit_rate() -> None:
+    data = sound("mp3", "libmp3lame", 4.0, write_xing="0")
+
+    assert READERS["audio/mpeg"](data).seconds == pytest.approx(4.0, rel=0.1)
+
+
+def test_an_mp3_that_understates_its_count_is_measured_by_its_bytes() -> None:
+    data = bytearray(sound("mp3", "libmp3lame", 4.0))
+    tag = max(data.find(b"Xing"), data.find(b"Info"))
+    data[tag + 8 : tag + 12] = struct.pack(">I", 1)
+
+    seconds = READERS["audio/mpeg"](bytes(data)).seconds
+
+    assert seconds is not None
+    assert seconds >= len(data) / 40_000 * 0.9
+
+
+def test_a_streamed_wav_counts_the_bytes_that_are_there() -> None:
+    data = bytearray(sound("wav", "pcm_s16le", 1.0))
+    size = data.find(b"data") + 4
+    data[size : size + 4] = b"\xff\xff\xff\xff"
+
+    assert READERS["audio/wav"](bytes(data)).seconds == pytest.approx(1.0, rel=0.01)
+
+
+FILMS = [
+    ("video/mp4", "mp4", "mpeg4"),
+    ("video/mp4", "mov", "mpeg4"),
+    ("video/mp4", "3gp", "mpeg4"),
+    ("video/webm", "webm", "libvpx"),
+    ("video/x-matroska", "matroska", "mpeg4"),
+]
+
+
+@pytest.mark.parametrize(("mime", "container", "codec"), FILMS)
+def test_a_film_has_length_and_frame_size(mime: str, container: str, codec: str) -> None:
+    data = film(container, codec)
+
+    assert sniff(data) == mime
+    assert READERS[mime](data) == Extent(pytest.approx(2.0, abs=0.1), 64, 48)
+
+
+def test_a_film_with_sound_has_the_size_of_its_picture() -> None:
+    assert READERS["video/mp4"](film("mp4", "mpeg4", audio="aac")) == Extent(pytest.approx(2.0, abs=0.1), 64, 48)
+
+
+def test_a_fragmented_film_does_not_say_its_length() -> None:
+    data = film("mp4", "mpeg4", movflags="frag_keyframe+empty_moov")
+
+    assert READERS["video/mp4"](data) == Extent(None, 64, 48)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"hello",
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        b"%PDF-1.7",
+        b"PK\x03\x04",
+        b"BM" + bytes(60),
+        b"II*\x00" + bytes(60),
+        b"\x00\x00\x00\x0cjP  \r\n\x87\n",  # JPEG 2000
+        b"\x00\x00\x00\x1cftypavif" + bytes(20),
+        b"\x00\x00\x00\x1cftypheic" + bytes(20),
+        b"RIFF\x00\x00\x00\x00AVI LIST",
+        b"\x1a\x45\xdf\xa3" + bytes(60),
+        b"FLV\x01",
+        b"\x80\x02]q\x00.",  # a pickle
+        b"\xff",
+    ],
+)
+def test_formats_outside_the_list_are_unknown(data: bytes) -> None:
+    assert sniff(data) == ""
+
+
+@cache
+def originals() -> list[bytes]:
+    pictures = [picture(format, **options) for _, format, options in PICTURES]
+    sounds = [sound(container, codec, 0.1) for _, container, codec in SOUNDS]
+    return pictures + sounds + [film(container, codec, frames=3) for _, container, codec in FILMS]
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.data())
+def test_damage_is_one_of_three_errors_or_a_plausible_extent(data: st.DataObject) -> None:
+    original = originals()[data.draw(st.integers(0, len(originals()) - 1))]
+    cut = original[: data.draw(st.integers(12, len(original)))]
+    hits = data.draw(st.lists(st.tuples(st.integers(12, min(400, len(original)) - 1), st.integers(0, 255)), max_size=6))
+    damaged = bytearray(cut)
+    for place, value in hits:
+        if place < len(damaged):
+            damaged[place] = value
+
+    try:
+        extent = READERS[sniff(original)](bytes(damaged))
+    except (ValueError, struct.error, IndexError):
+        return
+
+    assert extent.width >= 0
+    assert extent.height >= 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xd8" + b"\xff" * 2_000_000,  # padding without end
+        b"\xff\xd8" + b"\xff\xfe\x00\x02" * 500_000,  # empty comments without end
+        b"GIF89a" + bytes(7) + b"\x21\xfe\x01a\x00" * 400_000,
+        b"\x1a\x45\xdf\xa3\x80" + b"\x18\x53\x80\x67\xff" * 400_000,  # segments inside segments
+        b"\x1a\x45\xdf\xa3\x80\x18\x53\x80\x67\xff" + b"\xec\x80" * 400_000,  # empty elements without end
+        b"\x00\x00\x00\x0cftypisom" + b"\x00\x00\x00\x08free" * 250_000,
+        b"RIFF\x00\x00\x00\x00WAVE" + b"junk\x00\x00\x00\x00" * 250_000,
+    ],
+)
+def test_a_header_without_end_is_given_up(data: bytes) -> None:
+    looks = Looks(data)
+
+    with contextlib.suppress(ValueError, struct.error, IndexError), looks.counted():
+        READERS[sniff(data) or "video/x-matroska"](looks)
+
+    assert looks.count < 100_000
+
+
+class Looks(bytes):
+    """Bytes that count how often they are looked at: index and slice here, ``struct`` as a C call."""
+
+    count = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(key)
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        def count(_frame: object, event: str, _argument: object) -> None:
+            self.count += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)

@@ -1,0 +1,204 @@
+"""The ``openai`` client talks to these pieces over real HTTP, behind a small server."""
+
+import asyncio
+import base64
+import io
+import wave
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+import uvicorn
+from openai import AsyncOpenAI
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from omnibus.errors import OmnibusError, Overloaded, StageFailed
+from services.gateway.fetch import Fetcher
+from services.gateway.openai import answers, audio, media, problems, stream
+from services.gateway.openai.conversation import conversation
+from services.gateway.openai.requests import parse_chat, read_body
+from services.gateway.openai.schema import ChatRequest
+from tests.unit.gateway.samples import picture, sound, tone
+
+LIMITS = media.Limits(body_bytes=1 << 20)
+
+
+async def answer(http: Request) -> Response:
+    """Say what was understood; models named after an error fail with it."""
+    try:
+        request = parse_chat(await read_body(http.stream(), LIMITS.body_bytes))
+        messages, refs = conversation(request)
+        items = await media.load(refs, Fetcher(), LIMITS)
+        if request.model == "busy":
+            raise Overloaded("Busy.", retry_after=3)
+    except OmnibusError as error:
+        body, headers = problems.error_body(error, "req-1"), problems.error_headers(error)
+        return Response(body, problems.status_of(error), headers, "application/json")
+    words = [item.info.mime for item in items] or [str(messages[-1]["content"])]
+    if request.stream:
+        return StreamingResponse(frames(request, words), media_type="text/event-stream")
+    return Response(await whole(request, " ".join(words)), media_type="application/json")
+
+
+async def whole(request: ChatRequest, text: str) -> bytes:
+    spoken = None
+    if request.audio is not None and request.speaks:
+        data = await audio.render(tone(0.1), 24000, request.audio.format)
+        spoken = answers.Audio(id="audio_1", data=data, expires_at=1, transcript=text)
+    return answers.completion(
+        id="chatcmpl-1",
+        model=request.model,
+        created=1,
+        text=None if spoken else text,
+        finish_reason="stop",
+        usage=answers.usage(prompt_text=2, text=1),
+        audio=spoken,
+    )
+
+
+async def frames(request: ChatRequest, words: list[str]) -> AsyncIterator[bytes]:
+    out = stream.ChatStream(
+        "chatcmpl-1", request.model, 1, include_usage=request.wants_usage, wav=24000 if request.speaks else None
+    )
+    yield out.role()
+    for word in words:
+        yield out.text(word)
+    if request.model == "breaks":
+        yield out.error(StageFailed("The vocoder failed.", stage="vocoder"), "req-1")
+        return
+    if request.speaks:
+        yield out.audio_start("audio_1")
+        yield out.audio(audio.pcm16(tone(0.1)))
+        yield out.transcript("hi")
+        yield out.audio_end(1)
+    yield out.finish("stop")
+    yield out.usage(answers.usage(prompt_text=2, text=1))
+    yield stream.DONE
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[AsyncOpenAI]:
+    app = Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
+    socket = server.config.bind_socket()
+    serving = asyncio.create_task(server.serve([socket]))
+    port = socket.getsockname()[1]
+    async with AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="k", max_retries=0, timeout=20) as client:
+        yield client
+    server.should_exit = True
+    await serving
+
+
+def data_url(mime: str, data: bytes) -> str:
+    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
+
+
+async def test_a_multimodal_question_is_answered(client: AsyncOpenAI) -> None:
+    recording = base64.b64encode(sound("wav", "pcm_s16le", 0.1)).decode()
+
+    reply = await client.chat.completions.create(
+        model="m",
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "what"},
+                    {"type": "image_url", "image_url": {"url": data_url("image/png", picture("PNG")), "detail": "low"}},
+                    {"type": "input_audio", "input_audio": {"data": recording, "format": "wav"}},
+                ],
+            }
+        ],
+        max_completion_tokens=5,
+        seed=1,
+        stop=["x"],
+        user="u",
+        extra_body={"top_k": 5, "repetition_penalty": 1.1, "ignore_eos": True},
+    )
+
+    assert reply.choices[0].message.content == "image/png audio/wav"
+    assert reply.usage is not None
+    assert reply.usage.total_tokens == 3
+
+
+async def test_a_spoken_answer_arrives_as_a_file(client: AsyncOpenAI) -> None:
+    reply = await client.chat.completions.create(
+        model="m",
+        messages=[{"role": "user", "content": "hi"}],
+        modalities=["text", "audio"],
+        audio={"voice": "alloy", "format": "flac"},
+    )
+
+    spoken = reply.choices[0].message.audio
+    assert spoken is not None
+    assert spoken.transcript == "hi"
+    assert base64.b64decode(spoken.data).startswith(b"fLaC")
+
+
+async def test_a_stream_of_text_sound_and_usage_is_read(client: AsyncOpenAI) -> None:
+    chunks: list[Any] = []
+    async for chunk in await client.chat.completions.create(
+        model="m",
+        messages=[{"role": "user", "content": "hi"}],
+        modalities=["text", "audio"],
+        audio={"voice": "alloy", "format": "wav"},
+        stream=True,
+        stream_options={"include_usage": True},
+    ):
+        chunks.append(chunk)
+
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    spoken = [delta.audio for delta in deltas if getattr(delta, "audio", None)]
+    pieces = [piece["data"] if isinstance(piece, dict) else piece.data for piece in spoken if _data(piece)]
+    assert "".join(delta.content or "" for delta in deltas) == "hi"
+    with wave.open(io.BytesIO(b"".join(map(base64.b64decode, pieces)))) as reader:
+        assert reader.readframes(10_000) == audio.pcm16(tone(0.1))
+    assert chunks[-1].usage.total_tokens == 3
+
+
+def _data(piece: Any) -> str | None:
+    return piece.get("data") if isinstance(piece, dict) else piece.data
+
+
+async def test_a_bad_request_names_its_parameter(client: AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], n=2)
+
+    assert (caught.value.param, caught.value.type) == ("n", "invalid_request_error")
+
+
+async def test_an_internal_url_is_a_bad_request_at_its_place(client: AsyncOpenAI) -> None:
+    part: Any = {"type": "image_url", "image_url": {"url": "https://169.254.169.254/latest"}}
+
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": [part]}])
+
+    assert caught.value.param == "messages[0].content[0].image_url.url"
+
+
+async def test_a_body_over_the_limit_is_413(client: AsyncOpenAI) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * (2 << 20)}])
+
+    assert caught.value.status_code == 413
+
+
+async def test_overload_is_a_rate_limit_with_a_time_to_wait(client: AsyncOpenAI) -> None:
+    with pytest.raises(openai.RateLimitError) as caught:
+        await client.chat.completions.create(model="busy", messages=[{"role": "user", "content": "hi"}])
+
+    assert caught.value.response.headers["retry-after"] == "3"
+
+
+async def test_an_error_in_the_middle_of_a_stream_is_raised_by_the_client(client: AsyncOpenAI) -> None:
+    received = []
+    with pytest.raises(openai.APIError, match="The vocoder failed"):
+        async for chunk in await client.chat.completions.create(
+            model="breaks", messages=[{"role": "user", "content": "hi"}], stream=True
+        ):
+            received.append(chunk)
+
+    assert len(received) == 2

@@ -1,0 +1,152 @@
+"""A vocoder's waveform does not depend on how its codes arrive, nor on its company."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from omnibus.errors import BadRequest
+from omnibus.executor.contract import Item
+from omnibus_models import tiny
+from omnibus_models.contract import Vocoder
+from omnibus_models.families import family
+from services.generator.runner import VocodeRunner, VocodeSettings
+from tests.unit.jobs import MemoryJob, Pipe, run
+
+VOICE = "Chelsie"
+
+
+@pytest.fixture(scope="session")
+def omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen2_5_omni", tmp_path_factory.mktemp("models") / "omni")
+
+
+@pytest.fixture(scope="session")
+def vocoder(omni: Path) -> Vocoder:
+    return family("qwen2_5_omni").load("vocoder", omni)
+
+
+@pytest.fixture
+async def runner(omni: Path) -> AsyncIterator[VocodeRunner]:
+    made = VocodeRunner("vocoder", "qwen2_5_omni", omni, "cpu", "float32", VocodeSettings(codes=24))
+    await made.load()
+    yield made
+    await made.close()
+
+
+def codes(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 60, count).tolist()
+
+
+def job(chunks: Sequence[Sequence[int]], seed: int = 7, **more: object) -> MemoryJob:
+    stream = Pipe()
+    for chunk in chunks:
+        stream.feed(Item({"codes": list(chunk)}))
+    stream.close({"finish_reason": "stop"})
+    return MemoryJob({"codes": stream, "voice": VOICE, **more}, seed=seed)
+
+
+def once(vocoder: Vocoder, all_codes: Sequence[int], seed: int = 7) -> np.ndarray:
+    with torch.inference_mode():
+        return vocoder.open(VOICE, seed).push(all_codes, last=True).numpy()
+
+
+@pytest.mark.parametrize("sizes", [[60], [1] * 60, [12, 24, 24], [5, 50, 5]])
+async def test_a_waveform_does_not_depend_on_the_chunks(
+    runner: VocodeRunner, vocoder: Vocoder, sizes: list[int]
+) -> None:
+    ends = np.cumsum(sizes)
+    chunks = [codes(60)[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+    one = await run(runner, job(chunks))
+
+    wave = one.whole("audio")
+    np.testing.assert_allclose(wave, once(vocoder, codes(60)), atol=1e-3)
+    assert wave.dtype == np.float32
+    assert one.end("audio") == {"samples": len(wave)}
+    assert all(item.data["rate"] == vocoder.rate for item in one.outputs["audio"].items[:-1])
+
+
+async def test_sound_comes_before_the_last_code(runner: VocodeRunner) -> None:
+    stream = Pipe()
+    one = MemoryJob({"codes": stream, "voice": VOICE})
+    running = asyncio.create_task(run(runner, one))
+
+    stream.feed(Item({"codes": codes(100)}))
+    early = await one.outputs["audio"].until(1)
+
+    assert early[0].array is not None
+    assert not one.outputs["audio"].closed
+    stream.close({"finish_reason": "stop"})
+    await running
+
+
+async def test_many_waveforms_at_once_equal_single_runs(runner: VocodeRunner, vocoder: Vocoder) -> None:
+    jobs = [job([codes(40, seed)[:15], codes(40, seed)[15:]], seed=seed) for seed in range(4)]
+
+    await asyncio.gather(*(run(runner, one) for one in jobs))
+
+    for seed, one in enumerate(jobs):
+        np.testing.assert_allclose(one.whole("audio"), once(vocoder, codes(40, seed), seed), atol=1e-3)
+    assert runner.stats()["used"] == 0
+
+
+async def test_a_short_waveform_does_not_wait_for_a_long_one(runner: VocodeRunner) -> None:
+    long, short = job([codes(150)]), job([codes(24)])
+    running = asyncio.create_task(run(runner, long))
+    await long.outputs["audio"].until(1)
+
+    await run(runner, short)
+
+    assert not long.outputs["audio"].closed
+    await running
+
+
+async def test_the_seed_of_the_request_goes_before_that_of_the_invocation(
+    runner: VocodeRunner, vocoder: Vocoder
+) -> None:
+    one = await run(runner, job([codes(30)], seed=1, params={"seed": 5}))
+
+    np.testing.assert_allclose(one.whole("audio"), once(vocoder, codes(30), 5), atol=1e-5)
+    assert not np.allclose(one.whole("audio"), once(vocoder, codes(30), 1), atol=1e-3)
+
+
+async def test_no_codes_give_no_sound(runner: VocodeRunner) -> None:
+    one = await run(runner, job([]))
+
+    assert one.outputs["audio"].items == [Item({"samples": 0})]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"voice": "nobody"}, VOICE),
+        ({"params": {"seed": "x"}}, "seed"),
+        ({"params": {"colour": 1}}, "colour"),
+    ],
+)
+async def test_wrong_inputs_are_refused(runner: VocodeRunner, changed: dict[str, object], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        await run(runner, job([codes(5)], **changed))
+
+
+async def test_codes_that_are_no_numbers_are_refused(runner: VocodeRunner) -> None:
+    with pytest.raises(BadRequest, match="whole numbers"):
+        await run(runner, job([["a"]]))
+
+
+async def test_a_cancelled_waveform_leaves_the_vocoder_free(runner: VocodeRunner, vocoder: Vocoder) -> None:
+    long = job([codes(150)])
+    running = asyncio.create_task(run(runner, long))
+    await long.outputs["audio"].until(1)
+
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    one = await run(runner, job([codes(24)]))
+
+    np.testing.assert_allclose(one.whole("audio"), once(vocoder, codes(24)), atol=1e-5)
+    assert not long.outputs["audio"].closed
+    assert runner.stats()["used"] == 0

@@ -1,0 +1,171 @@
+"""A ``Job`` in memory: inputs from literals and pipes, outputs into pipes that another job can read."""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from omnibus.executor.contract import Item, Job, RowWriter, Runner
+
+
+class Pipe:
+    """One output of one node: kept whole, so that any number of readers can follow it."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.closed = False
+        self._news = asyncio.Condition()
+
+    def feed(self, item: Item, last: bool = False) -> None:
+        if self.closed:
+            return
+        self.items.append(item)
+        self.closed = last
+        self._tell()
+
+    def close(self, data: dict[str, Any] | None = None) -> None:
+        if data is not None:
+            self.feed(Item(data), last=True)
+        self.closed = True
+        self._tell()
+
+    async def read(self) -> AsyncIterator[Item]:
+        at = 0
+        while True:
+            async with self._news:
+                await self._news.wait_for(lambda: at < len(self.items) or self.closed)
+            if at == len(self.items):
+                return
+            yield self.items[at]
+            at += 1
+
+    async def until(self, count: int) -> list[Item]:
+        """Wait for ``count`` items, or for the end."""
+        async with self._news:
+            await self._news.wait_for(lambda: len(self.items) >= count or self.closed)
+        return self.items
+
+    def _tell(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._notify())
+        task.add_done_callback(lambda done: done.result())
+
+    async def _notify(self) -> None:
+        async with self._news:
+            self._news.notify_all()
+
+
+class MemoryJob(Job):
+    """``inputs`` maps names to JSON, to an ``Item``, to a ``Pipe``, or to lists of these."""
+
+    def __init__(self, inputs: dict[str, Any], wants: tuple[str, ...] = (), seed: int = 7) -> None:
+        self._inputs = inputs
+        self._wants = wants
+        self._seed = seed
+        self.outputs: dict[str, Pipe] = defaultdict(Pipe)
+        self.allocated: dict[str, tuple[int, int]] = {}
+
+    @property
+    def invocation(self) -> str:
+        return f"memory-{id(self)}"
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        return {name: value for name, value in self._inputs.items() if not isinstance(value, Pipe | Item)}
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    @property
+    def deadline(self) -> float:
+        return time.time() + 60.0
+
+    def wants(self, output: str) -> bool:
+        return output in self._wants
+
+    async def value(self, name: str) -> Any:
+        return await self._resolve(self._inputs.get(name))
+
+    async def _resolve(self, value: Any) -> Any:
+        if isinstance(value, Pipe):
+            return (await value.until(1))[0]
+        if isinstance(value, list):
+            return [await self._resolve(element) for element in value]
+        return value
+
+    def stream(self, name: str) -> AsyncIterator[Item]:
+        return self._inputs[name].read()
+
+    async def put(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
+        self.outputs[output].feed(Item(data, _own(array)), last=True)
+
+    async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
+        self.outputs[output].feed(Item(data, _own(array)))
+
+    async def rows(self, output: str, count: int, width: int, dtype: str) -> "MemoryRows":
+        self.allocated[output] = (count, width)
+        return MemoryRows(self.outputs[output], np.empty((count, width), dtype))
+
+    def close(self, output: str, data: dict[str, Any] | None = None) -> None:
+        self.outputs[output].close(data)
+
+    # What tests read
+
+    @property
+    def text(self) -> str:
+        return "".join(item.data.get("text", "") for item in self.outputs["text"].items)
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for item in self.outputs["text"].items for token in item.data.get("ids", [])]
+
+    @property
+    def codes(self) -> list[int]:
+        return [code for item in self.outputs["codes"].items for code in item.data.get("codes", [])]
+
+    def end(self, output: str) -> dict[str, Any]:
+        """What was said when ``output`` was closed."""
+        pipe = self.outputs[output]
+        assert pipe.closed
+        return pipe.items[-1].data
+
+    def whole(self, output: str) -> np.ndarray:
+        """The arrays of a stream, one after the other."""
+        return np.concatenate([item.array for item in self.outputs[output].items if item.array is not None])
+
+
+class MemoryRows(RowWriter):
+    """A growing tensor; readers get read-only views of it, as from an arena."""
+
+    def __init__(self, pipe: Pipe, block: np.ndarray) -> None:
+        self._pipe = pipe
+        self._block = block
+        self._view = block.view()
+        self._view.setflags(write=False)
+        self._cursor = 0
+
+    def write(self, rows: np.ndarray, data: dict[str, Any] | None = None) -> None:
+        start, end = self._cursor, self._cursor + len(rows)
+        if end > len(self._block) or rows.shape[1:] != self._block.shape[1:]:
+            raise ValueError(f"rows {rows.shape} at {start} do not fit a block of {self._block.shape}")
+        self._block[start:end] = rows
+        self._cursor = end
+        self._pipe.feed(Item(data or {}, self._view[start:end]))
+
+
+async def run(runner: Runner, job: MemoryJob, within: float = 60.0) -> MemoryJob:
+    """Run one job to its end and return it."""
+    async with asyncio.timeout(within):
+        await runner.run(job)
+    return job
+
+
+def _own(array: np.ndarray | None) -> np.ndarray | None:
+    if array is None:
+        return None
+    copy = array.copy()
+    copy.setflags(write=False)
+    return copy

@@ -1,0 +1,62 @@
+"""Tiny checkpoints, runners on them, and the plain loop that every answer is compared with."""
+
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.cache_utils import DynamicCache
+
+from omnibus_models import tiny
+from omnibus_models.contract import Prefill, Thinker
+from omnibus_models.families import family
+from services.llm.runner import ThinkRunner, ThinkSettings
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def vl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen2_5_vl", tmp_path_factory.mktemp("models") / "vl")
+
+
+@pytest.fixture(scope="session")
+def thinker(vl: Path) -> Thinker:
+    return family("qwen2_5_vl").load("thinker", vl)
+
+
+@pytest.fixture
+async def runner(vl: Path) -> AsyncIterator[ThinkRunner]:
+    """Five slots, so that requests have to wait for each other."""
+    made = ThinkRunner("thinker", "qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=5, context=512, share=64))
+    await made.load()
+    yield made
+    await made.close()
+
+
+@torch.inference_mode()
+def greedy(decoder: Thinker, prefill: Prefill, count: int, ends: Iterable[int] = ()) -> list[int]:
+    """One request alone, in the obvious way: prefill, then one token after the other."""
+    cache = DynamicCache()
+    hidden = decoder.forward(prefill.inputs[None], prefill.positions[:, None], cache, None)
+    ids = [int(decoder.logits(hidden[:, -1]).argmax())]
+    while len(ids) < count and ids[-1] not in set(ends):
+        position = cache.get_seq_length() + prefill.delta
+        positions = torch.full((decoder.axes, 1, 1), position)
+        hidden = decoder.forward(decoder.embed(torch.tensor([[ids[-1]]])), positions, cache, None)
+        ids.append(int(decoder.logits(hidden[:, -1]).argmax()))
+    return ids
+
+
+@pytest.fixture(scope="session")
+def omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen2_5_omni", tmp_path_factory.mktemp("models") / "omni")
+
+
+@pytest.fixture
+async def omni_runner(omni: Path) -> AsyncIterator[ThinkRunner]:
+    """A thinker that speaks."""
+    made = ThinkRunner("thinker", "qwen2_5_omni", omni, "cpu", "float32", ThinkSettings(slots=4, context=512))
+    await made.load()
+    yield made
+    await made.close()

@@ -1,0 +1,87 @@
+"""Each row is chosen by its own settings and its own random numbers."""
+
+import torch
+from torch import Tensor
+
+from omnibus_models.contract import Sampling
+from services.llm.sampling import Picker, choose
+
+V = 50
+
+
+def logits(seed: int = 0) -> Tensor:
+    return torch.randn(V, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def picker(seed: int = 1, history: tuple[int, ...] = (), **settings: float) -> Picker:
+    return Picker(Sampling(max_tokens=100, seed=seed, **settings), V, history)  # type: ignore[arg-type]
+
+
+def drawn(row: Tensor, chosen: Picker, count: int = 200) -> list[int]:
+    return [choose(row[None], [chosen])[0] for _ in range(count)]
+
+
+def test_temperature_zero_is_greedy() -> None:
+    assert set(drawn(logits(), picker(temperature=0.0), 5)) == {int(logits().argmax())}
+
+
+def test_the_same_seed_draws_the_same_tokens() -> None:
+    assert drawn(logits(), picker(5, temperature=1.0)) == drawn(logits(), picker(5, temperature=1.0))
+    assert drawn(logits(), picker(5, temperature=1.0)) != drawn(logits(), picker(6, temperature=1.0))
+
+
+def test_company_does_not_change_a_row() -> None:
+    rows = torch.stack([logits(seed) for seed in range(6)])
+    settings = [
+        {"temperature": 0.8},
+        {"temperature": 1.2, "top_p": 0.7},
+        {"temperature": 1.0, "top_k": 5},
+        {"temperature": 0.0},
+        {"temperature": 1.0, "repetition_penalty": 1.3},
+        {"temperature": 2.0, "top_k": 5, "top_p": 0.5},
+    ]
+    together = [picker(seed, **chosen) for seed, chosen in enumerate(settings)]
+
+    batches = [choose(rows, together) for _ in range(30)]
+
+    for index, chosen in enumerate(settings):
+        assert [batch[index] for batch in batches] == drawn(rows[index], picker(index, **chosen), 30)
+
+
+def test_top_k_draws_only_the_k_best() -> None:
+    best = set(logits().topk(4).indices.tolist())
+
+    assert set(drawn(logits(), picker(temperature=2.0, top_k=4))) == best
+
+
+def test_top_p_draws_only_the_nucleus() -> None:
+    row = torch.full((V,), -20.0)
+    row[[3, 4, 5]] = torch.tensor([0.5, 0.3, 0.2]).log()
+
+    assert set(drawn(row, picker(temperature=1.0, top_p=0.75))) == {3, 4}
+    assert set(drawn(row, picker(temperature=1.0, top_p=0.1))) == {3}
+
+
+def test_frequencies_follow_the_probabilities() -> None:
+    row = torch.full((V,), -30.0)
+    row[[7, 8, 9]] = torch.tensor([0.6, 0.3, 0.1]).log()
+
+    tokens = drawn(row, picker(temperature=1.0), 4000)
+
+    shares = [tokens.count(token) / 4000 for token in (7, 8, 9)]
+    assert torch.allclose(torch.tensor(shares), torch.tensor([0.6, 0.3, 0.1]), atol=0.03)
+
+
+def test_forbidden_ids_are_never_drawn() -> None:
+    row = torch.full((V,), -torch.inf)
+    row[[1, 2]] = torch.tensor([0.0, -3.0])
+
+    assert set(drawn(row, picker(temperature=2.0))) == {1, 2}
+
+
+def test_a_penalty_weakens_what_was_seen() -> None:
+    row = torch.zeros(V)
+    row[[10, 11, 12]] = torch.tensor([2.0, 1.9, 1.8])
+
+    assert drawn(row, picker(repetition_penalty=1.5), 3) == [10, 11, 12]
+    assert drawn(row, picker(repetition_penalty=1.5, history=(10, 11)), 1) == [12]

@@ -1,0 +1,292 @@
+"""A talker speaks while the thinker still writes, and says the same as if it had waited."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from omnibus.errors import BadRequest, Fatal
+from omnibus.executor.contract import Item
+from omnibus_models.contract import Talker, Thinker
+from omnibus_models.families import family
+from services.llm.runner import ThinkRunner
+from services.llm.talk import TalkRunner, TalkSettings
+from tests.unit.jobs import MemoryJob, Pipe, run
+
+VOICE = "Chelsie"
+SPEECH = ("prompt", "layout", "rows")
+
+
+@pytest.fixture(scope="session")
+def talker(omni: Path) -> Talker:
+    return family("qwen2_5_omni").load("talker", omni)
+
+
+@pytest.fixture(scope="session")
+def thinker(omni: Path) -> Thinker:
+    return family("qwen2_5_omni").load("thinker", omni)
+
+
+@pytest.fixture
+async def talking(omni: Path) -> AsyncIterator[TalkRunner]:
+    settings = TalkSettings(slots=3, context=512, first=2, chunk=5)
+    made = TalkRunner("talker", "qwen2_5_omni", omni, "cpu", "float32", settings)
+    await made.load()
+    yield made
+    await made.close()
+
+
+class Script:
+    """What a thinker would send: prompt, layout and rows, with numbers of its own."""
+
+    def __init__(self, seed: int, length: int = 12, rows: int = 6, width: int = 64) -> None:
+        numbers = np.random.default_rng(seed)
+        self.prompt = numbers.normal(size=(length + 3, width)).astype(np.float32)
+        self.layout = np.tile(np.arange(length, dtype=np.int32), (3, 1))
+        self.rows = numbers.normal(size=(rows, width)).astype(np.float32)
+        self.stream = Pipe()
+
+    def job(self, **params: object) -> MemoryJob:
+        prompt, layout = Item({}, self.prompt), Item({}, self.layout)
+        inputs = {"prompt": prompt, "layout": layout, "rows": self.stream, "voice": VOICE}
+        return MemoryJob({**inputs, "params": {"max_codes": 30, **params}})
+
+    def send(self, start: int, end: int) -> None:
+        self.stream.feed(Item({}, self.rows[start:end]))
+
+    def finish(self) -> None:
+        self.stream.close({"finish": "stop"})
+
+    def whole(self, **params: object) -> MemoryJob:
+        """A job whose rows are all there."""
+        self.send(0, len(self.rows))
+        self.finish()
+        return self.job(**params)
+
+
+@torch.inference_mode()
+def plain(talker: Talker, script: Script, count: int) -> list[int]:
+    """All rows known, one answer alone, one code after the other."""
+    prompt, rows = torch.tensor(script.prompt), torch.tensor(script.rows)
+    prefill = talker.start(prompt, torch.tensor(script.layout, dtype=torch.long), rows[0])
+    later = [*rows[1:], prompt[-2]]
+    cache = DynamicCache()
+    hidden = talker.forward(prefill.inputs[None], prefill.positions[:, None], cache, None)
+    codes = [int(talker.logits(hidden[:, -1]).argmax())]
+    while len(codes) < count and codes[-1] not in talker.eos:
+        row: Tensor = later.pop(0) if later else prompt[-1]
+        positions = torch.full((talker.axes, 1, 1), cache.get_seq_length() + prefill.delta)
+        inputs = talker.step_inputs(torch.tensor(codes[-1:]), row[None])
+        hidden = talker.forward(inputs[None], positions, cache, None)
+        codes.append(int(talker.logits(hidden[:, -1]).argmax()))
+    return [code for code in codes if code not in talker.eos]
+
+
+async def test_many_answers_at_once_equal_single_runs(talking: TalkRunner, talker: Talker) -> None:
+    scripts = [Script(seed, length=5 + 3 * seed, rows=2 + seed) for seed in range(8)]
+    jobs = [script.whole() for script in scripts]
+
+    await asyncio.gather(*(run(talking, one) for one in jobs))
+
+    assert [one.codes for one in jobs] == [plain(talker, script, 30) for script in scripts]
+    assert max(int(size) for size in talking.stats()["batches"]) == 3
+
+
+async def test_a_talker_waits_for_rows_and_goes_on(talking: TalkRunner, talker: Talker) -> None:
+    slow, quick = Script(1), Script(2, rows=9)
+    first = slow.job()
+
+    slow.send(0, 2)
+    running = asyncio.create_task(run(talking, first))
+    await first.outputs["codes"].until(1)
+    other = await run(talking, quick.whole())
+    stalled = list(first.codes)
+    slow.send(2, 3)
+    slow.send(3, 6)
+    slow.finish()
+    await running
+
+    assert other.codes == plain(talker, quick, 30)
+    assert len(stalled) == 2, "one code per row, and no row was invented"
+    assert first.codes == plain(talker, slow, 30)
+
+
+async def test_a_waiting_talker_takes_no_steps(talking: TalkRunner) -> None:
+    script = Script(1)
+    one = script.job()
+    script.send(0, 2)
+    running = asyncio.create_task(run(talking, one))
+    await one.outputs["codes"].until(1)
+
+    await run(talking, Script(2).whole())
+    stats = talking.stats()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert stats["batches"].get("2", 0) == 0
+
+
+async def test_an_answer_without_rows_says_nothing(talking: TalkRunner) -> None:
+    script = Script(1)
+    script.finish()
+
+    one = await run(talking, script.job())
+
+    assert one.codes == []
+    assert one.end("codes") == {"finish_reason": "stop"}
+    assert talking.stats()["tokens"] == 0
+
+
+async def test_the_first_chunk_is_small_and_the_end_code_is_not_sent(talking: TalkRunner, talker: Talker) -> None:
+    for seed in range(40):
+        one = await run(talking, Script(seed).whole(max_codes=200, temperature=2.0, seed=seed))
+        assert not talker.eos & set(one.codes)
+        if one.end("codes")["finish_reason"] == "stop" and len(one.codes) > 7:
+            break
+    else:
+        pytest.fail("no answer of this test ends by itself")
+
+    sizes = [len(item.data["codes"]) for item in one.outputs["codes"].items[:-1]]
+    assert sizes[0] >= 2
+    assert len(sizes) > 1
+    assert all(size >= 5 for size in sizes[1:-1])
+
+
+async def test_a_row_of_nan_fails_only_its_own_answer(talking: TalkRunner, talker: Talker) -> None:
+    bad, good = Script(1), [Script(seed, rows=8) for seed in (2, 3)]
+    bad.rows[3] = np.nan
+    jobs = [script.whole() for script in (good[0], bad, good[1])]
+
+    results = await asyncio.gather(*(run(talking, one) for one in jobs), return_exceptions=True)
+    after = Script(4, length=20)
+    last = await run(talking, after.whole())
+
+    assert isinstance(results[1], Fatal)
+    assert [jobs[0].codes, jobs[2].codes] == [plain(talker, script, 30) for script in good]
+    assert last.codes == plain(talker, after, 30)
+
+
+async def test_an_error_of_the_thinker_reaches_the_talker(talking: TalkRunner) -> None:
+    class Broken(Pipe):
+        async def read(self):
+            async for item in super().read():
+                yield item
+            raise BadRequest("the stream broke")
+
+    script = Script(1)
+    script.stream = Broken()
+    script.send(0, 2)
+    script.stream.close()
+
+    with pytest.raises(BadRequest, match="the stream broke"):
+        await run(talking, script.job())
+
+
+async def test_a_cancelled_answer_frees_its_slot(talking: TalkRunner, talker: Talker) -> None:
+    stuck = [Script(seed) for seed in range(3)]
+    for script in stuck:
+        script.send(0, 2)
+    jobs = [script.job() for script in stuck]
+    running = [asyncio.create_task(run(talking, one)) for one in jobs]
+    for one in jobs:
+        await one.outputs["codes"].until(1)
+    assert talking.stats()["used"] == 3
+
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    script = Script(9)
+    one = await run(talking, script.whole())
+
+    assert one.codes == plain(talker, script, 30)
+
+
+def ask(number: int, **params: object) -> MemoryJob:
+    messages = [{"role": "user", "content": f"what do you hear? {'the cat ' * number}"}]
+    inputs = {"messages": messages, "voice": VOICE, "params": {"max_tokens": 10, **params}}
+    return MemoryJob(inputs, wants=("text", *SPEECH))
+
+
+async def test_thinker_and_talker_side_by_side_equal_one_after_the_other(
+    omni_runner: ThinkRunner, talking: TalkRunner, talker: Talker
+) -> None:
+    thinking = [ask(number, ignore_eos=True) for number in range(4)]
+    speaking = [
+        MemoryJob({**{name: one.outputs[name] for name in SPEECH}, "params": {"max_codes": 25}}) for one in thinking
+    ]
+
+    await asyncio.gather(
+        *(run(talking, one) for one in speaking), *(run(omni_runner, one) for one in thinking)
+    )
+
+    for said, thought in zip(speaking, thinking, strict=True):
+        script = Script(0)
+        script.prompt = thought.outputs["prompt"].items[0].array
+        script.layout = thought.outputs["layout"].items[0].array
+        script.rows = thought.whole("rows")
+        assert script.rows.shape == (9, 64)
+        assert script.layout.shape == (3, len(script.prompt) - 3)
+        assert said.codes == plain(talker, script, 25)
+
+
+async def test_rows_are_the_embedding_plus_the_hidden_state_of_each_token_but_the_last(
+    omni_runner: ThinkRunner, thinker: Thinker
+) -> None:
+    one = await run(omni_runner, ask(2, ignore_eos=True))
+
+    prefill = thinker.assemble(thinker.prompt(one.inputs["messages"]), [])
+    length = len(prefill.inputs)
+    with torch.inference_mode():
+        inputs = torch.cat([prefill.inputs, thinker.embed(torch.tensor(one.ids[:-1]))])
+        places = torch.arange(len(inputs)).expand(3, 1, -1)
+        hidden = thinker.forward(inputs[None], places, DynamicCache(), None)[0]
+        prompt = thinker.talker_prompt(prefill, hidden[:length], VOICE)
+    np.testing.assert_allclose(one.whole("rows"), (inputs + hidden)[length:].numpy(), atol=1e-4)
+    np.testing.assert_allclose(one.outputs["prompt"].items[0].array, prompt.numpy(), atol=1e-4)
+    assert one.end("rows") == {"finish": "length"}
+
+
+async def test_an_immediate_end_gives_a_prompt_and_no_rows(omni_runner: ThinkRunner, talking: TalkRunner) -> None:
+    one = await run(omni_runner, ask(1, max_tokens=1))
+    said = await run(talking, MemoryJob({name: one.outputs[name] for name in SPEECH}))
+
+    assert len(one.ids) == 1
+    assert [item.array for item in one.outputs["rows"].items] == [None]
+    assert said.codes == []
+
+
+async def test_a_stop_string_is_not_spoken(omni_runner: ThinkRunner) -> None:
+    free = await run(omni_runner, ask(3, ignore_eos=True, max_tokens=20))
+    stop = free.text[len(free.text) // 2 :][:4]
+
+    stopped = await run(omni_runner, ask(3, ignore_eos=True, max_tokens=20, stop=[stop]))
+
+    rows, every = stopped.whole("rows"), free.whole("rows")
+    assert 0 < len(rows) < len(stopped.ids)
+    np.testing.assert_allclose(rows, every[: len(rows)], atol=1e-4)
+
+
+async def test_a_text_answer_sends_nothing_to_a_talker(omni_runner: ThinkRunner) -> None:
+    one = MemoryJob({"messages": [{"role": "user", "content": "hello"}], "params": {"max_tokens": 5}})
+
+    await run(omni_runner, one)
+
+    assert set(one.outputs) == {"text"}
+
+
+async def test_an_unknown_voice_is_refused_and_the_known_are_named(omni_runner: ThinkRunner) -> None:
+    one = ask(1)
+    one._inputs["voice"] = "nobody"
+
+    with pytest.raises(BadRequest, match=VOICE):
+        await run(omni_runner, one)
+
+
+async def test_a_model_without_a_voice_says_so(runner: ThinkRunner) -> None:
+    with pytest.raises(BadRequest, match="no voice"):
+        await run(runner, ask(1))

@@ -1,0 +1,287 @@
+"""A thinker under load answers every request as if it were alone."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from omnibus.errors import BadRequest, ContextTooLong, Fatal, StageUnavailable
+from omnibus.executor.contract import Item
+from omnibus_models.contract import Encoded, Thinker
+from services.llm.runner import ThinkRunner, ThinkSettings
+from tests.unit.jobs import MemoryJob, Pipe, run
+from tests.unit.llm.conftest import greedy
+
+pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+
+WORDS = "the quick brown fox jumps over the lazy dog and the small white cat sleeps on a warm red mat".split()
+
+
+def text(number: int) -> list[dict[str, object]]:
+    return [{"role": "user", "content": " ".join(WORDS[: 2 + number % 17])}]
+
+
+def picture(number: int) -> list[dict[str, object]]:
+    return [{"role": "user", "content": [{"type": "image"}, *({"type": "text", "text": w} for w in WORDS[:number])]}]
+
+
+def embedding(seed: int, rows: int = 2, columns: int = 3) -> Item:
+    """What a vision encoder sends for a picture of ``rows`` by ``columns`` tokens."""
+    array = np.random.default_rng(seed).normal(size=(rows * columns, 64)).astype(np.float32)
+    array.setflags(write=False)
+    meta = {"modality": "image", "n_tokens": len(array), "grid_thw": [1, rows * 2, columns * 2]}
+    return Item(meta, array)
+
+
+def job(messages: object, items: list[object] | None = None, **params: object) -> MemoryJob:
+    inputs = {"messages": messages, "params": {"max_tokens": 16, "ignore_eos": True, **params}}
+    return MemoryJob(inputs if items is None else {**inputs, "items": items})
+
+
+def mixed(count: int) -> list[MemoryJob]:
+    """Requests of different lengths; every third has a picture."""
+    return [
+        job(picture(n % 5), [embedding(n, 2 + n % 2)], max_tokens=4 + n)
+        if n % 3 == 0
+        else job(text(n), max_tokens=3 + 2 * n)
+        for n in range(count)
+    ]
+
+
+def alone(thinker: Thinker, asked: MemoryJob) -> list[int]:
+    """The plain loop's answer to a job."""
+    items = asked.inputs.get("items", [])
+    media = [Encoded(torch.tensor(item.array), item.data) for item in items]
+    prefill = thinker.assemble(thinker.prompt(asked.inputs["messages"]), media)
+    params = asked.inputs["params"]
+    return greedy(thinker, prefill, params["max_tokens"], () if params["ignore_eos"] else thinker.eos)
+
+
+async def test_sixteen_mixed_requests_that_join_and_leave_equal_single_runs(
+    runner: ThinkRunner, thinker: Thinker
+) -> None:
+    jobs = mixed(16)
+    running = []
+
+    for number, one in enumerate(jobs):
+        running.append(asyncio.create_task(run(runner, one)))
+        if number % 4 == 3:
+            await one.outputs["text"].until(2)
+    await asyncio.gather(*running)
+
+    for one in jobs:
+        assert one.ids == alone(thinker, one)
+        assert one.text == thinker.text(one.ids)
+        assert one.end("text")["finish_reason"] == "length"
+    sizes = [int(size) for size in runner.stats()["batches"]]
+    assert max(sizes) == 5
+    assert len(sizes) > 2
+
+
+@pytest.mark.parametrize("share", [1, 7, 4096])
+async def test_a_prompt_in_shares_gives_the_same_answer(vl, thinker: Thinker, share: int) -> None:
+    runner = ThinkRunner("thinker", "qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=2, share=share))
+    await runner.load()
+    jobs = [job(picture(3), [embedding(1)]), job(text(9))]
+
+    await asyncio.gather(*(run(runner, one) for one in jobs))
+    await runner.close()
+
+    assert [one.ids for one in jobs] == [alone(thinker, one) for one in jobs]
+
+
+async def test_the_end_of_turn_stops_the_answer_and_is_an_id_without_text(
+    runner: ThinkRunner, thinker: Thinker
+) -> None:
+    ended = None
+    for number in range(60):
+        one = await run(runner, job(text(number) + picture_free(number), ignore_eos=False, max_tokens=60))
+        if one.end("text")["finish_reason"] == "stop":
+            ended = one
+            break
+
+    assert ended is not None, "no prompt of this test makes the tiny model end its turn"
+    assert ended.ids == alone(thinker, ended)
+    assert ended.ids[-1] in thinker.eos
+    assert ended.text == thinker.text(ended.ids[:-1])
+    assert ended.end("text")["usage"]["completion_tokens"] == len(ended.ids)
+
+
+def picture_free(number: int) -> list[dict[str, object]]:
+    return [{"role": "assistant", "content": WORDS[number % 19]}, {"role": "user", "content": f"{number}?"}]
+
+
+async def test_media_that_come_late_are_waited_for_and_counted(runner: ThinkRunner, thinker: Thinker) -> None:
+    late = Pipe()
+    one = job(picture(2), [late])
+
+    running = asyncio.create_task(run(runner, one))
+    other = await run(runner, job(text(3)))
+    late.feed(embedding(5), last=True)
+    await running
+
+    assert other.end("text")["usage"]["image_tokens"] == 0
+    expected = job(picture(2), [embedding(5)])
+    assert one.ids == alone(thinker, expected)
+    usage = one.end("text")["usage"]
+    assert usage["image_tokens"] == 6
+    assert usage["prompt_tokens"] == len(thinker.prompt(picture(2)).ids) + 5
+    assert usage["completion_tokens"] == 16
+
+
+async def test_another_picture_changes_the_answer(runner: ThinkRunner) -> None:
+    first = await run(runner, job(picture(2), [embedding(1)]))
+    second = await run(runner, job(picture(2), [embedding(2)]))
+
+    assert first.ids != second.ids
+
+
+async def test_messages_may_come_as_bytes(runner: ThinkRunner) -> None:
+    packed = Item({}, np.frombuffer(json.dumps(text(4)).encode(), np.uint8))
+
+    assert (await run(runner, job(packed))).ids == (await run(runner, job(text(4)))).ids
+
+
+async def test_a_cancelled_request_makes_at_most_one_more_token_and_frees_its_slot(vl) -> None:
+    runner = ThinkRunner("thinker", "qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1))
+    await runner.load()
+    long = job(text(1), max_tokens=2000)
+    running = asyncio.create_task(run(runner, long))
+    await long.outputs["text"].until(3)
+
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    made = runner.stats()["tokens"]
+    following = await run(runner, job(text(2), max_tokens=5))
+
+    assert len(following.ids) == 5
+    assert made <= runner.stats()["tokens"] - 5 <= made + 1
+    assert runner.stats()["used"] <= 1
+    await runner.close()
+
+
+async def test_a_request_cancelled_while_it_waits_never_starts(vl) -> None:
+    runner = ThinkRunner("thinker", "qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1))
+    await runner.load()
+    first, second = job(text(1), max_tokens=200), job(text(2))
+    running = [asyncio.create_task(run(runner, one)) for one in (first, second)]
+    await first.outputs["text"].until(3)
+    assert runner.stats()["waiting"] == 1
+
+    running[1].cancel()
+    await running[0]
+
+    assert second.ids == []
+    assert runner.stats()["tokens"] == 200
+    await runner.close()
+
+
+async def test_sampling_depends_on_the_seed_and_not_on_company(runner: ThinkRunner) -> None:
+    settings = {"temperature": 1.0, "top_p": 0.9, "max_tokens": 24}
+    lonely = [await run(runner, job(text(4), seed=seed, **settings)) for seed in (1, 2)]
+
+    crowd = mixed(8)
+    company = [job(text(4), seed=seed, **settings) for seed in (1, 2, 1)]
+    await asyncio.gather(*(run(runner, one) for one in [*crowd[:4], *company, *crowd[4:]]))
+
+    assert [one.ids for one in company] == [lonely[0].ids, lonely[1].ids, lonely[0].ids]
+    assert lonely[0].ids != lonely[1].ids
+
+
+async def test_without_a_seed_the_invocation_decides(runner: ThinkRunner) -> None:
+    inputs = {"messages": text(4), "params": {"max_tokens": 16, "temperature": 1.0, "ignore_eos": True}}
+
+    answers = [await run(runner, MemoryJob(inputs, seed=seed)) for seed in (1, 1, 2)]
+
+    assert answers[0].ids == answers[1].ids != answers[2].ids
+
+
+async def test_a_stop_string_across_tokens_ends_the_text_before_it(runner: ThinkRunner, thinker: Thinker) -> None:
+    free = await run(runner, job(text(4), max_tokens=30))
+    middle = len(thinker.text(free.ids[:10]))
+    stop = free.text[middle - 2 : middle + 3]
+
+    stopped = await run(runner, job(text(4), max_tokens=30, stop=[stop]))
+
+    assert stopped.text == free.text[: free.text.index(stop)]
+    assert stopped.end("text")["finish_reason"] == "stop"
+    assert stopped.ids == free.ids[: len(stopped.ids)]
+    assert stop in thinker.text(stopped.ids)
+    assert stop not in thinker.text(stopped.ids[:-1])
+
+
+async def test_an_embedding_of_nan_fails_only_its_own_request(runner: ThinkRunner, thinker: Thinker) -> None:
+    poison = embedding(1)._replace(array=np.full((6, 64), np.nan, np.float32))
+    good = mixed(6)
+    bad = job(picture(1), [poison])
+
+    results = await asyncio.gather(*(run(runner, one) for one in [bad, *good]), return_exceptions=True)
+    after = await run(runner, job(text(7)))
+
+    assert isinstance(results[0], Fatal)
+    assert [one.ids for one in good] == [alone(thinker, one) for one in good]
+    assert after.ids == alone(thinker, after)
+
+
+async def test_max_tokens_none_is_the_rest_of_the_context(vl) -> None:
+    runner = ThinkRunner("thinker", "qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1, context=64))
+    await runner.load()
+
+    one = await run(runner, job(text(1), max_tokens=None))
+
+    usage = one.end("text")["usage"]
+    assert usage["prompt_tokens"] + usage["completion_tokens"] == 64
+    await runner.close()
+
+
+async def test_max_tokens_over_the_context_names_the_largest(runner: ThinkRunner) -> None:
+    length = (await run(runner, job(text(1)))).end("text")["usage"]["prompt_tokens"]
+
+    with pytest.raises(BadRequest, match=f"at most {512 - length}") as caught:
+        await run(runner, job(text(1), max_tokens=512))
+
+    assert caught.value.param == "max_tokens"
+
+
+async def test_a_prompt_over_the_context_is_refused(runner: ThinkRunner) -> None:
+    with pytest.raises(ContextTooLong, match="512"):
+        await run(runner, job([{"role": "user", "content": "mat " * 600}]))
+
+
+@pytest.mark.parametrize(
+    ("params", "name"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"colour": 1}, "colour"),
+        ([], "params"),
+    ],
+)
+async def test_a_wrong_parameter_is_named(runner: ThinkRunner, params: object, name: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        await run(runner, MemoryJob({"messages": text(1), "params": params}))
+
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("messages", ["hello", None, ["hello"], Item({}, np.frombuffer(b"\xff[", np.uint8))])
+async def test_wrong_messages_are_refused(runner: ThinkRunner, messages: object) -> None:
+    with pytest.raises(BadRequest):
+        await run(runner, job(messages))
+
+
+async def test_closing_fails_what_still_runs(vl) -> None:
+    runner = ThinkRunner("thinker", "qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1))
+    await runner.load()
+    jobs = [job(text(1), max_tokens=2000), job(text(2))]
+    running = [asyncio.create_task(run(runner, one)) for one in jobs]
+    await jobs[0].outputs["text"].until(1)
+
+    await runner.close()
+    results = await asyncio.gather(*running, return_exceptions=True)
+
+    assert [type(result) for result in results] == [StageUnavailable, StageUnavailable]

@@ -1,0 +1,130 @@
+"""A node for tests: a sidecar in this loop, and real processes to kill.
+
+python -m tests.unit.sidecar.node sidecar|producer|reader DIRECTORY
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import uvloop
+
+from omnibus.tensors.client import TensorClient
+from omnibus.tensors.handle import Handle
+from services.sidecar.server import Sidecar
+from services.sidecar.settings import SidecarSettings
+
+NODE = "n1"
+ROOT = Path(__file__).parents[3]
+PATIENCE = 20.0  # seconds
+
+
+def settings(directory: Path, **changes: Any) -> SidecarSettings:
+    """A sidecar with an arena of 1 MiB in ``directory``."""
+    place = {"node": NODE, "socket": str(directory / "s"), "directory": str(directory), "arena": "arena"}
+    return SidecarSettings(**{**place, "size": 1 << 20, "grace": 60.0, **changes})
+
+
+@asynccontextmanager
+async def running(directory: Path, **changes: Any) -> AsyncIterator[Sidecar]:
+    """A started sidecar in this loop, stopped at the end."""
+    sidecar = Sidecar(settings(directory, **changes))
+    await sidecar.start()
+    try:
+        yield sidecar
+    finally:
+        await sidecar.stop()
+
+
+@asynccontextmanager
+async def process(role: str, directory: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process in ``role``; killed at the end if it still lives."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", __name__, role, str(directory), cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={"PYTHONPATH": f"{ROOT}/shared:{ROOT}"},
+    )  # fmt: skip
+    try:
+        yield child
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
+
+
+async def line(child: asyncio.subprocess.Process) -> bytes:
+    """The next line that ``child`` prints."""
+    assert child.stdout is not None
+    return (await asyncio.wait_for(child.stdout.readline(), PATIENCE)).strip()
+
+
+def tell(child: asyncio.subprocess.Process, text: bytes) -> None:
+    """Send ``child`` one line."""
+    assert child.stdin is not None
+    child.stdin.write(text + b"\n")
+
+
+async def connect(directory: Path, owner: str = "client", **options: Any) -> TensorClient:
+    return await TensorClient.connect(str(directory / "s"), owner, NODE, **options)
+
+
+async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Wait for something that another process or the kernel brings about."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            answer = holds()
+            if answer if isinstance(answer, bool) else await answer:
+                return
+            await asyncio.sleep(0.005)
+
+
+def soon(seconds: float = 60.0) -> float:
+    return time.time() + seconds
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+async def _heard() -> str:
+    return await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+
+
+async def _sidecar(directory: Path) -> None:
+    async with running(directory) as sidecar:
+        _say("ready")
+        await sidecar.serve()
+
+
+async def _producer(directory: Path) -> None:
+    """Seals one tensor, leaves another unsealed, prints both handles, and waits to be killed."""
+    client = await connect(directory, "producer")
+    sealed = await client.put(np.full(100, 7, np.int32), invocation="i", deadline=soon())
+    growing = await client.allocate(100, invocation="i", deadline=soon())
+    await client.stats()
+    _say(msgspec.json.encode([sealed, growing.handle]).decode())
+    await _heard()
+
+
+async def _reader(directory: Path) -> None:
+    """Views the handle that it is told, prints its sum after each line that it hears, releases at ``done``."""
+    client = await connect(directory, "reader")
+    handle = msgspec.json.decode(await _heard(), type=Handle)
+    array = client.view(handle)
+    await client.stats()
+    _say(str(int(array.sum())))
+    while (await _heard()).strip() != "done":
+        _say(str(int(array.sum())))
+    client.release(handle)
+    await client.stats()
+    _say("released")
+
+
+if __name__ == "__main__":
+    role, place = sys.argv[1:]
+    uvloop.run({"sidecar": _sidecar, "producer": _producer, "reader": _reader}[role](Path(place)))

@@ -1,0 +1,104 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnibus.tensors.allocator import ALIGNMENT, Allocator
+
+SIZE = 64 * ALIGNMENT
+
+
+class Naive:
+    """The same promises by looking at everything, every time."""
+
+    def __init__(self) -> None:
+        self.taken: dict[int, int] = {}
+        self.peak = 0
+        self.touched = 0
+
+    def gaps(self) -> list[tuple[int, int]]:
+        gaps, at = [], 0
+        for start, length in [*sorted(self.taken.items()), (SIZE, 0)]:
+            if start > at:
+                gaps.append((start - at, at))
+            at = start + length
+        return gaps
+
+    def allocate(self, nbytes: int) -> int | None:
+        length = max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
+        fitting = sorted(gap for gap in self.gaps() if gap[0] >= length)
+        if not fitting:
+            return None
+        start = fitting[0][1]
+        self.taken[start] = length
+        self.peak = max(self.peak, sum(self.taken.values()))
+        self.touched = max(self.touched, start + length)
+        return start
+
+
+# A number below zero frees the block of that age, another allocates so many bytes.
+OPERATIONS = st.lists(st.integers(-20, SIZE + ALIGNMENT) | st.integers(-20, 6 * ALIGNMENT), max_size=80)
+
+
+@settings(max_examples=300, deadline=None)
+@given(OPERATIONS)
+def test_the_allocator_agrees_with_a_naive_one(operations):
+    allocator, naive = Allocator(SIZE), Naive()
+
+    for operation in operations:
+        if operation >= 0:
+            offset = allocator.allocate(operation)
+            assert offset == naive.allocate(operation)
+            assert offset is None or offset % ALIGNMENT == 0
+        elif naive.taken:
+            offset = list(naive.taken)[operation % len(naive.taken)]
+            allocator.free(offset)
+            del naive.taken[offset]
+
+        gaps = naive.gaps()
+        assert allocator.used == sum(naive.taken.values())
+        assert allocator.free_bytes == SIZE - allocator.used
+        assert allocator.blocks == len(naive.taken)
+        assert allocator.holes == len(gaps)
+        assert allocator.largest == max((length for length, _ in gaps), default=0)
+        assert (allocator.peak, allocator.touched) == (naive.peak, naive.touched)
+
+
+def _take(allocator: Allocator, nbytes: int) -> int:
+    offset = allocator.allocate(nbytes)
+    assert offset is not None
+    return offset
+
+
+@given(st.permutations(range(20)))
+def test_blocks_freed_in_any_order_join_to_one_hole(order):
+    allocator = Allocator(SIZE)
+    offsets = [_take(allocator, 3 * ALIGNMENT) for _ in range(20)]
+
+    for index in order:
+        allocator.free(offsets[index])
+
+    assert (allocator.holes, allocator.largest, allocator.used, allocator.blocks) == (1, SIZE, 0, 0)
+
+
+def test_equal_blocks_reuse_the_lowest_addresses():
+    allocator = Allocator(SIZE)
+
+    for _ in range(100):
+        first, second = _take(allocator, 200), _take(allocator, 200)
+        allocator.free(first)
+        allocator.free(second)
+
+    assert allocator.touched == 2 * 256
+
+
+def test_a_block_cannot_be_freed_twice():
+    allocator = Allocator(SIZE)
+    offset = _take(allocator, 1)
+    allocator.free(offset)
+
+    with pytest.raises(KeyError):
+        allocator.free(offset)
+
+
+def test_an_arena_smaller_than_a_cache_line_holds_nothing():
+    assert Allocator(ALIGNMENT - 1).allocate(0) is None

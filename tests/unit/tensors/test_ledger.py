@@ -1,0 +1,279 @@
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from omnibus.tensors.allocator import Allocator
+from omnibus.tensors.arena import HEADER_BYTES, Arena
+from omnibus.tensors.ledger import NEVER, Lease, Ledger, Owner
+
+SIZE = 1 << 16
+
+
+class Desk:
+    """A ledger over real memory, and what it reported as lingering."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.space = Allocator(SIZE)
+        self.lingering: list[Lease] = []
+        self.ledger = Ledger(self.space, arena, 1000, HEADER_BYTES, self.lingering.append)
+        self.producer, self.reader, self.other = Owner("producer"), Owner("reader"), Owner("other")
+
+    def grant(self, readers: int = 1, tag: bytes = b"i") -> Lease:
+        lease = self.ledger.grant(self.producer, tag, 100, readers, 9e9)
+        assert lease is not None
+        return lease
+
+    def do(self, verb: str, owner: Owner, lease: Lease) -> None:
+        getattr(self.ledger, verb)(owner, lease.id, lease.generation)
+
+    def generation_in_memory(self, lease: Lease) -> int:
+        return int.from_bytes(self.arena.path.read_bytes()[lease.offset - 56 : lease.offset - 48], "little")
+
+    def empty(self) -> bool:
+        idle = not any(owner.writing or owner.holding for owner in (self.producer, self.reader, self.other))
+        return idle and not len(self.ledger) and not self.ledger.condemned and self.space.used == 0
+
+
+@pytest.fixture
+def desk(tmp_path) -> Iterator[Desk]:
+    arena = Arena.create("arena", SIZE, str(tmp_path))
+    yield Desk(arena)
+    arena.close()
+
+
+def test_a_block_is_free_once_sealed_and_read_by_all(desk):
+    lease = desk.grant(readers=2)
+    desk.do("seal", desk.producer, lease)
+
+    for reader in (desk.reader, desk.other):
+        assert desk.generation_in_memory(lease) == lease.generation
+        desk.do("hold", reader, lease)
+        desk.do("release", reader, lease)
+
+    assert desk.empty()
+    assert desk.generation_in_memory(lease) == 0
+    assert desk.ledger.freed == {"released": 1}
+    assert lease.due == NEVER
+
+
+def test_an_unsealed_block_outlives_its_readers(desk):
+    lease = desk.grant()
+    desk.do("hold", desk.reader, lease)
+    desk.do("release", desk.reader, lease)
+
+    assert len(desk.ledger) == 1
+    desk.do("seal", desk.producer, lease)
+    assert desk.empty()
+
+
+def test_a_block_without_readers_is_free_when_sealed(desk):
+    desk.do("seal", desk.producer, desk.grant(readers=0))
+
+    assert desk.empty()
+
+
+def test_a_reader_may_decline(desk):
+    lease = desk.grant()
+    desk.do("seal", desk.producer, lease)
+    desk.do("release", desk.reader, lease)
+
+    assert desk.empty()
+
+
+def test_releasing_too_often_takes_nothing_from_a_reader_at_work(desk):
+    lease = desk.grant(readers=2)
+    desk.do("seal", desk.producer, lease)
+    desk.do("hold", desk.reader, lease)
+
+    for _ in range(5):
+        desk.do("release", desk.other, lease)
+
+    assert desk.generation_in_memory(lease) == lease.generation
+    desk.do("release", desk.reader, lease)
+    assert desk.empty()
+
+
+def test_a_producer_may_read_its_own_block(desk):
+    lease = desk.grant()
+    desk.do("hold", desk.producer, lease)
+    desk.do("release", desk.producer, lease)
+    desk.do("seal", desk.producer, lease)
+
+    assert desk.empty()
+
+
+def test_the_end_frees_at_once_what_nobody_has_open(desk):
+    lease = desk.grant(readers=3)
+    desk.do("seal", desk.producer, lease)
+    other = desk.grant(tag=b"j")
+
+    desk.ledger.end(desk.reader, b"i")
+    desk.ledger.end(desk.reader, b"i")
+
+    assert list(desk.ledger._leases) == [other.id]
+    assert desk.ledger.freed == {"ended": 1}
+    assert not desk.lingering
+
+
+@pytest.mark.parametrize("last", ["end", "seal", "discard", "depart"])
+def test_memory_is_kept_from_others_until_a_cancelled_producer_stops_writing(desk, last):
+    lease = desk.grant()
+
+    desk.ledger.end(desk.reader, b"i")
+    assert desk.generation_in_memory(lease) == 0
+    assert (desk.lingering, desk.ledger.condemned) == ([lease], 1)
+    assert desk.space.used > 0
+
+    if last == "end":
+        desk.ledger.end(desk.producer, b"i")
+    elif last == "depart":
+        desk.ledger.depart(desk.producer)
+    else:
+        desk.do(last, desk.producer, lease)
+    assert desk.empty()
+    assert desk.ledger.freed == {"ended": 1}
+
+
+def test_memory_is_kept_from_others_until_a_cancelled_reader_stops_reading(desk):
+    lease = desk.grant()
+    desk.do("seal", desk.producer, lease)
+    desk.do("hold", desk.reader, lease)
+
+    desk.ledger.expire(lease)
+    assert desk.lingering == [lease]
+
+    desk.do("release", desk.reader, lease)
+    assert desk.empty()
+    assert desk.ledger.freed == {"expired": 1}
+
+
+def test_force_takes_a_condemned_block_from_all_who_still_have_it(desk):
+    lease = desk.grant()
+    desk.do("hold", desk.reader, lease)
+    desk.ledger.expire(lease)
+
+    desk.ledger.force(lease)
+
+    assert desk.empty()
+    desk.do("release", desk.reader, lease)
+    desk.do("seal", desk.producer, lease)
+    assert desk.ledger.stale == 2
+    assert desk.ledger.freed == {"forced": 1}
+
+
+def test_a_producer_that_dies_before_sealing_takes_its_block_along(desk):
+    unsealed, sealed = desk.grant(), desk.grant()
+    desk.do("seal", desk.producer, sealed)
+
+    desk.ledger.depart(desk.producer)
+
+    assert list(desk.ledger._leases) == [sealed.id]
+    assert desk.ledger.freed == {"orphaned": 1}
+    assert desk.generation_in_memory(unsealed) == 0
+
+
+def test_a_reader_that_dies_has_released(desk):
+    lease = desk.grant(readers=2)
+    desk.do("seal", desk.producer, lease)
+    desk.do("hold", desk.reader, lease)
+    desk.do("hold", desk.reader, lease)
+
+    desk.ledger.depart(desk.reader)
+
+    assert desk.empty()
+
+
+def test_only_its_producer_may_discard_a_block(desk):
+    lease = desk.grant()
+    desk.do("seal", desk.producer, lease)
+
+    desk.do("discard", desk.reader, lease)
+    assert len(desk.ledger) == 1
+
+    desk.do("discard", desk.producer, lease)
+    assert desk.empty()
+
+
+def test_only_its_producer_may_seal_a_block(desk):
+    lease = desk.grant(readers=0)
+
+    desk.do("seal", desk.reader, lease)
+
+    assert lease.row()["sealed"] is False
+
+
+def test_a_message_with_an_old_generation_changes_nothing(desk):
+    lease = desk.grant()
+    for verb in ("seal", "hold", "release", "discard"):
+        getattr(desk.ledger, verb)(desk.producer, lease.id, lease.generation - 1)
+
+    assert desk.ledger.extend(lease.id, lease.generation - 1, 1.0) is None
+    assert desk.ledger.stale == 5
+    assert (lease.writing, lease.holders, lease.readers) == (True, {}, 1)
+
+
+def test_a_condemned_block_cannot_be_extended(desk):
+    lease = desk.grant()
+    assert desk.ledger.extend(lease.id, lease.generation, 5.0) is lease
+
+    desk.ledger.expire(lease)
+
+    assert desk.ledger.extend(lease.id, lease.generation, 6.0) is None
+    assert lease.deadline == 5.0
+
+
+def test_no_generation_is_given_out_twice(desk):
+    generations = set()
+    for _ in range(50):
+        lease = desk.grant(readers=0)
+        generations.add(lease.generation)
+        desk.do("seal", desk.producer, lease)
+
+    assert len(generations) == 50
+    assert min(generations) > 1000
+
+
+def test_freed_bytes_are_zero_when_clearing_is_on(desk):
+    desk.ledger.clear_on_free = True
+    lease = desk.grant(readers=0)
+    desk.arena._writable[lease.offset : lease.offset + 4] = b"user"
+
+    desk.do("seal", desk.producer, lease)
+
+    assert b"user" not in desk.arena.path.read_bytes()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_thousands_of_random_events_leave_nothing(desk, seed):
+    chance = random.Random(seed)
+    owners = [desk.producer, desk.reader, desk.other]
+    granted: list[Lease] = []
+
+    for _ in range(4000):
+        owner, tag = chance.choice(owners), chance.choice([b"a", b"b", b"c"])
+        verb = chance.choice(["grant", "seal", "hold", "release", "discard", "end", "expire", "force", "depart"])
+        alive = [lease for lease in granted[-40:] if lease.id in desk.ledger._leases]
+        if verb == "grant":
+            lease = desk.ledger.grant(owner, tag, chance.randrange(5000), chance.randrange(3), 9e9)
+            granted += [lease] if lease else []
+        elif verb == "end":
+            desk.ledger.end(owner, tag)
+        elif verb == "depart" and chance.random() < 0.2:
+            desk.ledger.depart(owner)
+        elif alive and verb in ("expire", "force"):
+            lease = chance.choice(alive)
+            if verb == "expire" or lease.condemned:
+                getattr(desk.ledger, verb)(lease)
+        elif granted and verb in ("seal", "hold", "release", "discard"):
+            desk.do(verb, owner, chance.choice(granted[-40:]))
+
+    assert len(granted) > 200
+    for owner in owners:
+        for tag in (b"a", b"b", b"c"):
+            desk.ledger.end(owner, tag)
+    assert desk.empty()
+    assert (desk.space.holes, desk.space.largest) == (1, SIZE)
+    assert desk.ledger.freed.total() == len(granted)
+    assert not desk.ledger._tags

@@ -1,0 +1,64 @@
+"""Small real programs for the supervisor to run, and a log that a test can wait on."""
+
+import asyncio
+import io
+import re
+import sys
+import time
+from collections.abc import Iterable
+
+import psutil
+
+from omnibus.up.logs import Log
+from omnibus.up.spec import ProcessSpec
+
+WITHIN = 20.0  # seconds; far more than needed, for noisy machines
+SLEEPS = "import time; print('up', flush=True); time.sleep(1000)"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPS
+
+
+class Lines(io.StringIO):
+    """A stream whose lines can be awaited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._wrote = asyncio.Event()
+
+    def write(self, text: str) -> int:
+        self._wrote.set()
+        return super().write(text)
+
+    async def until(self, pattern: str) -> None:
+        """Wait until some line matches ``pattern``."""
+        async with asyncio.timeout(WITHIN):
+            while not re.search(pattern, self.getvalue(), re.MULTILINE):
+                self._wrote.clear()
+                await self._wrote.wait()
+
+
+def log_to(lines: Lines) -> Log:
+    return Log(lines, {"NO_COLOR": "1"})
+
+
+def python_code(name: str, code: str, lines: Lines | None = None, **fields: object) -> ProcessSpec:
+    """A process that runs ``code`` and, with ``lines``, counts as ready once it has printed "up"."""
+    if lines is not None:
+        fields["ready"] = lambda: lines.until(rf"^{name} *\| up")
+    return ProcessSpec(name, (sys.executable, "-c", code), **fields)  # type: ignore[arg-type]
+
+
+def all_gone(pids: Iterable[int]) -> bool:
+    """Wait until none of ``pids`` is alive. A zombie is dead; init may take its time to reap it."""
+    give_up = time.monotonic() + WITHIN
+    while any(is_alive(pid) for pid in pids):
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

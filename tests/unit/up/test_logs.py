@@ -1,0 +1,77 @@
+"""Log lines carry the name of their process, in colour only where somebody sees it."""
+
+import asyncio
+import io
+import re
+
+from omnibus.up.logs import Log
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+async def pumped(log: Log, name: str, data: bytes) -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(data)
+    reader.feed_eof()
+    await log.pump(name, reader)
+
+
+async def test_each_line_has_the_padded_name_in_front():
+    stream = io.StringIO()
+    log = Log(stream, {})
+    log.register("gateway")
+
+    await pumped(log, "nats", b"one\r\ntwo\nunfinished")
+
+    assert stream.getvalue() == "nats    | one\nnats    | two\nnats    | unfinished\n"
+
+
+def test_a_terminal_gets_a_colour_per_name():
+    stream = Terminal()
+    log = Log(stream, {})
+
+    log.line("a", "x")
+    log.line("b", "y")
+
+    assert len(set(re.findall(r"\x1b\[(\d\d)m", stream.getvalue()))) == 2
+
+
+def test_no_color_is_honoured():
+    stream = Terminal()
+
+    Log(stream, {"NO_COLOR": "1"}).line("a", "x")
+
+    assert stream.getvalue() == "a | x\n"
+
+
+async def test_bytes_that_are_not_text_do_not_stop_the_log():
+    stream = io.StringIO()
+
+    await pumped(Log(stream, {}), "a", b"\xff\xfe\nnext\n")
+
+    assert stream.getvalue().endswith("a | next\n")
+
+
+async def test_a_line_without_end_is_cut_and_nothing_is_lost():
+    stream = io.StringIO()
+    size = 300_000
+
+    await pumped(Log(stream, {}), "a", b"x" * size)
+
+    lines = stream.getvalue().splitlines()
+    assert len(lines) > 1
+    assert sum(line.count("x") for line in lines) == size
+
+
+def test_the_tail_holds_the_last_lines_only():
+    log = Log(io.StringIO(), {})
+
+    for number in range(100):
+        log.line("a", f"line {number}")
+
+    assert "line 99" in log.tail("a")
+    assert "line 50" not in log.tail("a")
+    assert log.tail("silent") == ""
