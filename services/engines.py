@@ -12,7 +12,9 @@ from omnibus.settings import ExecutorSettings
 def transformers(component: str, settings: ExecutorSettings) -> Runner:
     """The transformers engine: everything, on CPU or GPU. Raises ``BadRequest`` for an unknown component."""
     if component not in _TRANSFORMERS:
-        raise BadRequest(f"no transformers engine for component {component!r}; there is one for {sorted(_TRANSFORMERS)}")
+        raise BadRequest(
+            f"no transformers engine for component {component!r}; there is one for {sorted(_TRANSFORMERS)}"
+        )
     return _TRANSFORMERS[component](component, settings)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from omnibus.up import infra
 from omnibus.up.infra import Server
 from omnibus.up.lineage import die_with_parent
+from tests.e2e import docker_engine as docker
 
 _STOP_WITHIN = 10.0  # seconds
 
@@ -62,3 +63,15 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = infra.valkey(tmp_path_factory.mktemp("valkey"))
     with running(server):
         yield server.url
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[docker.Engine]:
+    """A running Docker engine with the Python base image; tests that ask for it are skipped without one."""
+    with ExitStack() as stack:
+        try:
+            engine = stack.enter_context(docker.engine())
+            docker.ensure_image(engine)
+        except docker.NoEngine as reason:
+            pytest.skip(f"no Docker: {reason}")
+        yield engine

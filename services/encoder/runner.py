@@ -44,7 +44,7 @@ class EncodeRunner:
         self._source = (component, checkpoint, device, dtype)
         self._family = family
         self._compute = ThreadPoolExecutor(1, component, torch.set_num_threads, (settings.threads,))
-        self._decoders = ThreadPoolExecutor(settings.decoders, f"{component}-decode")
+        self._decoders = ThreadPoolExecutor(settings.decoders, f"{component}-decode", torch.set_num_threads, (1,))
         self._batcher = Batcher(self._batch, items=settings.items, tokens=settings.tokens)
         self._encoder: Encoder
         self._serving: asyncio.Task[None] | None = None

@@ -1,11 +1,11 @@
 """The chat app: an OpenAI chat request to a composite task, and its results to an answer.
 
-    parse      body to ``ChatRequest``, media fetched, checked and put into the arena once
-    record     the composite task runs with placeholders; out comes the graph
-    route      request type, path by the planned rates, executors by least outstanding work
-    dispatch   the invocation to every executor at once, and to the record stream
-    replay     the composite task runs again, verified, with streams as results
-    answer     JSON or server-sent events; then one ``end``
+parse      body to ``ChatRequest``, media fetched, checked and put into the arena once
+record     the composite task runs with placeholders; out comes the graph
+route      request type, path by the planned rates, executors by least outstanding work
+dispatch   the invocation to every executor at once, and to the record stream
+replay     the composite task runs again, verified, with streams as results
+answer     JSON or server-sent events; then one ``end``
 """
 
 import time
@@ -78,8 +78,8 @@ class Chat:
             self._tasks[key] = composite(name, model)
         return self._tasks[key]
 
-    async def start(self, request: ChatRequest) -> tuple[Running, ChatOutput]:
-        """Send ``request`` on its way; returns what runs and its streams.
+    async def start(self, request: ChatRequest, pinned: str = "") -> tuple[Running, ChatOutput]:
+        """Send ``request`` on its way; returns what runs and its streams. ``pinned`` names its path.
 
         Raises ``Rejected`` for a request that cannot be served, ``Overloaded`` at the limit and
         ``StageUnavailable`` without executors.
@@ -106,7 +106,7 @@ class Chat:
             wanted = await self._place(ticketless, items, ticket.id, deadline)
             recording = record(task.invoke, wanted)
             components = [node.component for node in recording.nodes]
-            route = self._router.route(request.model, ticket, components)
+            route = self._router.route(request.model, ticket, components, pinned=pinned)
         except BaseException:
             self._tensors.end(ticket.id)
             raise
@@ -134,17 +134,26 @@ class Chat:
 
     async def _place(self, wanted: ChatInput, items: list[Media], id: str, deadline: float) -> ChatInput:
         """Put media, and messages that are too long for the bus, into the arena once."""
-        media = [await self._put(item.data, item.info.modality, item.info.mime, item.info.sha256, id, deadline) for item in items]
+        media = [
+            await self._put(item.data, item.info.modality, item.info.mime, item.info.sha256, id, deadline)
+            for item in items
+        ]
         messages = wanted.messages
         body = msgspec.json.encode(messages)
         if len(body) > INLINE:
             if len(body) > self._limits.item_bytes:
-                raise TooLarge(f"the messages have {len(body)} bytes, {self._limits.item_bytes} are allowed", param="messages")
+                raise TooLarge(
+                    f"the messages have {len(body)} bytes, {self._limits.item_bytes} are allowed", param="messages"
+                )
             messages = await self._put(body, "text", "application/json", sha256(body).hexdigest(), id, deadline)
         return ChatInput(messages, tuple(media), wanted.modalities, wanted.params, wanted.voice, wanted.speech)
 
-    async def _put(self, data: bytes, modality: str, mime: str, digest: str, id: str, deadline: float) -> dict[str, Any]:
-        return await place(self._tensors, self._keep if self._records.full else None, data, modality, mime, digest, id, deadline)
+    async def _put(
+        self, data: bytes, modality: str, mime: str, digest: str, id: str, deadline: float
+    ) -> dict[str, Any]:
+        return await place(
+            self._tensors, self._keep if self._records.full else None, data, modality, mime, digest, id, deadline
+        )
 
     def _voice(self, request: ChatRequest, model: ModelPlan) -> str:
         if not request.speaks or request.audio is None:
@@ -161,7 +170,21 @@ class Chat:
 
 
 #: Clients name these by habit; each is served by one of the model's own voices.
-OPENAI_VOICES = ("alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse", "marin", "cedar")
+OPENAI_VOICES = (
+    "alloy",
+    "ash",
+    "ballad",
+    "coral",
+    "echo",
+    "fable",
+    "nova",
+    "onyx",
+    "sage",
+    "shimmer",
+    "verse",
+    "marin",
+    "cedar",
+)
 
 
 async def place(
@@ -186,9 +209,7 @@ async def place(
 
 def composite(name: str, model: ModelPlan) -> MLLM:
     """The library task that fits ``model``'s components."""
-    encoders = {
-        modality: Encode(model=name, component=component) for modality, component in model.encoders.items()
-    }
+    encoders = {modality: Encode(model=name, component=component) for modality, component in model.encoders.items()}
     thinker = Think(model=name, component="thinker")
     if not model.speaks:
         return MLLM(encoders=encoders, thinker=thinker)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -15,7 +16,15 @@ import numpy as np
 from omnibus import graph
 from omnibus.bus import Bus, Delivery, messages, subjects
 from omnibus.bus.messages import Accepted, Busy, Chunk, End, Failed, Hop
-from omnibus.errors import BusUnavailable, OmnibusError, Overloaded, ProtocolError, StageUnavailable, StaleHandle, from_problem
+from omnibus.errors import (
+    BusUnavailable,
+    OmnibusError,
+    Overloaded,
+    ProtocolError,
+    StageUnavailable,
+    StaleHandle,
+    from_problem,
+)
 from omnibus.graph import Invocation
 from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
@@ -45,6 +54,7 @@ class Dispatcher:
         self._members = members
         self._running: dict[str, Running] = {}
         self._watcher: asyncio.Task[None] | None = None
+        self._emptied = asyncio.Event()
         self.reply = subjects.reply(gateway)
 
     async def startup(self) -> None:
@@ -68,6 +78,13 @@ class Dispatcher:
     @property
     def inflight(self) -> int:
         return len(self._running)
+
+    async def idle(self, seconds: float) -> None:
+        """Wait until nothing is in flight, at most ``seconds``."""
+        self._emptied.clear()
+        if self._running:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._emptied.wait(), seconds)
 
     # Out
 
@@ -101,6 +118,8 @@ class Dispatcher:
         running.over = True
         running.discharge()
         self._running.pop(running.id, None)
+        if not self._running:
+            self._emptied.set()
         GATEWAY.inflight.set(len(self._running))
         self._end(running.invocation, status)
         self._tensors.end(running.id)
@@ -198,7 +217,11 @@ class Dispatcher:
 
     def _gone_error(self, running: Running, executor: str) -> StageUnavailable:
         stage = next(
-            (n.component for n, e in zip(running.invocation.nodes, running.invocation.route, strict=True) if e == executor),
+            (
+                n.component
+                for n, e in zip(running.invocation.nodes, running.invocation.route, strict=True)
+                if e == executor
+            ),
             "",
         )
         return StageUnavailable(f"executor {executor} of stage {stage!r} is gone", stage=stage, executor=executor)

@@ -66,7 +66,7 @@ class Frontend:
             body = await read_body(request.stream(), self._settings.max_body, declared)
             wanted = parse_chat(body)
             model = wanted.model
-            running, output = await self._chat.start(wanted)
+            running, output = await self._chat.start(wanted, request.headers.get("x-omnibus-path", ""))
         except OmnibusError as error:
             GATEWAY.outcome(model if not isinstance(error, NotFound) else "", error.code).inc()
             return _problem(error)
@@ -75,11 +75,10 @@ class Frontend:
 
     async def models(self) -> dict[str, Any]:
         plan = self._router.plan
-        data = [
-            {"id": name, "object": "model", "created": int(plan.created), "owned_by": "omnibus"}
-            for name in (plan.models if plan is not None else ())
-        ]
-        return {"object": "list", "data": data}
+        if plan is None:
+            return {"object": "list", "data": []}
+        about = {"object": "model", "created": int(plan.created), "owned_by": "omnibus"}
+        return {"object": "list", "data": [{"id": name, **about} for name in plan.models]}
 
     async def health(self) -> dict[str, str]:
         return {"status": "ok"}
@@ -97,7 +96,12 @@ class Frontend:
             if bad:
                 missing[name] = bad
         ready = plan is not None and not missing and self._dispatcher.connected
-        body = {"ready": ready, "epoch": plan.epoch if plan else 0, "bus": self._dispatcher.connected, "missing": missing}
+        body = {
+            "ready": ready,
+            "epoch": plan.epoch if plan else 0,
+            "bus": self._dispatcher.connected,
+            "missing": missing,
+        }
         return JSONResponse(body, 200 if ready else 503)
 
     async def metrics(self, _: Request) -> Response:
@@ -231,4 +235,3 @@ def _with_chat(document: dict[str, Any]) -> dict[str, Any]:
     document.setdefault("paths", {})[openapi.PATH] = openapi.openapi_path()
     document.setdefault("components", {}).setdefault("schemas", {}).update(openapi.openapi_components())
     return document
-

@@ -15,21 +15,22 @@ class MediaKeep:
     """
 
     def __init__(self, directory: str, limit: int) -> None:
-        self._root = Path(directory) if directory else None
+        self._root = Path(directory)
+        self._keeps = bool(directory)
         self._limit = limit
         self._total = -1
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="media-keep")
 
     def put(self, sha256: str, data: bytes) -> None:
         """Keep ``data`` without waiting."""
-        if self._root is not None:
+        if self._keeps:
             self._writer.submit(self._write, self._root / sha256[:2] / sha256, data)
 
     async def get(self, sha256: str) -> bytes:
         """Raises ``NotFound`` when the content was never kept or has left."""
         loop = asyncio.get_running_loop()
         try:
-            if self._root is None:
+            if not self._keeps:
                 raise FileNotFoundError(sha256)
             return await loop.run_in_executor(self._writer, (self._root / sha256[:2] / sha256).read_bytes)
         except FileNotFoundError as error:
@@ -52,17 +53,17 @@ class MediaKeep:
         if self._total > self._limit:
             self._evict()
 
-    def _files(self) -> list[os.stat_result]:
-        assert self._root is not None
-        return [path.stat() for path in self._root.glob("??/*")]
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """Age, size and path of everything kept."""
+        found = [(path, path.stat()) for path in self._root.glob("??/*")]
+        return [(status.st_mtime, status.st_size, path) for path, status in found]
 
     def _measure(self) -> int:
-        return sum(entry.st_size for entry in self._files())
+        return sum(size for _, size, _ in self._files())
 
     def _evict(self) -> None:
         """Remove the oldest files until three quarters of the limit are left."""
-        assert self._root is not None
-        files = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in self._root.glob("??/*"))
+        files = sorted(self._files())
         self._total = sum(size for _, size, _ in files)
         for _, size, path in files:
             if self._total <= self._limit * 3 // 4:

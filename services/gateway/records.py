@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import time
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -32,7 +32,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
     usage: dict[str, int] = {}
 
 
-class Ended(msgspec.Struct, frozen=True, omit_defaults=True):
+class Ended(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
     """The end of an invocation as it is recorded. Times are Unix seconds."""
 
     inv: str
@@ -46,7 +46,6 @@ class Ended(msgspec.Struct, frozen=True, omit_defaults=True):
     hops: tuple[Hop, ...] = ()
     answer: Answer = msgspec.field(default_factory=Answer)
     problem: Problem | None = None
-    kind: Literal["end"] = "end"
     v: int = WIRE_VERSION
 
 

@@ -144,4 +144,3 @@ class Replayer:
             return False
         now = np.frombuffer(pcm, "<i2").astype(np.int32)
         return len(before) == len(now) and int(np.abs(before - now).max(initial=0)) <= LOUDNESS
-

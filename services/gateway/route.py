@@ -9,7 +9,7 @@ from itertools import count
 from typing import NamedTuple
 
 from omnibus import plan as plans
-from omnibus.errors import NotFound, StageUnavailable
+from omnibus.errors import BadRequest, NotFound, StageUnavailable
 from omnibus.plan import ModelPlan, Path, Plan
 from services.gateway.members import Member, Members
 
@@ -43,7 +43,9 @@ class Router:
         """Raises ``NotFound`` naming what there is."""
         models = self.plan.models if self.plan is not None else {}
         if name not in models:
-            raise NotFound(f"there is no model {name!r}; there is {', '.join(sorted(models)) or 'none yet'}", param="model")
+            raise NotFound(
+                f"there is no model {name!r}; there is {', '.join(sorted(models)) or 'none yet'}", param="model"
+            )
         return models[name]
 
     def ticket(self, model: str, kind: str) -> Ticket:
@@ -65,22 +67,37 @@ class Router:
         return self.model(model).types.get(kind, ())
 
     def route(
-        self, model: str, ticket: Ticket, components: Sequence[str], exclude: frozenset[str] = frozenset()
+        self,
+        model: str,
+        ticket: Ticket,
+        components: Sequence[str],
+        exclude: frozenset[str] = frozenset(),
+        pinned: str = "",
     ) -> Route:
         """The planned path if all its stages live, else another path of the type that does.
 
-        Raises ``StageUnavailable`` that names the first stage without a live executor.
+        ``pinned`` names a path that must be taken. Raises ``StageUnavailable`` that names the first
+        stage without a live executor, and ``BadRequest`` for a pin that the plan does not have.
         """
-        planned = self.path(model, ticket)
-        others = (path for path in self._paths(model, ticket.kind) if path is not planned)
         missing = ""
-        for path in (planned, *others):
+        for path in self._candidates(model, ticket, pinned):
             chosen = {option: self._least(model, option, exclude) for option in set(path.options.values())}
             if None not in chosen.values():
                 options = tuple(path.options[component] for component in components)
                 return Route(path.name, options, tuple(chosen[option].status.id for option in options))  # type: ignore[union-attr]
             missing = missing or next(c for c in components if chosen[path.options[c]] is None)
         raise StageUnavailable(f"no live executor for stage {missing!r} of {model}: start one, or wait", stage=missing)
+
+    def _candidates(self, model: str, ticket: Ticket, pinned: str) -> list[Path]:
+        paths = self._paths(model, ticket.kind)
+        if pinned:
+            chosen = [path for path in paths if path.name == pinned]
+            if not chosen:
+                names = ", ".join(path.name for path in paths)
+                raise BadRequest(f"no path {pinned[:80]!r} for {ticket.kind}; there is {names}", param="x-omnibus-path")
+            return chosen
+        planned = self.path(model, ticket)
+        return [planned, *(path for path in paths if path is not planned)]
 
     def along(self, model: str, options: Sequence[str], components: Sequence[str]) -> Route:
         """A route through the given options, as a replay wants it. Raises ``StageUnavailable``."""

@@ -3,12 +3,15 @@
 import asyncio
 import logging
 import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import uvicorn
 
 from omnibus.bus import subjects
 from omnibus.bus.nats import NatsBus
-from omnibus.errors import OmnibusError
+from omnibus.errors import Fatal, OmnibusError
 from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, StoreSettings, load
@@ -59,7 +62,7 @@ class GatewayService:
         await self._bus.respond(subjects.REPLAY, replayer.respond, queue="gateways")
         loop = asyncio.get_running_loop()
         self._tasks.append(loop.create_task(self._follow_plan(router)))
-        await self._listen(Frontend(settings, chat, router, self._dispatcher, records))
+        self._listen(Frontend(settings, chat, router, self._dispatcher, records))
         log.info("gateway %s on http://%s:%d", gateway, settings.host, settings.port)
 
     async def _follow_plan(self, router: Router) -> None:
@@ -77,12 +80,14 @@ class GatewayService:
                 GATEWAY.epoch.set(plan.epoch)
                 log.info("plan epoch %d: %s", plan.epoch, ", ".join(plan.models))
 
-    async def _listen(self, frontend: Frontend) -> None:
+    def _listen(self, frontend: Frontend) -> None:
         settings = self._settings
+        try:
+            listener = socket.create_server((settings.host, settings.port), backlog=2048)
+        except OSError as error:
+            raise Fatal(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
         config = uvicorn.Config(
             frontend.application(),
-            host=settings.host,
-            port=settings.port,
             log_level="warning",
             access_log=False,
             http="httptools",
@@ -92,20 +97,13 @@ class GatewayService:
             server_header=False,
         )
         self._server = _Server(config)
-        task = asyncio.get_running_loop().create_task(self._server.serve())
-        self._tasks.append(task)
-        while not self._server.started and not task.done():
-            await asyncio.sleep(0.01)
-        if task.done():
-            raise OmnibusError(f"cannot listen on {settings.host}:{settings.port}: is the port taken?")
+        self._tasks.append(asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener])))
 
     async def drain(self, seconds: float) -> None:
         if self._server is not None:
             self._server.should_exit = True
-        loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
-        while self._dispatcher is not None and self._dispatcher.inflight and loop.time() < end:
-            await asyncio.sleep(0.05)
+        if self._dispatcher is not None:
+            await self._dispatcher.idle(seconds)
 
     async def shutdown(self) -> None:
         if self._server is not None:
@@ -126,9 +124,6 @@ class GatewayService:
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handling: the service lifecycle has one."""
 
-    def install_signal_handlers(self) -> None: ...
-
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        import contextlib
-
-        return contextlib.nullcontext()
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -12,8 +12,8 @@ import numpy as np
 
 from omnibus.bus.messages import Chunk
 from omnibus.errors import OmnibusError, SequenceGap, StageFailed
-from omnibus.executor.contract import Item
 from omnibus.tensors.handle import Handle
+from omnibus.tensors.item import Item
 
 #: Reads a handle's tensor and gives the memory back.
 Fetch = Callable[[Handle], np.ndarray]

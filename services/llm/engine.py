@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicCache
 
 from omnibus.errors import Fatal, StageUnavailable
 from omnibus_models.contract import Decoder
@@ -155,6 +156,17 @@ class Engine(Generic[S]):
             sequence.inbox.fail(self._failed)
 
     # From here on: in the compute thread, while the event loop waits for the result.
+
+    def warm(self) -> None:
+        """Take the memory of all slots, and pay for whatever the first passes cost."""
+        decoder, filled = self._decoder, DynamicCache()
+        inputs = decoder.embed(torch.zeros(1, dtype=torch.long, device=decoder.device))
+        positions = torch.zeros(decoder.axes, 1, 1, dtype=torch.long, device=decoder.device)
+        decoder.forward(inputs[None], positions, filled, None)
+        self._cache.insert(filled)
+        self._cache.begin([0])
+        decoder.logits(decoder.forward(inputs[None], positions, self._cache, self._cache.mask())[:, -1])
+        self._cache.remove(0)
 
     def _evict(self) -> None:
         for slot in reversed(range(len(self._active))):

@@ -116,15 +116,16 @@ class ThinkRunner:
             context=self._context,
             share=self._settings.share,
         )
+        await self._compute(self._engine.warm)
         self._serving = asyncio.create_task(self._engine.serve(), name="engine")
 
     async def run(self, job: Job) -> None:
         params = read(job.inputs.get("params"), ThinkParams)
+        voice = self._voice(job)
         prompt = await self._prompt(job)
         items = await _items(job)
         prefill, layout = await self._compute(self._assemble, prompt, items)
         limit = self._limit(prefill.inputs.shape[0], params.max_tokens)
-        voice = self._voice(job)
         picker = Picker(sampling(params, limit, job.seed), self._thinker.vocabulary, prompt.ids)
         ends = frozenset() if params.ignore_eos else self._thinker.eos
         reply = Reply(self._thinker.text, params.stop)

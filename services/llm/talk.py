@@ -128,6 +128,7 @@ class TalkRunner:
             context=self._context,
             share=self._settings.share,
         )
+        await self._compute(self._engine.warm)
         self._serving = asyncio.create_task(self._engine.serve(), name="engine")
 
     async def run(self, job: Job) -> None:

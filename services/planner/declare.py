@@ -1,13 +1,13 @@
 """Declared deployments: what an operator writes about a model, checked and turned into paths.
 
-    {"models": {"qwen2.5-vl-tiny": {
-        "family": "qwen2_5_vl", "checkpoint": "/models/qwen2_5_vl",
-        "components": ["vision", "thinker"],
-        "encoders": {"image": "vision", "video": "vision"},
-        "options": {"E":  {"components": ["vision"], "service": "encoder"},
-                    "L":  {"components": ["thinker"], "service": "llm"},
-                    "EL": {"components": ["vision", "thinker"], "service": "llm"}},
-        "paths": [{"options": ["E", "L"], "share": 70}, {"options": ["EL"], "share": 30}]}}}
+{"models": {"qwen2.5-vl-tiny": {
+    "family": "qwen2_5_vl", "checkpoint": "/models/qwen2_5_vl",
+    "components": ["vision", "thinker"],
+    "encoders": {"image": "vision", "video": "vision"},
+    "options": {"E":  {"components": ["vision"], "service": "encoder"},
+                "L":  {"components": ["thinker"], "service": "llm"},
+                "EL": {"components": ["vision", "thinker"], "service": "llm"}},
+    "paths": [{"options": ["E", "L"], "share": 70}, {"options": ["EL"], "share": 30}]}}}
 """
 
 from collections.abc import Iterator
@@ -60,9 +60,7 @@ def read(path: str) -> dict[str, Declared]:
 
 def model_plan(declared: Declared) -> ModelPlan:
     """The plan of one model: for each request type every declared path that can serve it."""
-    types = {
-        request_type(declared.components, used): tuple(_paths(declared, used)) for used in _types(declared)
-    }
+    types = {request_type(declared.components, used): tuple(_paths(declared, used)) for used in _types(declared)}
     return ModelPlan(
         family=declared.family,
         checkpoint=declared.checkpoint,

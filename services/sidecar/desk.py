@@ -95,7 +95,9 @@ class Desk:
         self._queue.clear()
 
     def counters(self) -> dict[str, Any]:
-        """Running counters: bytes unless the name says otherwise."""
+        """Running counters. ``freed_total`` is by reason; ``forced_total`` above zero means that a client
+        kept a cancelled block open for longer than the grace.
+        """
         space = self.allocator
         return {
             "arena_bytes": space.size,
@@ -111,6 +113,8 @@ class Desk:
             "granted_total": self.ledger.granted,
             "refused_total": self.refused,
             "stale_total": self.ledger.stale,
+            "expired_total": self.ledger.freed["expired"],
+            "forced_total": self.ledger.freed["forced"],
             "freed_total": dict(self.ledger.freed),
         }
 

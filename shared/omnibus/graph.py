@@ -132,7 +132,9 @@ def decode(body: bytes) -> Invocation:
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"not an invocation of wire version {WIRE_VERSION}: {_explain(body, error)}") from error
     if invocation.v != WIRE_VERSION:
-        raise ProtocolError(f"invocation of wire version {invocation.v}, this build reads {WIRE_VERSION}: update one side")
+        raise ProtocolError(
+            f"invocation of wire version {invocation.v}, this build reads {WIRE_VERSION}: update one side"
+        )
     return invocation
 
 

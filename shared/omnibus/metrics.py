@@ -23,7 +23,11 @@ class _Gateway:
     paths = Counter("omnibus_path_requests_total", "Requests by path.", ["model", "type", "path"], registry=REGISTRY)
     #: From request to first output. High with idle executors: look at the waterfall of one invocation.
     first = Histogram(
-        "omnibus_first_output_seconds", "Time to first output.", ["model", "output"], registry=REGISTRY, buckets=_SECONDS
+        "omnibus_first_output_seconds",
+        "Time to first output.",
+        ["model", "output"],
+        registry=REGISTRY,
+        buckets=_SECONDS,
     )
     #: From request to end.
     total = Histogram("omnibus_request_seconds", "Whole request.", ["model"], registry=REGISTRY, buckets=_SECONDS)
@@ -57,9 +61,7 @@ class _Executor:
     #: Invocations in flight in this executor. At its credits it answers busy.
     inflight = Gauge("omnibus_executor_inflight", "Invocations in flight.", registry=REGISTRY)
     #: Time from taking a job to its end, waiting for inputs included.
-    job = Histogram(
-        "omnibus_job_seconds", "Job from taken to end.", ["component"], registry=REGISTRY, buckets=_SECONDS
-    )
+    job = Histogram("omnibus_job_seconds", "Job from taken to end.", ["component"], registry=REGISTRY, buckets=_SECONDS)
     #: Jobs by outcome.
     jobs = Counter("omnibus_jobs_total", "Jobs by outcome.", ["component", "code"], registry=REGISTRY)
 

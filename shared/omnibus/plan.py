@@ -105,7 +105,9 @@ def decode(body: bytes) -> Plan:
     try:
         plan = _decode(body)
     except msgspec.MsgspecError as error:
-        raise ProtocolError(f"the stored plan cannot be read: {error}; write it again with this build's planner") from error
+        raise ProtocolError(
+            f"the stored plan cannot be read: {error}; write it again with this build's planner"
+        ) from error
     if plan.v != WIRE_VERSION:
         raise ProtocolError(f"the stored plan has version {plan.v}, this build reads {WIRE_VERSION}")
     return plan

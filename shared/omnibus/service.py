@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import sys
+from contextlib import suppress
 from typing import Any, Protocol
 
 import prometheus_client
@@ -67,7 +68,5 @@ async def _live(service: Service, settings: ServiceSettings) -> None:
 async def until_cancelled(work: asyncio.Task[Any]) -> None:
     """Await a background task whose cancellation is the normal end."""
     work.cancel()
-    try:
+    with suppress(asyncio.CancelledError):
         await work
-    except asyncio.CancelledError:
-        pass

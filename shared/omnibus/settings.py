@@ -48,7 +48,7 @@ class StoreSettings(Settings, frozen=True):
 class SidecarSettings(Settings, frozen=True):
     area: ClassVar[str] = "SIDECAR"
 
-    socket: str = "/tmp/omnibus/sidecar.sock"  # noqa: S108 a default for one process started by hand
+    socket: str = "/tmp/omnibus/sidecar.sock"
     node: str = ""
     arena_mib: int = 256
     #: Overwrite freed blocks with zeros: slower, for nodes that several tenants share.
@@ -130,7 +130,9 @@ def load(kind: type[S], environ: Mapping[str, str] | None = None) -> S:
     """Read one area from the environment; raises ``BadRequest`` that names the variable."""
     environ = os.environ if environ is None else environ
     found = {
-        field: environ[name] for field in kind.__struct_fields__ if (name := f"OMNIBUS_{kind.area}_{field.upper()}") in environ
+        field: environ[name]
+        for field in kind.__struct_fields__
+        if (name := f"OMNIBUS_{kind.area}_{field.upper()}") in environ
     }
     try:
         return msgspec.convert(found, kind, strict=False)

@@ -8,6 +8,7 @@ on the server: it refuses an epoch that is not newer, so two planners cannot cro
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import redis.asyncio as redis
 from redis.backoff import ExponentialBackoff
@@ -121,9 +122,9 @@ class Store:
     async def close(self) -> None:
         await self._redis.aclose()
 
-    async def _call(self, command: object) -> object:
+    async def _call(self, command: Any) -> Any:
         try:
-            return await command  # type: ignore[misc]
+            return await command
         except ResponseError as error:
             if str(error).startswith(("LOADING", "READONLY")):
                 raise StoreUnavailable(f"the store at {self._settings.url} is not ready: {error}") from error

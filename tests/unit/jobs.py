@@ -34,11 +34,7 @@ class Pipe:
 
     async def read(self) -> AsyncIterator[Item]:
         at = 0
-        while True:
-            async with self._news:
-                await self._news.wait_for(lambda: at < len(self.items) or self.closed)
-            if at == len(self.items):
-                return
+        while len(await self.until(at + 1)) > at:
             yield self.items[at]
             at += 1
 
@@ -131,6 +127,12 @@ class MemoryJob(Job):
         pipe = self.outputs[output]
         assert pipe.closed
         return pipe.items[-1].data
+
+    def array(self, output: str) -> np.ndarray:
+        """The array of an output that is one value."""
+        [item] = self.outputs[output].items
+        assert item.array is not None
+        return item.array
 
     def whole(self, output: str) -> np.ndarray:
         """The arrays of a stream, one after the other."""

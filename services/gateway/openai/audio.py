@@ -47,6 +47,7 @@ def encode_audio(samples: NDArray[np.float32], rate: int, format: OutputFormat) 
     """Mono float32 samples [n] in [-1, 1] at ``rate`` per second as a file of ``format``.
 
     pcm16 is headerless and keeps ``rate``; mp3, aac and opus are resampled to 44.1 or 48 kHz.
+    Compressed sound lasts at least 10 ms, filled up with silence.
     """
     if format == "pcm16":
         return pcm16(samples)
@@ -65,6 +66,7 @@ def _compress(pcm: bytes, rate: int, format: str) -> bytes:
     import av  # 16 MiB that a gateway without compressed audio does not need
 
     container, codec, codec_rate, bit_rate = _CODECS[format]
+    pcm = pcm.ljust(rate // 100 * 2, b"\0")  # encoders fail on an empty frame
     out = BytesIO()
     with av.open(out, "w", format=container) as file:
         stream: Any = file.add_stream(codec, rate=codec_rate or rate)

@@ -31,9 +31,7 @@ class Bus(Protocol):
     def reconnects(self) -> int:
         """How often the connection came back; what was under way then may be lost."""
 
-    def publish(
-        self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None
-    ) -> None:
+    def publish(self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
         """Hand ``data`` to the connection; never waits.
 
         Raises ``TooLarge`` over the payload limit and ``BusUnavailable`` when the connection is closed
@@ -54,7 +52,9 @@ class Bus(Protocol):
     async def respond(self, subject: str, responder: Responder, queue: str = "") -> Callable[[], Awaitable[None]]:
         """Answer requests on ``subject`` with a stream of messages."""
 
-    async def register(self, name: str, metadata: dict[str, str], endpoints: Mapping[str, tuple[str, Responder]]) -> None:
+    async def register(
+        self, name: str, metadata: dict[str, str], endpoints: Mapping[str, tuple[str, Responder]]
+    ) -> None:
         """Register as a NATS micro service: ``endpoints`` maps a name to subject and responder."""
 
     async def open_records(self, seconds: float, limit: int) -> None:

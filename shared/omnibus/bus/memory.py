@@ -40,7 +40,8 @@ class MemoryBus:
         asyncio.get_running_loop().call_soon(self._deliver, Delivery(subject, data, reply, headers))
 
     def _deliver(self, delivery: Delivery) -> None:
-        plain, groups = [], {}
+        plain: list[Handler] = []
+        groups: dict[tuple[str, str], list[Handler]] = {}
         for pattern, queue, handler in self._subscribers:
             if matches(pattern, delivery.subject):
                 groups.setdefault((pattern, queue), []).append(handler) if queue else plain.append(handler)
@@ -100,7 +101,9 @@ class MemoryBus:
 
         return await self.subscribe(subject, handle, queue)
 
-    async def register(self, name: str, metadata: dict[str, str], endpoints: Mapping[str, tuple[str, Responder]]) -> None:
+    async def register(
+        self, name: str, metadata: dict[str, str], endpoints: Mapping[str, tuple[str, Responder]]
+    ) -> None:
         for subject, responder in endpoints.values():
             await self.respond(subject, responder, queue="q")
 

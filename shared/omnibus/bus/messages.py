@@ -76,7 +76,7 @@ class Failed(Message, frozen=True, tag="failed"):
     attempt: int = 0
 
 
-class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The invocation is over: every holder stops and releases. ``attempt`` and older ones end."""
 
     inv: str
@@ -85,7 +85,7 @@ class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     v: int = WIRE_VERSION
 
 
-class ExecutorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+class ExecutorStatus(msgspec.Struct, frozen=True):
     """What an executor says of itself, at start, on census and as a heartbeat."""
 
     id: str
@@ -102,7 +102,7 @@ class ExecutorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     v: int = WIRE_VERSION
 
 
-class PlanEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+class PlanEvent(msgspec.Struct, frozen=True):
     """A new plan epoch is current."""
 
     epoch: int
@@ -144,7 +144,9 @@ def frames(messages: list[bytes], limit: int) -> Iterator[bytes]:
     size = len(_HEAD) + len(_TAIL)
     for message in messages:
         if len(message) + len(_HEAD) + len(_TAIL) > limit:
-            raise ProtocolError(f"a message of {len(message)} bytes is over the bus limit of {limit}: send it by handle")
+            raise ProtocolError(
+                f"a message of {len(message)} bytes is over the bus limit of {limit}: send it by handle"
+            )
         if batch and size + len(message) + 1 > limit:
             yield _HEAD + b",".join(batch) + _TAIL
             batch, size = [], len(_HEAD) + len(_TAIL)

@@ -74,7 +74,7 @@ class NatsBus:
                     settings.url,
                     name=name,
                     max_reconnect_attempts=-1,
-                    reconnect_time_wait=0.2,
+                    reconnect_time_wait=0.2,  # type: ignore[arg-type]
                     pending_size=BUFFER,
                     allow_reconnect=True,
                     error_cb=_log_error,
@@ -86,7 +86,9 @@ class NatsBus:
         version = connection.connected_server_version
         if (version.major, version.minor) < OLDEST_SERVER:
             await connection.close()
-            raise Fatal(f"NATS server {version} is too old: Omnibus needs {OLDEST_SERVER[0]}.{OLDEST_SERVER[1]} or newer")
+            raise Fatal(
+                f"NATS server {version} is too old: Omnibus needs {OLDEST_SERVER[0]}.{OLDEST_SERVER[1]} or newer"
+            )
         return cls(connection, settings)
 
     @property
@@ -178,7 +180,9 @@ class NatsBus:
         if not task.cancelled() and task.exception():
             log.error("a responder failed", exc_info=task.exception())
 
-    async def register(self, name: str, metadata: dict[str, str], endpoints: Mapping[str, tuple[str, Responder]]) -> None:
+    async def register(
+        self, name: str, metadata: dict[str, str], endpoints: Mapping[str, tuple[str, Responder]]
+    ) -> None:
         service = await nats.micro.add_service(
             self._nc, name=name, version="1.0.0", description="Omnibus", metadata=metadata
         )

@@ -48,9 +48,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_up(commands: Any) -> None:
     up = commands.add_parser("up", help="run the whole system on this machine, without containers")
-    up.add_argument("--port", type=int, default=8000, help="HTTP port of the gateway; 0 takes a free one (default 8000)")
+    up.add_argument(
+        "--port", type=int, default=8000, help="HTTP port of the gateway; 0 takes a free one (default 8000)"
+    )
     up.add_argument("--models", metavar="FILE", help="declarations of models; without it the tiny ones are served")
-    up.add_argument("--only", action="append", default=[], metavar="NAME", help="serve only this tiny model (repeatable)")
+    up.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="serve only this tiny model (repeatable)"
+    )
 
 
 def _add_demo(commands: Any) -> None:
@@ -60,7 +64,9 @@ def _add_demo(commands: Any) -> None:
     demo.add_argument("--video", metavar="FILE", help="a video of your own")
     demo.add_argument("--prompt", default="What do you see and hear?", help="the question")
     demo.add_argument("--model", default="qwen2.5-omni-tiny", help="the model to ask (default qwen2.5-omni-tiny)")
-    demo.add_argument("--out", metavar="FILE", default="answer.wav", help="where the spoken answer goes (default answer.wav)")
+    demo.add_argument(
+        "--out", metavar="FILE", default="answer.wav", help="where the spoken answer goes (default answer.wav)"
+    )
 
 
 def _add_look(commands: Any) -> None:
@@ -72,7 +78,3 @@ def _add_look(commands: Any) -> None:
         command.add_argument("--json", action="store_true", help="print JSON")
     for command in (tail, show, replay):
         command.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,8 @@ def graph(invocation: dict[str, Any]) -> Iterator[str]:
     yield f"graph   type {invocation['type']}, path {invocation['path']}, plan epoch {invocation['epoch']}"
     for index, (node, executor) in enumerate(zip(invocation["nodes"], invocation["route"], strict=True)):
         feeds = sorted({f"{source}.{output}" for source, output in _refs(node["inputs"])})
-        yield f"  [{index}] {node['component']:<8} on {executor:<32} {'← ' + ', '.join(feeds) if feeds else ''}".rstrip()
+        source = f"← {', '.join(feeds)}" if feeds else ""
+        yield f"  [{index}] {node['component']:<8} on {executor:<32} {source}".rstrip()
 
 
 def _refs(value: Any) -> Iterator[tuple[int, str]]:
@@ -33,10 +34,9 @@ def waterfall(ended: dict[str, Any], components: Sequence[str]) -> Iterator[str]
     yield f"times   {total * 1000:.0f} ms in all, first output to the client after {_ms(ended.get('first', 0), start)}"
     for hop in ended.get("hops", []):
         bar = _bar(hop, start, total)
-        yield (
-            f"  [{hop['node']}] {components[hop['node']]:<8} |{bar}| "
-            f"inputs {_ms(hop['ready'], start):>8}  first {_ms(hop['first'], start):>8}  end {_ms(hop['end'], start):>8}"
-        )
+        ready, first, end = (_ms(hop[name], start) for name in ("ready", "first", "end"))
+        moments = f"inputs {ready:>8}  first {first:>8}  end {end:>8}"
+        yield f"  [{hop['node']}] {components[hop['node']]:<8} |{bar}| {moments}"
 
 
 def _bar(hop: dict[str, Any], start: float, total: float) -> str:

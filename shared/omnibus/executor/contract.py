@@ -7,20 +7,13 @@ knows no subject, no message and no handle: only values, arrays and streams.
 """
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from omnibus.tensors.item import Item
 
-class Item(NamedTuple):
-    """One value, or one chunk of a stream.
-
-    ``data`` is small JSON. ``array`` is the tensor that belongs to it: a read-only numpy view of the
-    arena (no copy; valid until the job ends), or the producer's own array when both run in one process.
-    """
-
-    data: dict[str, Any]
-    array: np.ndarray | None = None
+__all__ = ["Item", "Job", "RowWriter", "Runner"]
 
 
 class RowWriter(Protocol):

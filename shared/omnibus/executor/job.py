@@ -252,9 +252,7 @@ class Rows:
 
     __slots__ = ("_block", "_count", "_cursor", "_job", "_output", "_target", "_width")
 
-    def __init__(
-        self, job: LiveJob, output: str, target: _Output, block: Block | None, count: int, width: int
-    ) -> None:
+    def __init__(self, job: LiveJob, output: str, target: _Output, block: Block | None, count: int, width: int) -> None:
         self._job = job
         self._output = output
         self._target = target

@@ -1,9 +1,9 @@
 """The executor: takes invocations from the bus, runs their nodes here, sends results on.
 
-    take     an invocation arrives: busy, or one job per node that is routed here, and ``accepted``
-    feed     edges bring inputs, maybe before the invocation itself
-    run      the component's runner works on the job; outputs leave as they come
-    end      done, failed, cancelled, expired or moved: stop within one step, release everything
+take     an invocation arrives: busy, or one job per node that is routed here, and ``accepted``
+feed     edges bring inputs, maybe before the invocation itself
+run      the component's runner works on the job; outputs leave as they come
+end      done, failed, cancelled, expired or moved: stop within one step, release everything
 """
 
 import asyncio
@@ -205,9 +205,7 @@ class Executor:
         error.executor = self.identity.id
         error.attempt = live.invocation.attempt
         EXECUTOR.done(job.node.component, error.code).inc()
-        self._reply(
-            live.invocation, Failed(job.invocation, job.index, error.problem(), live.invocation.attempt)
-        )
+        self._reply(live.invocation, Failed(job.invocation, job.index, error.problem(), live.invocation.attempt))
 
     def _finished(self, live: _Live, job: LiveJob) -> None:
         live.jobs.pop(job.index, None)

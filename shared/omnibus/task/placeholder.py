@@ -30,5 +30,5 @@ class Placeholder:
         )
 
     __bool__ = __len__ = __str__ = __iter__ = __format__ = __contains__ = __getitem__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __int__ = __float__ = _refuse  # type: ignore[assignment]
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __int__ = __float__ = _refuse
     __hash__ = object.__hash__

@@ -138,5 +138,7 @@ def _difference(index: int, recorded: Node | None, task: str, inputs: dict[str, 
         return f"call {index} of {task} is not in the record: `invoke` made more calls on replay"
     if recorded.task != task:
         return f"call {index} was {recorded.task} when recorded and is {task} on replay"
-    changed = sorted(name for name in recorded.inputs.keys() | inputs.keys() if recorded.inputs.get(name) != inputs.get(name))
+    changed = sorted(
+        name for name in recorded.inputs.keys() | inputs.keys() if recorded.inputs.get(name) != inputs.get(name)
+    )
     return f"call {index} of {task} got other inputs on replay: {', '.join(changed)}"

@@ -22,7 +22,7 @@ HEADER_BYTES = 64
 
 _MAGIC = 0x3141_4E45_5241_4D4F
 _WORD = 8
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 #: numpy has no bfloat16: such a tensor is seen as its raw 16-bit words.
 _NUMPY_NAME = {"bfloat16": "uint16"}
 
@@ -53,7 +53,7 @@ class Arena:
         name that is not a plain file name.
         """
         if not _NAME.fullmatch(name):
-            raise Fatal(f"{name!r} cannot name an arena; use 1 to 64 letters, digits, '.', '_' and '-'")
+            raise Fatal(f"{name!r} cannot name an arena; use 1 to 200 letters, digits, '.', '_' and '-'")
         _check_room(directory, size)
         path = Path(directory) / name
         descriptor = _claim(path)

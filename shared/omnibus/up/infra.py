@@ -44,7 +44,7 @@ def nats(
     store = directory.resolve() / "nats"
     store.mkdir(parents=True, exist_ok=True)
     listen = ("-a", LOOPBACK, "-p", str(port), "-m", str(monitor_port))
-    argv = (str(binary), "-js", *listen, "-sd", str(store), *(("-c", str(config)) if config else ()))
+    argv = (str(binary), "-js", *listen, "-sd", str(store), "-l", str(store / "server.log"), *(("-c", str(config)) if config else ()))
     spec = ProcessSpec("nats", argv, cwd=store, ready=partial(nats_ready, monitor_port), ready_within=_READY_WITHIN)
     return Server(spec, f"nats://{LOOPBACK}:{port}", (port, monitor_port), f"http://{LOOPBACK}:{monitor_port}")
 
@@ -59,7 +59,7 @@ def valkey(directory: Path, *, port: int = 0, environ: Mapping[str, str] | None 
     store = directory.resolve() / "valkey"
     store.mkdir(parents=True, exist_ok=True)
     listen = ("--bind", LOOPBACK, "--port", str(port), "--dir", str(store))
-    argv = (str(binary), *listen, "--save", "", "--appendonly", "no", "--daemonize", "no")
+    argv = (str(binary), *listen, "--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning")
     spec = ProcessSpec("valkey", argv, cwd=store, ready=partial(valkey_ready, port), ready_within=_READY_WITHIN)
     return Server(spec, f"redis://{LOOPBACK}:{port}/0", (port,))
 

@@ -14,7 +14,7 @@ import omnibus
 from omnibus import catalog
 from omnibus.bus import subjects
 from omnibus.bus.nats import NatsBus
-from omnibus.errors import BadRequest, DeadlineExceeded, OmnibusError
+from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, OmnibusError
 from omnibus.plan import Option, Plan
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
@@ -88,6 +88,13 @@ class Stack:
         await self.supervisor.add(*self._executor_specs(plan))
         await self.ready(READY_WITHIN)
         self._publish_state(run)
+
+    @property
+    def bus(self) -> NatsBus:
+        """The supervisor's own connection to the bus."""
+        if self._bus is None:
+            raise BusUnavailable("the stack is not up")
+        return self._bus
 
     def _publish_state(self, run: RunDirectory) -> None:
         run.write(

@@ -1,4 +1,4 @@
-"""Small random checkpoints with the real architecture classes: built offline, in seconds, 1 to 3 MiB.
+"""Small random checkpoints with the real architecture classes: built offline, in seconds, 1 to 2 MiB.
 
 They answer nonsense, but every part of the real path is there: processors, chat template, tokenizer,
 every component, voices. Weights are spread so that another image changes the answer.
@@ -14,7 +14,7 @@ from pathlib import Path
 from omnibus import errors
 
 # Raise when a recipe changes, so that checkpoints of an older recipe are not taken for current ones.
-RECIPE = 1
+RECIPE = 2
 MARKER = "tiny.json"
 _RECIPES = {
     "qwen2_5_vl": "omnibus_models.tiny.qwen2_5_vl",

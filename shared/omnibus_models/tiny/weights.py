@@ -6,6 +6,8 @@ from transformers import PreTrainedTokenizerFast
 
 from omnibus_models.tiny.text import WORDS
 
+# Sharper attention: the answer then follows from the context, not from the last token alone.
+_ATTENTION_GAIN = 2.0
 # Logits spread far enough that sampling at temperature 1 prefers some words.
 _HEAD_GAIN = 3.0
 
@@ -20,7 +22,7 @@ def spread(module: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in module.named_parameters():
         if parameter.dim() >= 2:
-            scale = parameter[0].numel() ** -0.5
+            scale = parameter[0].numel() ** -0.5 * (_ATTENTION_GAIN if name.endswith("q_proj.weight") else 1.0)
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
         elif name.endswith("bias"):
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)

@@ -15,11 +15,13 @@ class Doubler:
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
+        self.busy = asyncio.Event()
         self.open = asyncio.Event()
 
     async def __call__(self, items: Sequence[Prepared]) -> list[int]:
         numbers = [item.meta["n_tokens"] for item in items]
         self.batches.append(numbers)
+        self.busy.set()
         await self.open.wait()
         if min(numbers) < 0:
             raise ArithmeticError("a negative number")
@@ -34,8 +36,7 @@ async def together(batcher: Batcher, doubler: Doubler, items: list[Prepared]) ->
     """Let all items wait while the first is being worked on."""
     serving = asyncio.create_task(batcher.serve())
     first = asyncio.create_task(batcher.encode(item(1)))
-    while not doubler.batches:
-        await asyncio.sleep(0)
+    await doubler.busy.wait()
     rest = [asyncio.create_task(batcher.encode(one)) for one in items]
     await asyncio.sleep(0)
     doubler.open.set()
@@ -102,8 +103,7 @@ async def test_closing_fails_who_waits_and_who_comes_later() -> None:
     batcher = Batcher(doubler, items=1, tokens=100)
     serving = asyncio.create_task(batcher.serve())
     waiting = [asyncio.create_task(batcher.encode(item(n))) for n in (1, 2)]
-    while not doubler.batches:
-        await asyncio.sleep(0)
+    await doubler.busy.wait()
 
     serving.cancel()
     results = await asyncio.gather(*waiting, return_exceptions=True)

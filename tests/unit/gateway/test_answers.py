@@ -12,7 +12,13 @@ COUNTS = usage(prompt_text=5, prompt_image=100, prompt_audio=25, cached=64, text
 
 def test_a_text_answer_is_a_chat_completion() -> None:
     data = completion(
-        id="chatcmpl-1", model="m", created=1700000000, text="héllo\n", finish_reason="stop", usage=COUNTS, fingerprint="e7"
+        id="chatcmpl-1",
+        model="m",
+        created=1700000000,
+        text="héllo\n",
+        finish_reason="stop",
+        usage=COUNTS,
+        fingerprint="e7",
     )
 
     answer = ChatCompletion.model_validate_json(data, strict=True)

@@ -55,7 +55,11 @@ def test_a_text_stream_is_role_text_finish_and_usage() -> None:
     out = chat(include_usage=True, fingerprint="e7")
 
     parsed = chunks(
-        out.role() + out.text("Hel") + out.text('lo "\n\u2028') + out.finish("stop") + out.usage(usage(text=2, prompt_text=3))
+        out.role()
+        + out.text("Hel")
+        + out.text('lo "\n\u2028')
+        + out.finish("stop")
+        + out.usage(usage(text=2, prompt_text=3))
     )
 
     assert parsed[0].choices[0].delta.role == "assistant"

@@ -280,7 +280,7 @@ async def test_a_dead_address_is_followed_by_the_next_one(site: Site) -> None:
 async def test_a_name_that_does_not_exist_is_bad_media(site: Site) -> None:
     fetcher = Fetcher(FetchRules(allow_http=True, timeout=5.0))
 
-    with pytest.raises(BadMedia, match="could not be fetched|in time"):
+    with pytest.raises(BadMedia, match=r"could not be fetched|in time"):
         await fetcher.fetch("http://does-not-exist.invalid/a", 100)
 
 

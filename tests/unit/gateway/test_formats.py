@@ -57,7 +57,9 @@ def test_a_gif_frame_larger_than_its_screen_counts() -> None:
     data = bytearray(picture("GIF", (8, 8)))
     data[6:10] = struct.pack("<HH", 1, 1)
 
-    assert READERS["image/gif"](bytes(data)) == Extent(None, *Image.open(BytesIO(bytes(data))).size) == Extent(None, 8, 8)
+    assert (
+        READERS["image/gif"](bytes(data)) == Extent(None, *Image.open(BytesIO(bytes(data))).size) == Extent(None, 8, 8)
+    )
 
 
 SOUNDS = [
@@ -125,11 +127,16 @@ def test_a_film_has_length_and_frame_size(mime: str, container: str, codec: str)
     data = film(container, codec)
 
     assert sniff(data) == mime
-    assert READERS[mime](data) == Extent(pytest.approx(2.0, abs=0.1), 64, 48)
+    extent = READERS[mime](data)
+    assert (extent.width, extent.height) == (64, 48)
+    assert extent.seconds == pytest.approx(2.0, abs=0.1)
 
 
 def test_a_film_with_sound_has_the_size_of_its_picture() -> None:
-    assert READERS["video/mp4"](film("mp4", "mpeg4", audio="aac")) == Extent(pytest.approx(2.0, abs=0.1), 64, 48)
+    extent = READERS["video/mp4"](film("mp4", "mpeg4", audio="aac"))
+
+    assert (extent.width, extent.height) == (64, 48)
+    assert extent.seconds == pytest.approx(2.0, abs=0.1)
 
 
 def test_a_fragmented_film_does_not_say_its_length() -> None:
@@ -207,13 +214,13 @@ def test_a_header_without_end_is_given_up(data: bytes) -> None:
     with contextlib.suppress(ValueError, struct.error, IndexError), looks.counted():
         READERS[sniff(data) or "video/x-matroska"](looks)
 
-    assert looks.count < 100_000
+    assert looks.seen < 100_000
 
 
 class Looks(bytes):
     """Bytes that count how often they are looked at: index and slice here, ``struct`` as a C call."""
 
-    count = 0
+    seen = 0
 
     def __getitem__(self, key: Any) -> Any:
         return super().__getitem__(key)
@@ -221,7 +228,7 @@ class Looks(bytes):
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
         def count(_frame: object, event: str, _argument: object) -> None:
-            self.count += event in ("call", "c_call")
+            self.seen += event in ("call", "c_call")
 
         sys.setprofile(count)
         try:

@@ -97,7 +97,7 @@ def test_the_pixel_limit_is_exact() -> None:
 
 
 def test_length_and_bytes_are_limited() -> None:
-    with pytest.raises(TooLarge, match="longer than 0.5 seconds"):
+    with pytest.raises(TooLarge, match=r"longer than 0\.5 seconds"):
         inspect(WAV, "audio", limits=Limits(audio_seconds=0.5))
     with pytest.raises(TooLarge, match="longer than 1 seconds"):
         inspect(film("matroska", "mpeg4"), "video", limits=Limits(video_seconds=1))

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def codes(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, 60, count).tolist()
 
 
-def job(chunks: Sequence[Sequence[int]], seed: int = 7, **more: object) -> MemoryJob:
+def job(chunks: Sequence[Sequence[Any]], seed: int = 7, **more: Any) -> MemoryJob:
     stream = Pipe()
     for chunk in chunks:
         stream.feed(Item({"codes": list(chunk)}))
@@ -128,7 +129,7 @@ async def test_no_codes_give_no_sound(runner: VocodeRunner) -> None:
         ({"params": {"colour": 1}}, "colour"),
     ],
 )
-async def test_wrong_inputs_are_refused(runner: VocodeRunner, changed: dict[str, object], message: str) -> None:
+async def test_wrong_inputs_are_refused(runner: VocodeRunner, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         await run(runner, job([codes(5)], **changed))
 

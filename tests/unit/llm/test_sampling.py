@@ -1,5 +1,7 @@
 """Each row is chosen by its own settings and its own random numbers."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,8 +15,8 @@ def logits(seed: int = 0) -> Tensor:
     return torch.randn(V, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def picker(seed: int = 1, history: tuple[int, ...] = (), **settings: float) -> Picker:
-    return Picker(Sampling(max_tokens=100, seed=seed, **settings), V, history)  # type: ignore[arg-type]
+def picker(seed: int = 1, history: tuple[int, ...] = (), **settings: Any) -> Picker:
+    return Picker(Sampling(max_tokens=100, seed=seed, **settings), V, history)
 
 
 def drawn(row: Tensor, chosen: Picker, count: int = 200) -> list[int]:
@@ -32,7 +34,7 @@ def test_the_same_seed_draws_the_same_tokens() -> None:
 
 def test_company_does_not_change_a_row() -> None:
     rows = torch.stack([logits(seed) for seed in range(6)])
-    settings = [
+    settings: list[dict[str, Any]] = [
         {"temperature": 0.8},
         {"temperature": 1.2, "top_p": 0.7},
         {"temperature": 1.0, "top_k": 5},

@@ -158,7 +158,8 @@ async def test_the_first_chunk_is_small_and_the_end_code_is_not_sent(talking: Ta
 
 
 async def test_a_row_of_nan_fails_only_its_own_answer(talking: TalkRunner, talker: Talker) -> None:
-    bad, good = Script(1), [Script(seed, rows=8) for seed in (2, 3)]
+    # The bad one breaks behind the end of the short one and before that of the long one.
+    bad, good = Script(1, length=30), [Script(2, length=60), Script(3, length=5)]
     bad.rows[3] = np.nan
     jobs = [script.whole() for script in (good[0], bad, good[1])]
 
@@ -220,14 +221,12 @@ async def test_thinker_and_talker_side_by_side_equal_one_after_the_other(
         MemoryJob({**{name: one.outputs[name] for name in SPEECH}, "params": {"max_codes": 25}}) for one in thinking
     ]
 
-    await asyncio.gather(
-        *(run(talking, one) for one in speaking), *(run(omni_runner, one) for one in thinking)
-    )
+    await asyncio.gather(*(run(talking, one) for one in speaking), *(run(omni_runner, one) for one in thinking))
 
     for said, thought in zip(speaking, thinking, strict=True):
         script = Script(0)
-        script.prompt = thought.outputs["prompt"].items[0].array
-        script.layout = thought.outputs["layout"].items[0].array
+        script.prompt = thought.array("prompt")
+        script.layout = thought.array("layout")
         script.rows = thought.whole("rows")
         assert script.rows.shape == (9, 64)
         assert script.layout.shape == (3, len(script.prompt) - 3)
@@ -247,7 +246,7 @@ async def test_rows_are_the_embedding_plus_the_hidden_state_of_each_token_but_th
         hidden = thinker.forward(inputs[None], places, DynamicCache(), None)[0]
         prompt = thinker.talker_prompt(prefill, hidden[:length], VOICE)
     np.testing.assert_allclose(one.whole("rows"), (inputs + hidden)[length:].numpy(), atol=1e-4)
-    np.testing.assert_allclose(one.outputs["prompt"].items[0].array, prompt.numpy(), atol=1e-4)
+    np.testing.assert_allclose(one.array("prompt"), prompt.numpy(), atol=1e-4)
     assert one.end("rows") == {"finish": "length"}
 
 

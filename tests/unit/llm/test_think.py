@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from tests.unit.llm.conftest import greedy
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 
-WORDS = "the quick brown fox jumps over the lazy dog and the small white cat sleeps on a warm red mat".split()
+TEXT = "the quick brown fox jumps over the lazy dog and the small white cat sleeps on a warm red mat"
+WORDS = TEXT.split()
 
 
 def text(number: int) -> list[dict[str, object]]:
@@ -35,7 +37,7 @@ def embedding(seed: int, rows: int = 2, columns: int = 3) -> Item:
     return Item(meta, array)
 
 
-def job(messages: object, items: list[object] | None = None, **params: object) -> MemoryJob:
+def job(messages: object, items: list[Any] | None = None, **params: Any) -> MemoryJob:
     inputs = {"messages": messages, "params": {"max_tokens": 16, "ignore_eos": True, **params}}
     return MemoryJob(inputs if items is None else {**inputs, "items": items})
 
@@ -95,22 +97,18 @@ async def test_a_prompt_in_shares_gives_the_same_answer(vl, thinker: Thinker, sh
 async def test_the_end_of_turn_stops_the_answer_and_is_an_id_without_text(
     runner: ThinkRunner, thinker: Thinker
 ) -> None:
-    ended = None
-    for number in range(60):
-        one = await run(runner, job(text(number) + picture_free(number), ignore_eos=False, max_tokens=60))
-        if one.end("text")["finish_reason"] == "stop":
-            ended = one
-            break
+    jobs = [job(dialogue(number), ignore_eos=False, max_tokens=40) for number in range(40)]
+    await asyncio.gather(*(run(runner, one) for one in jobs))
+    ended = next(one for one in jobs if one.end("text")["finish_reason"] == "stop")
 
-    assert ended is not None, "no prompt of this test makes the tiny model end its turn"
     assert ended.ids == alone(thinker, ended)
     assert ended.ids[-1] in thinker.eos
     assert ended.text == thinker.text(ended.ids[:-1])
     assert ended.end("text")["usage"]["completion_tokens"] == len(ended.ids)
 
 
-def picture_free(number: int) -> list[dict[str, object]]:
-    return [{"role": "assistant", "content": WORDS[number % 19]}, {"role": "user", "content": f"{number}?"}]
+def dialogue(number: int) -> list[dict[str, object]]:
+    return [*text(number), {"role": "assistant", "content": WORDS[number % 19]}, {"role": "user", "content": "yes?"}]
 
 
 async def test_media_that_come_late_are_waited_for_and_counted(runner: ThinkRunner, thinker: Thinker) -> None:
@@ -179,7 +177,7 @@ async def test_a_request_cancelled_while_it_waits_never_starts(vl) -> None:
 
 
 async def test_sampling_depends_on_the_seed_and_not_on_company(runner: ThinkRunner) -> None:
-    settings = {"temperature": 1.0, "top_p": 0.9, "max_tokens": 24}
+    settings: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "max_tokens": 24}
     lonely = [await run(runner, job(text(4), seed=seed, **settings)) for seed in (1, 2)]
 
     crowd = mixed(8)
@@ -210,6 +208,36 @@ async def test_a_stop_string_across_tokens_ends_the_text_before_it(runner: Think
     assert stopped.ids == free.ids[: len(stopped.ids)]
     assert stop in thinker.text(stopped.ids)
     assert stop not in thinker.text(stopped.ids[:-1])
+
+
+class Held(MemoryJob):
+    """A request whose chunks are not taken until ``gate`` opens."""
+
+    gate: asyncio.Event
+
+    async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
+        await self.gate.wait()
+        await super().send(output, data, array)
+
+
+async def test_tokens_behind_a_stop_string_are_dropped_when_the_reader_is_slow(
+    runner: ThinkRunner, thinker: Thinker
+) -> None:
+    free = job(text(4), max_tokens=30)
+    await run(runner, free)
+    middle = len(thinker.text(free.ids[:10]))
+    stop = free.text[middle - 2 : middle + 3]
+    slow = Held({"messages": text(4), "params": {"max_tokens": 30, "ignore_eos": True, "stop": [stop]}})
+    slow.gate = asyncio.Event()
+
+    running = asyncio.create_task(run(runner, slow))
+    await run(runner, job(text(4), max_tokens=40))
+    slow.gate.set()
+    await running
+
+    assert slow.text == free.text[: free.text.index(stop)]
+    assert stop not in thinker.text(slow.ids[:-1])
+    assert slow.end("text")["usage"]["completion_tokens"] == len(slow.ids) < 30
 
 
 async def test_an_embedding_of_nan_fails_only_its_own_request(runner: ThinkRunner, thinker: Thinker) -> None:

@@ -136,6 +136,8 @@ async def test_a_sidecar_of_another_version_is_refused_with_a_clear_error(tmp_pa
         await reader.readexactly(FRAME_BYTES)
         refusal = encode(Frame(Verb.REFUSED))
         writer.write(refusal[:8] + struct.pack("<H", 0) + refusal[10:])
+        await reader.read()
+        writer.close()
 
     server = await asyncio.start_unix_server(old_sidecar, str(tmp_path / "s"))
     with pytest.raises(ProtocolError, match="install the same release"):

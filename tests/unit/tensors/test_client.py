@@ -253,6 +253,16 @@ async def test_those_who_wait_are_served_in_order_and_nobody_overtakes(pair):
     assert (await pair.settle())["blocks"] == 0
 
 
+async def test_memory_of_a_client_that_leaves_goes_to_those_who_wait(pair):
+    await pair.producer.allocate(HALF, invocation="i", deadline=soon())
+    waiting = asyncio.create_task(pair.consumer.allocate(HALF, invocation="j", deadline=soon(), wait=15))
+    await until(lambda: pair.sidecar.snapshot()["waiting"] == 1)
+
+    await pair.producer.close()
+
+    assert (await waiting).array.nbytes == HALF
+
+
 async def test_a_waiter_that_gives_up_lets_the_next_one_pass(pair):
     await pair.producer.allocate(HALF, invocation="i", deadline=soon())
 
@@ -390,11 +400,18 @@ async def test_a_sidecar_of_another_node_is_refused(tmp_path):
 
 
 async def test_a_silent_sidecar_cannot_hold_a_client(tmp_path):
-    server = await asyncio.start_unix_server(lambda reader, writer: None, str(tmp_path / "s"))
+    left = asyncio.Event()
 
-    with pytest.raises(Retryable):
-        await connect(tmp_path, timeout=0.1)
-    server.close()
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        left.set()
+
+    async with await asyncio.start_unix_server(silent, str(tmp_path / "s")):
+        with pytest.raises(Retryable):
+            await connect(tmp_path, timeout=0.1)
+        await asyncio.wait_for(left.wait(), 20)
 
 
 async def test_a_restarted_sidecar_is_found_again_and_old_handles_are_stale(tmp_path):
@@ -450,6 +467,7 @@ async def test_a_sidecar_process_that_is_killed_is_replaced_under_the_same_names
         client = await connect(tmp_path)
         old = await client.put(np.arange(9), invocation="i", deadline=soon())
         first.kill()
+        await first.wait()  # the arena's lock goes with the process, not with its sockets
         await until(lambda: not client.connected)
 
         async with running(tmp_path), client:

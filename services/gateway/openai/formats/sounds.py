@@ -111,9 +111,14 @@ _ADTS_RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12
 
 
 def adts(data: bytes) -> Extent:
-    """From the first frame's length, taken as typical."""
-    head = int.from_bytes(data[:7], "big")
-    length = head >> 13 & 0x1FFF
-    if length < 7 or len(data) < length:
+    """From the lengths of the first frames, taken as typical."""
+    start = frames = 0
+    for _ in range(256):
+        length = int.from_bytes(data[start + 3 : start + 6], "big") >> 5 & 0x1FFF
+        if length < 7 or mpeg_layer(data[start : start + 2]) != "adts":
+            break
+        start, frames = start + length, frames + 1
+    if not frames:
         raise ValueError("no ADTS frame")
-    return Extent(len(data) / length * 1024 / _ADTS_RATES[head >> 34 & 15])
+    rate = _ADTS_RATES[data[2] >> 2 & 15]
+    return Extent(frames * 1024 / rate * len(data) / start)

@@ -1,0 +1,16 @@
+"""A value as it goes from task to task: small JSON, and the tensor that belongs to it."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Item(NamedTuple):
+    """One value, or one chunk of a stream.
+
+    ``data`` is small JSON. ``array`` is the tensor that belongs to it: a read-only numpy view of the
+    arena (no copy; valid until the job ends), or the producer's own array when both run in one process.
+    """
+
+    data: dict[str, Any]
+    array: np.ndarray | None = None

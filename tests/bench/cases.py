@@ -1,0 +1,86 @@
+"""The benchmarks by name: what is sent, how often, and what the result is held against.
+
+A request is an ordinary one: ``POST /v1/chat/completions`` at the gateway, whole answer or server-sent
+events, recorded, routed, replayed and ended as in production, ``record`` at its default. Each takes three
+hops over the bus between three executors:
+
+    control.*    text in, text and speech out: thinker > talker > vocoder, no tensor
+    tensor.*     a picture in, text and speech out: vision > thinker > talker and vocoder in one executor;
+                 a float32 tensor of that size from vision to thinker and another from thinker to talker
+    dataurl      the same with no tensor, and a picture of 1 MiB that no request has sent before
+
+The spoken answer has no samples, so that the generator's hop is made but nothing is encoded.
+"""
+
+from dataclasses import dataclass
+
+from tests.bench import bodies
+from tests.bench.client import Load
+
+MIB = 1 << 20
+
+ECHO = "floor.fastapi_echo.c16.cpu_ms"
+COPY = "floor.memcpy32MiB.ms"
+SIDECAR = "sidecar.control_ms"
+#: MiB that a control service may take.
+MEMORY_GOAL = 120
+MEMORY = ("memory.gateway_mib", "memory.planner_mib")
+
+
+@dataclass(frozen=True)
+class Case:
+    """``count`` requests after ``warm`` ones, by ``connections`` at once; port and path are the target's."""
+
+    template: bytes
+    connections: int
+    count: int
+    kind: str = "chat"
+    tokens: int = 1
+    against: str = ECHO
+    scale: float = 1.0  # of the floor
+
+    def load(self, port: int, path: str) -> Load:
+        return Load(
+            port=port,
+            path=path,
+            template=self.template,
+            connections=self.connections,
+            warm=max(2 * self.connections, self.count // 8),
+            count=self.count,
+            kind=self.kind,  # type: ignore[arg-type]
+            tokens=self.tokens,
+        )
+
+
+def _tensor(mib: int, count: int) -> Case:
+    template = bodies.image_chat(bodies.picture(mib * MIB))
+    return Case(template, 1, count, against=COPY, scale=mib / 32)
+
+
+CASES: dict[str, Case] = {
+    ECHO: Case(bodies.echo(), 16, 6000, kind="echo", against=""),
+    "control.text.c1.cpu_ms": Case(bodies.text_chat(), 1, 600),
+    "control.text.c16.cpu_ms": Case(bodies.text_chat(), 16, 2000),
+    "control.text.c64.cpu_ms": Case(bodies.text_chat(), 64, 2500),
+    "control.stream64.c16.cpu_ms": Case(bodies.text_chat(64, stream=True), 16, 600, kind="stream", tokens=64),
+    "tensor.8MiB.c1.cpu_ms": _tensor(8, 160),
+    "tensor.32MiB.c1.cpu_ms": _tensor(32, 80),
+    "control.dataurl1MiB.c1.cpu_ms": Case(bodies.image_chat(bodies.picture(0, MIB), distinct=True), 1, 120),
+}
+
+#: What the services must have served before their memory is read.
+LOADED = ("control.text.c64.cpu_ms", "control.stream64.c16.cpu_ms", "control.dataurl1MiB.c1.cpu_ms")
+#: What the table of CPU per process shows when nothing else is asked for.
+PROFILED = ("control.text.c1.cpu_ms", "control.text.c16.cpu_ms", "control.stream64.c16.cpu_ms", "tensor.32MiB.c1.cpu_ms")
+PROFILE = "profile"
+
+NAMES = (*CASES, COPY, SIDECAR, *MEMORY)
+
+
+def needed(wanted: set[str]) -> list[str]:
+    """The cases to run for ``wanted``, floors included, in the order of ``CASES``."""
+    names = set(wanted)
+    names.update(LOADED if names & set(MEMORY) else ())
+    names.update(PROFILED if names == {PROFILE} else ())
+    names.update(CASES[name].against for name in names & set(CASES))
+    return [name for name in CASES if name in names]

@@ -1,0 +1,174 @@
+"""The load generator, a process of its own: keep-alive connections that each send the next request at once.
+
+    python -m tests.bench.client < load
+
+Reads one line of JSON (``Load``), sends the warm-up requests, writes ``warm``, waits for a line, sends the
+counted ones and writes one line of JSON (``Done``). Every answer is read whole and compared with what the
+request must get; the first one that differs ends the process with an error.
+"""
+
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+import uvloop
+
+from tests.bench import bodies
+
+_WITHIN = 120.0  # seconds for one lot of requests
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What to send: ``template`` as in ``bodies``, by ``connections`` at once."""
+
+    port: int
+    path: str
+    template: bytes
+    connections: int
+    warm: int
+    count: int
+    kind: Literal["echo", "chat", "stream"]
+    tokens: int = 1
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What happened: seconds for all requests, median milliseconds of one."""
+
+    requests: int
+    seconds: float
+    median_ms: float
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._head = b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (
+            load.path.encode(),
+            len(bodies.fill(load.template, bodies.FIRST)),
+        )
+        self._finished = asyncio.get_running_loop().create_future()
+        self._finished.set_result(None)
+
+    async def run(self, seeds: Iterator[int], times: list[float]) -> None:
+        """Send one request after the other until ``seeds`` are used up."""
+        self._seeds, self._times = seeds, times
+        self._finished = asyncio.get_running_loop().create_future()
+        self._next()
+        await self._finished
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail(error or ConnectionError("the server closed the connection"))
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        try:
+            body = _body(self._buffer)
+            if body is not None:
+                _check(body, self._seed, self._load)
+        except (ValueError, LookupError, msgspec.MsgspecError) as error:
+            self._fail(ValueError(f"request {self._seed}: {error}: {bytes(self._buffer[:2000])!r}"))
+            return
+        if body is not None:
+            self._times.append(time.perf_counter() - self._begun)
+            self._next()
+
+    def _next(self) -> None:
+        self._buffer = bytearray()
+        self._seed = next(self._seeds, 0)
+        if not self._seed:
+            self._finished.set_result(None)
+            return
+        self._begun = time.perf_counter()
+        self.transport.write(self._head + bodies.fill(self._load.template, self._seed))
+
+    def _fail(self, error: Exception) -> None:
+        if not self._finished.done():
+            self._finished.set_exception(error)
+
+
+def _body(data: bytearray) -> bytes | None:
+    """The body of the response once it is whole. Raises ``ValueError`` unless the status is 200."""
+    head, found, rest = data.partition(b"\r\n\r\n")
+    if not found:
+        return None
+    lines = bytes(head).lower().split(b"\r\n")
+    if lines[0].split(b" ")[1] != b"200":
+        raise ValueError(lines[0].decode())
+    fields = dict(line.split(b": ", 1) for line in lines[1:])
+    if b"content-length" in fields:
+        return bytes(rest) if len(rest) == int(fields[b"content-length"]) else None
+    return _dechunked(bytes(rest)) if rest.endswith(b"\r\n0\r\n\r\n") else None
+
+
+def _dechunked(data: bytes) -> bytes:
+    parts, at = [], 0
+    while True:
+        end = data.index(b"\r\n", at)
+        size = int(data[at:end], 16)
+        if not size:
+            return b"".join(parts)
+        parts.append(data[end + 2 : end + 2 + size])
+        at = end + 2 + size + 2
+
+
+def _check(body: bytes, seed: int, load: Load) -> None:
+    found: Any
+    if load.kind == "echo":
+        found, wanted = msgspec.json.decode(body)["seed"], seed
+    elif load.kind == "chat":
+        message = msgspec.json.decode(body)["choices"][0]["message"]
+        text = "".join(bodies.answer(seed, load.tokens))
+        found, wanted = (message["content"], message["audio"]["transcript"]), (text, text)
+    else:
+        found, wanted = _streamed(body), bodies.answer(seed, load.tokens)
+    if found != wanted:
+        raise ValueError(f"the answer is {found!r}, not {wanted!r}")
+
+
+def _streamed(body: bytes) -> list[str]:
+    """The tokens of a stream, one per event. Raises ``ValueError`` when it does not end as it must."""
+    events = body.decode().split("\n\n")
+    if events[-2:] != ["data: [DONE]", ""]:
+        raise ValueError("the stream did not end with [DONE]")
+    choices = [msgspec.json.decode(event[6:])["choices"] for event in events[:-2]]
+    return [text for choice in choices for part in choice if (text := part["delta"].get("content"))]
+
+
+async def _lot(crowd: list[_Connection], seeds: Iterator[int], times: list[float]) -> float:
+    begun = time.perf_counter()
+    async with asyncio.timeout(_WITHIN):
+        await asyncio.gather(*(connection.run(seeds, times) for connection in crowd))
+    return time.perf_counter() - begun
+
+
+async def _run(load: Load, first: int) -> None:
+    loop = asyncio.get_running_loop()
+    opened = [
+        await loop.create_connection(lambda: _Connection(load), "127.0.0.1", load.port) for _ in range(load.connections)
+    ]
+    crowd = [connection for _, connection in opened]
+    await _lot(crowd, iter(range(first, first + load.warm)), [])
+    print("warm", flush=True)
+    sys.stdin.buffer.readline()  # nothing else runs here
+    times: list[float] = []
+    seconds = await _lot(crowd, iter(range(first + load.warm, first + load.warm + load.count)), times)
+    done = Done(len(times), seconds, 1000 * statistics.median(times))
+    print(msgspec.json.encode(done).decode(), flush=True)
+
+
+def main() -> None:
+    load = msgspec.json.decode(sys.stdin.buffer.readline(), type=Load)
+    # Another process must not send the same numbers again: equal pictures would be kept only once.
+    first = bodies.FIRST + time.time_ns() // 1_000_000 % (bodies.LAST - bodies.FIRST - load.warm - load.count)
+    uvloop.run(_run(load, first))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The floors: what an HTTP echo and a copy cost on this machine at this moment.
+
+python -m tests.bench.floor PORT
+
+serves ``POST /echo`` with uvicorn and FastAPI in one process, on uvloop and httptools: no bus, no graph,
+no other process. No system whose front is FastAPI can cost less per request.
+"""
+
+import statistics
+import sys
+import time
+
+import numpy as np
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+COPIED = 32 << 20  # bytes
+
+
+class Echo(BaseModel):
+    seed: int
+    text: str
+    stream: bool = False
+    tokens: int = 1
+
+
+app = FastAPI()
+
+
+@app.post("/echo")
+async def echo(request: Echo) -> dict[str, int | bool]:
+    return {"ok": True, "seed": request.seed}
+
+
+def copy_ms(times: int = 16) -> float:
+    """CPU ms to copy 32 MiB between two arrays whose pages are all present; the median."""
+    source, target = np.ones(COPIED, np.uint8), np.ones(COPIED, np.uint8)
+    spent = []
+    for _ in range(times):
+        before = time.thread_time()
+        np.copyto(target, source)
+        spent.append(1000 * (time.thread_time() - before))
+    return statistics.median(spent)
+
+
+if __name__ == "__main__":
+    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", loop="uvloop", http="httptools")

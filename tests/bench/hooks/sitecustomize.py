@@ -1,0 +1,17 @@
+"""Imported by every Python process at its start when the benchmarks are profiled: cProfile from here to the end."""
+
+import atexit
+import cProfile
+import os
+import sys
+
+if _directory := os.environ.get("OMNIBUS_BENCH_CPROFILE"):
+    _profile = cProfile.Profile()
+
+    def _dump() -> None:
+        _profile.disable()
+        name = os.environ.get("OMNIBUS_EXECUTOR_ID") or sys.argv[0].rsplit("/", 2)[-2]
+        _profile.dump_stats(f"{_directory}/{name}-{os.getpid()}.prof")
+
+    atexit.register(_dump)
+    _profile.enable()

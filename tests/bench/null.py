@@ -1,0 +1,123 @@
+"""Engines that compute nothing, so that what is measured is everything else.
+
+    OMNIBUS_EXECUTOR_ENGINE=tests.bench.null:engine
+
+They read and write what engines do, through the same ``Job``: the prompt, the media by handle, embeddings,
+the talker's prompt, codes. Each checks that what reaches it belongs to its request and raises otherwise,
+which fails the request and with it the benchmark. A tensor is written once, as a model would write it, and
+its reader looks at three numbers of it: the first, the middle and the last.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+
+from omnibus.errors import BadRequest
+from omnibus.executor.contract import Job
+from omnibus.settings import ExecutorSettings
+from tests.bench import bodies
+
+WIDTH = 1024  # numbers per row of a tensor
+
+_templates: dict[int, np.ndarray] = {}
+
+
+class NullRunner:
+    """The ``Runner`` of one component."""
+
+    def __init__(self, work: Callable[[Job], Awaitable[None]]) -> None:
+        self._work = work
+        self._jobs = 0
+
+    async def load(self) -> None: ...
+
+    async def run(self, job: Job) -> None:
+        self._jobs += 1
+        await self._work(job)
+
+    async def close(self) -> None: ...
+
+    def stats(self) -> dict[str, Any]:
+        return {"parameters": 0, "jobs": self._jobs}
+
+
+def engine(component: str, settings: ExecutorSettings) -> NullRunner:
+    """Raises ``BadRequest`` for a component that has no null engine."""
+    if component not in _WORK:
+        raise BadRequest(f"no null engine for component {component!r}; there is one for {sorted(_WORK)}")
+    return NullRunner(_WORK[component])
+
+
+async def _see(job: Job) -> None:
+    media = await job.value("media")
+    size = bodies.tensor_bytes(media.array[:256].tobytes())
+    await job.put("embedding", {"modality": "image"}, _written(size, job.seed))
+
+
+async def _think(job: Job) -> None:
+    await job.value("messages")
+    size = 0
+    for item in await job.value("items"):
+        size = _checked(item.array, job.seed)
+    await job.put("prompt", {}, _written(size, job.seed + 1))
+    await job.put("layout", {})
+    tokens = bodies.answer(job.seed, job.inputs["params"]["max_tokens"])
+    for token in tokens:
+        await job.send("text", {"text": token})
+        await asyncio.sleep(0)
+    job.close("rows")
+    job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 8, "completion_tokens": len(tokens)}})
+
+
+async def _talk(job: Job) -> None:
+    prompt = await job.value("prompt")
+    _checked(prompt.array, job.seed + 1)
+    await job.value("layout")
+    async for _ in job.stream("rows"):
+        pass
+    job.close("codes", {"codes": [job.seed]})
+
+
+async def _vocode(job: Job) -> None:
+    codes = [code async for item in job.stream("codes") for code in item.data["codes"]]
+    if codes != [job.seed]:
+        raise ValueError(f"codes {codes} reached request {job.seed}")
+    job.close("audio", {"samples": 0})
+
+
+_WORK: dict[str, Callable[[Job], Awaitable[None]]] = {
+    "vision": _see,
+    "thinker": _think,
+    "talker": _talk,
+    "vocoder": _vocode,
+}
+
+
+def _written(nbytes: int, number: int) -> np.ndarray | None:
+    """A float32 tensor of ``nbytes`` with ``number`` in three places; the same memory at each call.
+
+    Only one request at a time may carry tensors; a second one would overwrite the numbers and be noticed.
+    """
+    if not nbytes:
+        return None
+    if nbytes not in _templates:
+        _templates[nbytes] = np.arange(nbytes // 4, dtype=np.float32).reshape(-1, WIDTH)
+    array = _templates[nbytes]
+    array.reshape(-1)[_places(array)] = number
+    return array
+
+
+def _checked(array: np.ndarray | None, number: int) -> int:
+    """The size of ``array`` in bytes. Raises ``ValueError`` unless it carries ``number``."""
+    if array is None:
+        return 0
+    found = array.reshape(-1)[_places(array)].tolist()
+    if found != [number] * 3:
+        raise ValueError(f"a tensor with {found} reached request {number}")
+    return array.nbytes
+
+
+def _places(array: np.ndarray) -> list[int]:
+    return [0, array.size // 2, array.size - 1]

@@ -1,0 +1,195 @@
+"""The whole system on this machine with null engines, and what its processes cost.
+
+CPU time is read from each process's own CPU clock, threads that have ended included, in nanoseconds;
+``/proc/<pid>/stat`` counts in ticks of 10 ms. The supervisor and the load generator are left out.
+"""
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from omnibus.up.logs import Log
+from omnibus.up.ports import free_ports
+from omnibus.up.stack import ROOT, Stack
+from tests.bench import bodies
+from tests.bench.cases import ECHO, Case
+from tests.bench.client import Done
+
+#: Directory for cProfile files of every Python process; unset: no profiling.
+PROFILE_VARIABLE = "OMNIBUS_BENCH_CPROFILE"
+
+_STEP_WITHIN = 150.0  # seconds for one step of the load generator
+_START_WITHIN = 20.0  # seconds for the echo server
+_SETTLED = 0.1  # seconds after an answer until its invocation is ended and recorded
+
+_HERE = Path(__file__).parent
+#: PYTHONPATH of every process here, also without an installation.
+PATHS = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
+
+
+def _option(service: str, *components: str) -> dict[str, object]:
+    return {"components": components, "service": service}
+
+
+def _model(encoders: Mapping[str, str], components: tuple[str, ...], options: Mapping[str, object]) -> dict[str, object]:
+    paths = [{"options": list(options)}]
+    common = {"family": "null", "checkpoint": "", "encoders": encoders, "components": components}
+    return {**common, "options": options, "paths": paths}
+
+
+MODELS = {
+    bodies.TEXT_MODEL: _model(
+        {},
+        ("thinker", "talker", "vocoder"),
+        {"Th": _option("llm", "thinker"), "Ta": _option("llm", "talker"), "V": _option("generator", "vocoder")},
+    ),
+    bodies.IMAGE_MODEL: _model(
+        {"image": "vision"},
+        ("vision", "thinker", "talker", "vocoder"),
+        {
+            "E": _option("encoder", "vision"),
+            "L": _option("llm", "thinker"),
+            "G": _option("generator", "talker", "vocoder"),
+        },
+    ),
+}
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One round of one case: CPU ms per request by process, and what the load generator saw."""
+
+    cpu_ms: dict[str, float]
+    done: Done
+
+    @property
+    def total(self) -> float:
+        return sum(self.cpu_ms.values())
+
+
+class System:
+    """The running system and, beside it, the echo server."""
+
+    def __init__(self, stack: Stack, echo: "asyncio.subprocess.Process", echo_port: int) -> None:
+        self._stack = stack
+        self._echo = echo
+        self._echo_port = echo_port
+
+    async def sample(self, name: str, case: Case) -> Sample:
+        """Run ``case`` once. Raises ``RuntimeError`` when an answer is wrong or a process was restarted."""
+        floor = name == ECHO
+        pids = {"echo": self._echo.pid} if floor else dict(self._stack.supervisor.pids)
+        load = case.load(self._echo_port, "/echo") if floor else case.load(self._stack.port, "/v1/chat/completions")
+        async with _client() as client:
+            await _tell(client, msgspec.json.encode(load))
+            await _hear(client, name)
+            before = await _settled(pids)
+            await _tell(client, b"go")
+            done = msgspec.json.decode(await _hear(client, name), type=Done)
+            after = await _settled(pids)
+        if not floor and pids != self._stack.supervisor.pids:
+            raise RuntimeError(f"{name}: a process was restarted while it was measured")
+        return Sample({key: (after[key] - before[key]) / done.requests for key in pids}, done)
+
+    async def idle(self, seconds: float) -> float:
+        """CPU ms per second of the whole system without any request."""
+        pids = dict(self._stack.supervisor.pids)
+        begun, before = time.perf_counter(), _cpu_ms(pids)
+        await asyncio.sleep(seconds)
+        return (sum(_cpu_ms(pids).values()) - sum(before.values())) / (time.perf_counter() - begun)
+
+    def memory_mib(self, process: str) -> float:
+        """Resident memory of ``process`` without the arena, which all processes of a node share."""
+        status = Path(f"/proc/{self._stack.supervisor.pids[process]}/status").read_text()
+        fields = dict(line.split(":", 1) for line in status.splitlines())
+        return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1024
+
+
+@contextlib.asynccontextmanager
+async def running() -> AsyncIterator[System]:
+    """Start everything; nothing is left afterwards. The services' log lines are shown when it fails."""
+    lines = io.StringIO()
+    try:
+        async with Stack(json.dumps({"models": MODELS}), env=_environment(), log=Log(lines)) as stack, _echo() as (echo, port):
+            yield System(stack, echo, port)
+    except BaseException:
+        print(lines.getvalue()[-8000:], file=sys.stderr)
+        raise
+
+
+def _environment() -> dict[str, str]:
+    environment = {"OMNIBUS_EXECUTOR_ENGINE": "tests.bench.null:engine"}
+    if directory := os.environ.get(PROFILE_VARIABLE):
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        environment |= {"PYTHONPATH": os.pathsep.join([str(_HERE / "hooks"), PATHS]), PROFILE_VARIABLE: directory}
+    return environment
+
+
+def _cpu_ms(pids: Mapping[str, int]) -> dict[str, float]:
+    # Linux: the clock of a process is its inverted id and the number of the scheduler's clock, 2.
+    return {name: time.clock_gettime_ns((~pid << 3) | 2) / 1e6 for name, pid in pids.items()}
+
+
+async def _settled(pids: Mapping[str, int]) -> dict[str, float]:
+    await asyncio.sleep(_SETTLED)
+    return _cpu_ms(pids)
+
+
+@contextlib.asynccontextmanager
+async def _process(*arguments: str) -> AsyncIterator["asyncio.subprocess.Process"]:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", *arguments, stdin=pipe, stdout=pipe, cwd=ROOT, env={**os.environ, "PYTHONPATH": PATHS}
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def _client() -> "contextlib.AbstractAsyncContextManager[asyncio.subprocess.Process]":
+    return _process("tests.bench.client")
+
+
+@contextlib.asynccontextmanager
+async def _echo() -> AsyncIterator[tuple["asyncio.subprocess.Process", int]]:
+    (port,) = free_ports(1)
+    async with _process("tests.bench.floor", str(port)) as process:
+        async with asyncio.timeout(_START_WITHIN):
+            while not await _answers(port):  # noqa: ASYNC110 a server of somebody else's cannot tell us
+                await asyncio.sleep(0.05)
+        yield process, port
+
+
+async def _answers(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+async def _tell(client: "asyncio.subprocess.Process", line: bytes) -> None:
+    assert client.stdin is not None
+    client.stdin.write(line + b"\n")
+    async with asyncio.timeout(_STEP_WITHIN):
+        await client.stdin.drain()
+
+
+async def _hear(client: "asyncio.subprocess.Process", name: str) -> bytes:
+    assert client.stdout is not None
+    async with asyncio.timeout(_STEP_WITHIN):
+        line = await client.stdout.readline()
+    if not line:
+        raise RuntimeError(f"{name}: the load generator failed; what it says is above")
+    return line

@@ -1,0 +1,75 @@
+"""Importing a room loads no heavy library but its own.
+
+The import linter sees which module names which; it does not see that importing ``omnibus.bus`` also
+runs ``omnibus/__init__.py``. A fresh interpreter does.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = set(
+    [
+        "av",
+        "diffusers",
+        "fastapi",
+        "nats",
+        "openai",
+        "PIL",
+        "pydantic",
+        "redis",
+        "scipy",
+        "starlette",
+        "tokenizers",
+        "torch",
+        "torchvision",
+        "transformers",
+        "ucxx",
+        "uvicorn",
+        "vllm",
+    ]
+)
+HTTP = {"fastapi", "starlette", "uvicorn", "pydantic"}
+
+#: Room to the heavy libraries that it may load. Engines load theirs when a component is loaded.
+ALLOWED: dict[str, set[str]] = {
+    "omnibus": set(),
+    "omnibus.bus": set(),
+    "omnibus.bus.memory": set(),
+    "omnibus.bus.nats": {"nats"},
+    "omnibus.catalog": set(),
+    "omnibus.cli": set(),
+    "omnibus.errors": set(),
+    "omnibus.executor": set(),
+    "omnibus.executor.host": {"nats"},
+    "omnibus.graph": set(),
+    "omnibus.metrics": set(),
+    "omnibus.plan": set(),
+    "omnibus.service": set(),
+    "omnibus.settings": set(),
+    "omnibus.store": {"redis"},
+    "omnibus.task": {"pydantic"},
+    "omnibus.tensors": set(),
+    "omnibus.tensors.client": set(),
+    "omnibus.up": set(),
+    "omnibus.up.infra": set(),
+    "omnibus.up.supervisor": set(),
+    "omnibus_models": set(),
+    "services.engines": set(),
+    "services.gateway.__main__": HTTP | {"nats", "redis"},
+    "services.planner.__main__": {"nats", "redis", "scipy"},
+    "services.encoder.__main__": {"nats"},
+    "services.llm.__main__": {"nats"},
+    "services.generator.__main__": {"nats"},
+    "services.sidecar.__main__": {"nats"},
+}
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_a_room_opens_only_its_own_doors(room):
+    code = f"import sys, importlib; importlib.import_module({room!r}); print(*sys.modules)"
+
+    loaded = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).split()
+
+    assert HEAVY.intersection(loaded) <= ALLOWED[room]

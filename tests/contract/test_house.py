@@ -1,0 +1,124 @@
+"""House rules that no linter knows: short files, no unsafe calls, no open doors, no private addresses."""
+
+import ast
+import re
+import subprocess
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LONGEST, LONG = 400, 300  # lines
+PYTHON = sorted(path for room in ("shared", "services", "tests") for path in (ROOT / room).rglob("*.py"))
+SOURCE = [path for path in PYTHON if "tests" not in path.relative_to(ROOT).parts]
+
+UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load"}
+UNSAFE_ARGUMENTS = {("weights_only", False), ("shell", True), ("allow_pickle", True), ("trust_remote_code", True)}
+#: File to the reason why it may name the address of all interfaces.
+OPEN_TO_ALL: dict[str, str] = {}
+EVERYWHERE = "0.0.0" + ".0"
+# Written in parts, so that this file does not hold them itself.
+_HOSTS = ("py" + "pi.org", "python" + "hosted.org", "registry.npm" + "js", "deb.deb" + "ian.org")
+REGISTRIES = re.compile("|".join(map(re.escape, _HOSTS)).encode())
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def nodes(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text(), str(path)))
+
+
+def text_files() -> list[Path]:
+    """What git would commit, or every file where there is no git."""
+    command = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        return [path for path in ROOT.rglob("*") if path.is_file() and ".venv" not in path.parts]
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=named)
+def test_a_file_fits_into_a_head(path):
+    count = len(path.read_text().splitlines())
+
+    assert count <= LONGEST, f"{count} lines: is there a room of its own in it?"
+    if count > LONG:
+        warnings.warn(f"{named(path)} has {count} lines; {LONG} are enough for most", stacklevel=1)
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=named)
+def test_nothing_deserialises_objects_or_runs_text(path):
+    assert [found for node in nodes(path) for found in unsafe(node)] == []
+
+
+@pytest.mark.parametrize("path", SOURCE, ids=named)
+def test_nothing_listens_on_all_interfaces_by_default(path):
+    addresses = [node for node in nodes(path) if isinstance(node, ast.Constant) and node.value in (EVERYWHERE, "::")]
+
+    assert not addresses or named(path) in OPEN_TO_ALL
+
+
+def test_no_file_names_a_package_registry():
+    found = {}
+    for path in text_files():
+        if match := REGISTRIES.search(path.read_bytes()):
+            found[named(path)] = match[0].decode()
+
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from marshal import loads",
+        "import dill.source",
+        "eval(text)",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "np.load(path, allow_pickle=True)",
+        "subprocess.run(text, shell=True)",
+        "AutoModel.from_pretrained(path, trust_remote_code=True)",
+    ],
+)
+def test_the_rules_catch_what_they_are_for(code):
+    assert [found for node in ast.walk(ast.parse(code)) for found in unsafe(node)]
+
+
+@pytest.mark.parametrize(
+    "code", ["re.compile(x)", "model.eval()", "import json", "torch.load(path, weights_only=True)"]
+)
+def test_the_rules_leave_harmless_code_alone(code):
+    assert not [found for node in ast.walk(ast.parse(code)) for found in unsafe(node)]
+
+
+def unsafe(node: ast.AST) -> list[str]:
+    """What is wrong with ``node``; empty when nothing is."""
+    if isinstance(node, ast.Import):
+        return [name.name for name in node.names if name.name.split(".")[0] in UNSAFE_MODULES]
+    if isinstance(node, ast.ImportFrom):
+        return [node.module] if node.module and node.module.split(".")[0] in UNSAFE_MODULES else []
+    if isinstance(node, ast.Call):
+        return _unsafe_call(node)
+    return []
+
+
+def _unsafe_call(call: ast.Call) -> list[str]:
+    name = ast.unparse(call.func)
+    found = [name] if name in UNSAFE_CALLS else []
+    for argument in call.keywords:
+        value = argument.value
+        if isinstance(value, ast.Constant) and (argument.arg, value.value) in UNSAFE_ARGUMENTS:
+            found.append(f"{name}({argument.arg}={value.value!r})")
+    if name == "torch.load" and not _sets(call, "weights_only"):
+        found.append("torch.load without weights_only=True")
+    return found
+
+
+def _sets(call: ast.Call, name: str) -> bool:
+    return any(argument.arg == name and ast.unparse(argument.value) == "True" for argument in call.keywords)

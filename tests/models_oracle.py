@@ -1,0 +1,180 @@
+"""What the whole models answer in one process: the truth that split components are compared with.
+
+Nothing of ``omnibus_models`` takes part but the torchvision shim, without which the library does not
+import on a CPU: files are decoded here, prompts are built by the joint processor, ``generate`` is the
+library's own. ``media`` maps image, video and audio to the bytes of the files, in order of appearance.
+"""
+
+import functools
+import io
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import torch
+from PIL import Image
+
+from omnibus_models import torchvision_cpu
+
+torchvision_cpu.install()
+
+Media = Mapping[str, Sequence[bytes]]
+Messages = Sequence[Mapping[str, Any]]
+_RATE = 16_000
+_FPS = 2
+
+
+def vl_answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) -> tuple[list[int], str]:
+    """Greedy ids and text of Qwen2.5-VL."""
+    model, processor = _vl(checkpoint)
+    inputs = vl_inputs(checkpoint, messages, media)
+    out = model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)
+    return _answer(processor, inputs, out)
+
+
+def vl_inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
+    """The joint processor's tensors for Qwen2.5-VL."""
+    from transformers.video_utils import VideoMetadata
+
+    _, processor = _vl(checkpoint)
+    videos = [_frames(data) for data in media.get("video", ())]
+    more: dict[str, Any] = {}
+    if videos:
+        counts = [len(frames) for frames in videos]
+        more["video_metadata"] = [VideoMetadata(n, fps=_FPS, frames_indices=list(range(n))) for n in counts]
+        more["do_sample_frames"] = False
+    return dict(
+        processor(
+            text=[_chat(processor, messages)],
+            images=[_picture(data) for data in media.get("image", ())] or None,
+            videos=videos or None,
+            return_tensors="pt",
+            **more,
+        )
+    )
+
+
+def omni_answer(
+    checkpoint: Path, messages: Messages, media: Media, max_tokens: int, voice: str, max_codes: int, seed: int
+) -> tuple[list[int], str, list[int], torch.Tensor]:
+    """Greedy ids, text, codes and the float32 waveform of Qwen2.5-Omni. ``seed`` fixes the vocoder's noise."""
+    model, processor = _omni(checkpoint)
+    inputs = omni_inputs(checkpoint, messages, media)
+    # Pixels under their plain name reach the talker too, which refuses them.
+    named = {f"thinker_{key}" if key.startswith("pixel_values") else key: value for key, value in inputs.items()}
+    codes: list[torch.Tensor] = []
+    hook = model.token2wav.register_forward_pre_hook(lambda _module, args: codes.append(args[0]))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            out, wave = model.generate(
+                **named,
+                speaker=voice,
+                thinker_max_new_tokens=max_tokens,
+                thinker_do_sample=False,
+                talker_max_new_tokens=max_codes,
+                talker_do_sample=False,
+                talker_top_k=None,
+                talker_top_p=None,
+                talker_temperature=None,
+                talker_repetition_penalty=1.0,
+                talker_eos_token_id=[model.talker.codec_pad_token, model.talker.codec_eos_token],
+            )
+    finally:
+        hook.remove()
+    ids, text = _answer(processor, inputs, out)
+    return ids, text, codes[0][0].tolist(), wave
+
+
+def omni_text(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) -> tuple[list[int], str]:
+    """Greedy ids and text of Qwen2.5-Omni's thinker."""
+    model, processor = _omni(checkpoint)
+    inputs = omni_inputs(checkpoint, messages, media)
+    out = model.thinker.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)
+    return _answer(processor, inputs, out)
+
+
+def omni_inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
+    """The joint processor's tensors for Qwen2.5-Omni."""
+    _, processor = _omni(checkpoint)
+    return dict(
+        processor(
+            text=_chat(processor, messages),
+            images=[_picture(data) for data in media.get("image", ())] or None,
+            videos=[_frames(data) for data in media.get("video", ())] or None,
+            audio=[_samples(data) for data in media.get("audio", ())] or None,
+            return_tensors="pt",
+            padding=True,
+            videos_kwargs={"do_sample_frames": False, "fps": _FPS},
+        )
+    )
+
+
+@functools.cache
+def _vl(checkpoint: Path) -> tuple[Any, Any]:
+    from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(checkpoint).eval()
+    return model, AutoProcessor.from_pretrained(checkpoint)
+
+
+@functools.cache
+def _omni(checkpoint: Path) -> tuple[Any, Any]:
+    from transformers import AutoProcessor, Qwen2_5OmniForConditionalGeneration
+
+    model = Qwen2_5OmniForConditionalGeneration.from_pretrained(checkpoint).eval()
+    _give_the_talker_its_mask(model.talker)
+    return model, AutoProcessor.from_pretrained(checkpoint)
+
+
+def _give_the_talker_its_mask(talker: Any) -> None:
+    """``generate`` drops a mask of ones, and without a mask the talker leaves out its codec marks and M-RoPE."""
+    plain = talker.forward
+
+    @functools.wraps(plain)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("attention_mask") is None:
+            given = kwargs.get("inputs_embeds")
+            new = given if given is not None else kwargs["input_ids"]
+            past = kwargs.get("past_key_values")
+            length = new.shape[1] + (past.get_seq_length() if past is not None else 0)
+            kwargs["attention_mask"] = torch.ones(1, length, dtype=torch.long)
+        return plain(*args, **kwargs)
+
+    talker.forward = forward
+
+
+def _chat(processor: Any, messages: Messages) -> str:
+    text: str = processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    return text
+
+
+def _answer(processor: Any, inputs: Mapping[str, torch.Tensor], out: torch.Tensor) -> tuple[list[int], str]:
+    ids = out[0, inputs["input_ids"].shape[1] :].tolist()
+    return ids, processor.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def _picture(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+def _frames(data: bytes) -> np.ndarray:
+    """Two frames per second, uint8 [n, height, width, 3]: the first frame at or after each half second."""
+    kept: list[np.ndarray] = []
+    with av.open(io.BytesIO(data)) as container:
+        for frame in container.decode(video=0):
+            if frame.pts * frame.time_base >= Fraction(len(kept), _FPS):
+                kept.append(frame.to_ndarray(format="rgb24"))
+    return np.stack(kept)
+
+
+def _samples(data: bytes) -> np.ndarray:
+    """Mono float32 at 16 kHz."""
+    resampler = av.AudioResampler(format="flt", layout="mono", rate=_RATE)
+    with av.open(io.BytesIO(data)) as container:
+        pieces = [piece for frame in container.decode(audio=0) for piece in resampler.resample(frame)]
+    pieces += resampler.resample(None)
+    return np.concatenate([piece.to_ndarray()[0] for piece in pieces])

@@ -1,0 +1,81 @@
+"""A whole answer out of components that were loaded one by one, in the plainest possible loop."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from omnibus_models.contract import Encoded, Encoder, Prefill, Talker, Thinker
+
+Media = Mapping[str, Sequence[bytes]]
+
+
+@dataclass
+class Thought:
+    """Greedy ``ids`` and the rows that a talker needs."""
+
+    ids: list[int]
+    prefill: Prefill
+    prompt_rows: Tensor
+    rows: list[Tensor]
+
+
+def encode(encoders: Sequence[Encoder], kinds: Sequence[str], media: Media) -> list[Encoded]:
+    """Every file through its encoder, alone; ``kinds`` is the order of appearance."""
+    files = {kind: iter(found) for kind, found in media.items()}
+    done = []
+    for kind in kinds:
+        encoder = next(each for each in encoders if kind in each.modalities)
+        done += encoder.encode([encoder.prepare(memoryview(next(files[kind])), kind)])
+    return done
+
+
+@torch.no_grad()
+def think(
+    thinker: Thinker,
+    encoders: Sequence[Encoder],
+    messages: Sequence[Mapping[str, Any]],
+    media: Media,
+    max_tokens: int,
+    voice: str | None = None,
+) -> Thought:
+    """Prefill and greedy decoding of one request."""
+    prompt = thinker.prompt(messages)
+    prefill = thinker.assemble(prompt, encode(encoders, prompt.modalities, media))
+    cache = DynamicCache()
+    hidden = thinker.forward(prefill.inputs[None], prefill.positions[:, None], cache, None)
+    prompt_rows = thinker.talker_prompt(prefill, hidden[0], voice) if voice else torch.empty(0)
+    ids = [int(thinker.logits(hidden[:, -1]).argmax())]
+    rows = []
+    while len(ids) < max_tokens and ids[-1] not in thinker.eos:
+        inputs = thinker.embed(torch.tensor([[ids[-1]]]))
+        hidden = thinker.forward(inputs, _place(cache, prefill, thinker.axes), cache, None)
+        rows += [thinker.talker_row(inputs[:, 0], hidden[:, 0])[0]] if voice else []
+        ids.append(int(thinker.logits(hidden[:, -1]).argmax()))
+    return Thought(ids, prefill, prompt_rows, rows)
+
+
+@torch.no_grad()
+def talk(talker: Talker, thought: Thought, max_codes: int) -> list[int]:
+    """Greedy codes for a thought; the row of each token arrives one step after the other."""
+    start = talker.start(thought.prompt_rows, thought.prefill.positions, thought.rows[0])
+    tail = iter([*thought.rows[1:], thought.prompt_rows[-2]])
+    cache = DynamicCache()
+    hidden = talker.forward(start.inputs[None], start.positions[:, None], cache, None)
+    codes: list[int] = []
+    while len(codes) < max_codes:
+        code = int(talker.logits(hidden[:, -1]).argmax())
+        if code in talker.eos:
+            break
+        codes.append(code)
+        row = next(tail, thought.prompt_rows[-1])
+        inputs = talker.step_inputs(torch.tensor([code]), row[None])[None]
+        hidden = talker.forward(inputs, _place(cache, start, talker.axes), cache, None)
+    return codes
+
+
+def _place(cache: DynamicCache, prefill: Prefill, axes: int) -> Tensor:
+    return torch.full((axes, 1, 1), cache.get_seq_length() + prefill.delta)

@@ -1,0 +1,200 @@
+"""Qwen2.5-VL taken apart answers what the whole model answers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from omnibus.errors import BadRequest, ContextTooLong
+from omnibus_models.contract import Encoded
+from tests import models_oracle as oracle
+from tests.unit.models import files
+from tests.unit.models.split import encode, think
+
+IMAGE, VIDEO = {"type": "image"}, {"type": "video"}
+TOKENS = 16
+
+
+def text(words: str) -> dict[str, str]:
+    return {"type": "text", "text": words}
+
+
+def user(*parts: dict[str, str]) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+CASES = {
+    "text": ([{"role": "user", "content": "hello world, how are you today?"}], {}),
+    "image": ([user(IMAGE, text("what is in this picture?"))], {"image": [files.picture(1)]}),
+    "two images": (
+        [user(IMAGE, text("and"), IMAGE, text("?"))],
+        {"image": [files.picture(2), files.picture(3, 200, 120)]},
+    ),
+    "video": ([user(VIDEO, text("summarise the video please"))], {"video": [files.film(3)]}),
+    "video between images": (
+        [user(IMAGE, VIDEO, IMAGE, text("describe"))],
+        {"image": [files.picture(4), files.picture(5)], "video": [files.film(2, 1)]},
+    ),
+    "several turns": (
+        [
+            {"role": "system", "content": "you are a small cat."},
+            user(IMAGE, text("what is this?")),
+            {"role": "assistant", "content": "a red square."},
+            user(text("and this?"), IMAGE),
+        ],
+        {"image": [files.picture(6), files.picture(7)]},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_split_components_answer_like_the_whole_model(vl: Path, vl_parts: dict[str, Any], case: str) -> None:
+    messages, media = CASES[case]
+
+    thought = think(vl_parts["thinker"], [vl_parts["vision"]], messages, media, TOKENS)
+
+    ids, words = oracle.vl_answer(vl, messages, media, TOKENS)
+    assert thought.ids == ids
+    assert vl_parts["thinker"].text(thought.ids) == words
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_prompts_are_as_long_as_the_joint_processor_makes_them(
+    vl: Path, vl_parts: dict[str, Any], case: str
+) -> None:
+    messages, media = CASES[case]
+    thinker = vl_parts["thinker"]
+    prompt = thinker.prompt(messages)
+
+    items = encode([vl_parts["vision"]], prompt.modalities, media)
+    prefill = thinker.assemble(prompt, items)
+
+    expected = oracle.vl_inputs(vl, messages, media)["input_ids"][0]
+    rows = thinker.embed(expected)
+    assert prefill.inputs.shape[0] == len(expected)
+    torch.testing.assert_close(prefill.inputs[~prefill.media], rows[~prefill.media], rtol=0, atol=0)
+    assert int(prefill.media.sum()) == sum(item.meta["n_tokens"] for item in items)
+
+
+def test_another_image_changes_the_answer(vl_parts: dict[str, Any]) -> None:
+    messages = [user(IMAGE, text("describe the image"))]
+
+    answers = [
+        tuple(think(vl_parts["thinker"], [vl_parts["vision"]], messages, {"image": [files.picture(seed)]}, TOKENS).ids)
+        for seed in range(5)
+    ]
+
+    assert len(set(answers)) == 5
+
+
+def test_requests_that_alternate_do_not_disturb_each_other(vl_parts: dict[str, Any]) -> None:
+    thinker = vl_parts["thinker"]
+    first = thinker.prompt([user(VIDEO, text("a"))])
+    items = encode([vl_parts["vision"]], ["video"], {"video": [files.film(3)]})
+    alone = thinker.assemble(first, items)
+
+    thinker.assemble(thinker.prompt([user(text("hello"))]), [])
+    again = thinker.assemble(first, items)
+
+    assert again.delta == alone.delta != 0
+    assert torch.equal(again.positions, alone.positions)
+
+
+def test_a_batch_of_images_and_videos_equals_its_items_alone(vl_parts: dict[str, Any]) -> None:
+    vision = vl_parts["vision"]
+    sizes = [(56, 56), (60, 100), (140, 60), (112, 112), (200, 120)]
+    batch = [vision.prepare(memoryview(files.picture(n, *size)), "image") for n, size in enumerate(sizes)]
+    batch.insert(2, vision.prepare(memoryview(files.film(2)), "video"))
+
+    together = vision.encode(batch)
+
+    for one, item in zip(together, batch, strict=True):
+        [alone] = vision.encode([item])
+        assert one.meta == alone.meta == item.meta
+        assert one.embeds.shape[0] == item.meta["n_tokens"]
+        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+
+
+def test_nothing_to_encode_is_nothing(vl_parts: dict[str, Any]) -> None:
+    assert vl_parts["vision"].encode([]) == []
+
+
+def test_a_vision_encoder_takes_no_audio(vl_parts: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="not audio"):
+        vl_parts["vision"].prepare(memoryview(files.tone(1)), "audio")
+
+
+def test_a_decode_step_with_a_mask_equals_one_without(vl_parts: dict[str, Any]) -> None:
+    from transformers import DynamicCache
+
+    thinker = vl_parts["thinker"]
+    prefill = thinker.assemble(thinker.prompt([user(text("hello world"))]), [])
+    size = prefill.inputs.shape[0]
+
+    causal = torch.ones(size, size, dtype=torch.bool).tril()[None, None]
+    masked = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), causal)
+
+    plain = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), None)
+    torch.testing.assert_close(masked, plain, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("token", ["<|image_pad|>", "<|im_end|>", "<|vision_start|>"])
+@pytest.mark.parametrize("as_part", [True, False])
+def test_control_tokens_in_text_are_refused_by_name(vl_parts: dict[str, Any], token: str, as_part: bool) -> None:
+    words = f"ignore this {token} please"
+    content = [text(words)] if as_part else words
+
+    with pytest.raises(BadRequest) as caught:
+        vl_parts["thinker"].prompt([{"role": "user", "content": content}])
+
+    assert token in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([], "empty"),
+        ([{"role": "robot", "content": "hello"}], "robot"),
+        ([{"content": "hello"}], "role"),
+        ([{"role": "user"}], "content"),
+        ([{"role": "user", "content": []}], "content"),
+        ([{"role": "user", "content": [{"type": "audio"}]}], "audio"),
+        ([{"role": "user", "content": ["hello"]}], "part"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "string"),
+    ],
+)
+def test_messages_that_make_no_sense_are_refused(
+    vl_parts: dict[str, Any], messages: list[dict[str, Any]], problem: str
+) -> None:
+    with pytest.raises(BadRequest, match=problem):
+        vl_parts["thinker"].prompt(messages)
+
+
+def test_missing_and_surplus_media_are_refused(vl_parts: dict[str, Any]) -> None:
+    thinker = vl_parts["thinker"]
+    [item] = encode([vl_parts["vision"]], ["image"], {"image": [files.picture(1)]})
+    prompt = thinker.prompt([user(IMAGE, text("a"))])
+
+    for media in ([], [item, item], [Encoded(item.embeds, {**item.meta, "modality": "video"})]):
+        with pytest.raises(BadRequest, match="image"):
+            thinker.assemble(prompt, media)
+
+
+def test_a_prompt_that_does_not_fit_the_context_is_refused(vl_parts: dict[str, Any]) -> None:
+    thinker = vl_parts["thinker"]
+    prompt = thinker.prompt([{"role": "user", "content": "the cat " * thinker.context}])
+
+    with pytest.raises(ContextTooLong, match=str(thinker.context - 1)):
+        thinker.assemble(prompt, [])
+
+
+def test_a_model_without_a_talker_does_not_speak(vl_parts: dict[str, Any]) -> None:
+    thinker = vl_parts["thinker"]
+    prefill = thinker.assemble(thinker.prompt([user(text("hello"))]), [])
+
+    assert not thinker.speaks
+    with pytest.raises(BadRequest, match="speak"):
+        thinker.talker_prompt(prefill, prefill.inputs, "Chelsie")
+    with pytest.raises(BadRequest, match="speak"):
+        thinker.talker_row(prefill.inputs, prefill.inputs)
