@@ -15,6 +15,7 @@ from typing import Any
 TEXT_MODEL = "null-text"
 #: Model of three executors: vision, thinker, talker and vocoder together. Takes pictures.
 IMAGE_MODEL = "null-image"
+MODELS = (TEXT_MODEL, IMAGE_MODEL)
 
 #: Numbers of requests: seven digits, and whole as float32.
 FIRST, LAST = 1_000_000, 9_999_999

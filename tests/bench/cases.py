@@ -29,8 +29,9 @@ MEMORY = ("memory.gateway_mib", "memory.planner_mib")
 
 @dataclass(frozen=True)
 class Case:
-    """``count`` requests after ``warm`` ones, by ``connections`` at once; port and path are the target's."""
+    """``count`` requests to ``model`` after a warm-up, by ``connections`` at once. The floor has no model."""
 
+    model: str
     template: bytes
     connections: int
     count: int
@@ -54,18 +55,22 @@ class Case:
 
 def _tensor(mib: int, count: int) -> Case:
     template = bodies.image_chat(bodies.picture(mib * MIB))
-    return Case(template, 1, count, against=COPY, scale=mib / 32)
+    return Case(bodies.IMAGE_MODEL, template, 1, count, against=COPY, scale=mib / 32)
 
 
 CASES: dict[str, Case] = {
-    ECHO: Case(bodies.echo(), 16, 6000, kind="echo", against=""),
-    "control.text.c1.cpu_ms": Case(bodies.text_chat(), 1, 600),
-    "control.text.c16.cpu_ms": Case(bodies.text_chat(), 16, 2000),
-    "control.text.c64.cpu_ms": Case(bodies.text_chat(), 64, 2500),
-    "control.stream64.c16.cpu_ms": Case(bodies.text_chat(64, stream=True), 16, 600, kind="stream", tokens=64),
+    ECHO: Case("", bodies.echo(), 16, 6000, kind="echo", against=""),
+    "control.text.c1.cpu_ms": Case(bodies.TEXT_MODEL, bodies.text_chat(), 1, 600),
+    "control.text.c16.cpu_ms": Case(bodies.TEXT_MODEL, bodies.text_chat(), 16, 2000),
+    "control.text.c64.cpu_ms": Case(bodies.TEXT_MODEL, bodies.text_chat(), 64, 2500),
+    "control.stream64.c16.cpu_ms": Case(
+        bodies.TEXT_MODEL, bodies.text_chat(64, stream=True), 16, 600, kind="stream", tokens=64
+    ),
     "tensor.8MiB.c1.cpu_ms": _tensor(8, 160),
     "tensor.32MiB.c1.cpu_ms": _tensor(32, 80),
-    "control.dataurl1MiB.c1.cpu_ms": Case(bodies.image_chat(bodies.picture(0, MIB), distinct=True), 1, 120),
+    "control.dataurl1MiB.c1.cpu_ms": Case(
+        bodies.IMAGE_MODEL, bodies.image_chat(bodies.picture(0, MIB), distinct=True), 1, 120
+    ),
 }
 
 #: What the services must have served before their memory is read.

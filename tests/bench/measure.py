@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from omnibus.up.stack import ROOT
-from tests.bench import cases, floor
-from tests.bench.cases import CASES, COPY, MEMORY, MEMORY_GOAL, SIDECAR
-from tests.bench.system import PATHS, Sample, System, running
+from tests.bench import bodies, cases, floor
+from tests.bench.cases import CASES, COPY, ECHO, MEMORY, MEMORY_GOAL, SIDECAR
+from tests.bench.system import PATHS, Sample, running
 
 ROUNDS = 3
 _IDLE = 1.0  # seconds
@@ -20,11 +20,14 @@ _IDLE = 1.0  # seconds
 
 @dataclass
 class Measured:
-    """What was found: CPU samples by case, single values by name, CPU ms per second of the idle system."""
+    """What was found, by benchmark: CPU samples, copies (ms), memory (MiB, the larger of the systems),
+    other values; by model: CPU ms per second of the idle system."""
 
     samples: dict[str, list[Sample]] = field(default_factory=dict)
+    copies: list[float] = field(default_factory=list)
+    memory: dict[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
-    idle: float = 0.0
+    idle: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,14 @@ def measure(wanted: set[str]) -> Measured:
     """Measure the named benchmarks, and the floors they are held against."""
     found = Measured()
     names = cases.needed(wanted)
-    copies = COPY in wanted or any(CASES[name].against == COPY for name in names)
     if SIDECAR in wanted:
         found.values[SIDECAR] = _sidecar()
-    if names:
-        asyncio.run(_rounds(found, names, copies, wanted))
-    elif copies:
-        found.values[COPY] = statistics.median(floor.copy_ms() for _ in range(ROUNDS))
+    for model in bodies.MODELS:
+        mine = [name for name in names if CASES[name].model in (model, "")]
+        if any(CASES[name].model for name in mine) or (mine and names == [ECHO]):
+            asyncio.run(_rounds(found, model, mine, wanted))
+    if COPY in wanted and not found.copies:
+        found.copies = [floor.copy_ms() for _ in range(ROUNDS)]
     return found
 
 
@@ -65,27 +69,25 @@ def _sidecar() -> float:
     return float(json.loads(done.stdout)[SIDECAR])
 
 
-async def _rounds(found: Measured, names: list[str], copies: bool, wanted: set[str]) -> None:
-    copied = []
-    async with running() as system:
-        found.idle = await system.idle(_IDLE)
+async def _rounds(found: Measured, model: str, names: list[str], wanted: set[str]) -> None:
+    """A system with ``model`` alone: executors of another model would wake for each request too."""
+    async with running(model) as system:
+        found.idle[model] = await system.idle(_IDLE)
         for _ in range(ROUNDS):
-            copied += [floor.copy_ms()] if copies else []
+            if any(CASES[name].against == COPY for name in names):
+                found.copies.append(floor.copy_ms())
             for name in names:
                 found.samples.setdefault(name, []).append(await system.sample(name, CASES[name]))
-        _remember(found, system, wanted)
-    if copied:
-        found.values[COPY] = statistics.median(copied)
-
-
-def _remember(found: Measured, system: System, wanted: set[str]) -> None:
-    for name in wanted & set(MEMORY):
-        found.values[name] = system.memory_mib(name.removeprefix("memory.").removesuffix("_mib"))
+        for name in wanted & set(MEMORY):
+            used = system.memory_mib(name.removeprefix("memory.").removesuffix("_mib"))
+            found.memory[name] = max(used, found.memory.get(name, 0.0))
 
 
 def rows(found: Measured) -> list[Row]:
     """The results in the order of ``cases.NAMES``."""
-    values = dict(found.values)
+    values = found.values | found.memory
+    if found.copies:
+        values[COPY] = statistics.median(found.copies)
     values |= {name: statistics.median(sample.total for sample in samples) for name, samples in found.samples.items()}
     return [_row(name, values) for name in cases.NAMES if name in values]
 

@@ -36,7 +36,8 @@ def profile(found: Measured) -> str:
     lines.append(_line("total", [_ms(sample.total) for sample in middle.values()]))
     lines.append(_line("requests/s", [f"{sample.done.requests / sample.done.seconds:.0f}" for sample in middle.values()]))
     lines.append(_line("median latency, ms", [_ms(sample.done.median_ms) for sample in middle.values()]))
-    lines.append(f"idle, the whole system: {found.idle:.1f} ms of CPU per second")
+    idle = ", ".join(f"{model} {spent:.1f}" for model, spent in found.idle.items())
+    lines.append(f"CPU ms per second without any request, the whole system: {idle}")
     return "\n".join(lines)
 
 

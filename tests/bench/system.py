@@ -45,7 +45,7 @@ def _model(encoders: Mapping[str, str], components: tuple[str, ...], options: Ma
     return {**common, "options": options, "paths": paths}
 
 
-MODELS = {
+_MODELS = {
     bodies.TEXT_MODEL: _model(
         {},
         ("thinker", "talker", "vocoder"),
@@ -113,11 +113,12 @@ class System:
 
 
 @contextlib.asynccontextmanager
-async def running() -> AsyncIterator[System]:
-    """Start everything; nothing is left afterwards. The services' log lines are shown when it fails."""
+async def running(model: str) -> AsyncIterator[System]:
+    """Start everything for ``model``; nothing is left afterwards. Log lines are shown only when it fails."""
     lines = io.StringIO()
+    declared = json.dumps({"models": {model: _MODELS[model]}})
     try:
-        async with Stack(json.dumps({"models": MODELS}), env=_environment(), log=Log(lines)) as stack, _echo() as (echo, port):
+        async with Stack(declared, env=_environment(), log=Log(lines)) as stack, _echo() as (echo, port):
             yield System(stack, echo, port)
     except BaseException:
         print(lines.getvalue()[-8000:], file=sys.stderr)

@@ -9,27 +9,25 @@ import sys
 
 import pytest
 
-HEAVY = set(
-    [
-        "av",
-        "diffusers",
-        "fastapi",
-        "nats",
-        "openai",
-        "PIL",
-        "pydantic",
-        "redis",
-        "scipy",
-        "starlette",
-        "tokenizers",
-        "torch",
-        "torchvision",
-        "transformers",
-        "ucxx",
-        "uvicorn",
-        "vllm",
-    ]
-)
+HEAVY = {
+    "av",
+    "diffusers",
+    "fastapi",
+    "nats",
+    "openai",
+    "PIL",
+    "pydantic",
+    "redis",
+    "scipy",
+    "starlette",
+    "tokenizers",
+    "torch",
+    "torchvision",
+    "transformers",
+    "ucxx",
+    "uvicorn",
+    "vllm",
+}
 HTTP = {"fastapi", "starlette", "uvicorn", "pydantic"}
 
 #: Room to the heavy libraries that it may load. Engines load theirs when a component is loaded.

@@ -55,6 +55,7 @@ def write(directory: Path, seed: int) -> None:
     tokenizer = text.tokenizer(SPECIAL, _NAMES, _TEMPLATE)
     model = Qwen2_5OmniForConditionalGeneration(_config(tokenizer)).eval()
     weights.spread(model, seed)
+    _listen(model.thinker.audio_tower)
     _calm(model.token2wav)
     weights.speak_words(model.thinker.lm_head.weight, tokenizer)
     parts.greedy(model.generation_config, tokenizer)
@@ -65,6 +66,15 @@ def write(directory: Path, seed: int) -> None:
     processor.save_pretrained(directory)
     torch.save(_voices(tokenizer, seed), directory / "spk_dict.pt")
     _limit_speech(directory / "generation_config.json")
+
+
+# Log-mel values differ little between sounds: without this most sounds would get the same answer.
+_HEARING_GAIN = 4.0
+
+
+@torch.no_grad()
+def _listen(audio_tower: Any) -> None:
+    audio_tower.conv1.weight *= _HEARING_GAIN
 
 
 @torch.no_grad()

@@ -1,7 +1,9 @@
 """Small media files, made here: every test names the content that it needs."""
 
 import io
+import tempfile
 import wave
+from pathlib import Path
 
 import av
 import numpy as np
@@ -44,16 +46,18 @@ def encoded(seconds: float, codec: str, container: str, rate: int = 16_000) -> b
     return out.getvalue()
 
 
-def film(seconds: float, seed: int = 0, fps: int = 4, width: int = 64, height: int = 48, front: bool = False) -> bytes:
-    """Noise as H.264 in MP4; ``front`` puts the index first, so that the end can be cut off."""
-    out = io.BytesIO()
+def film(seconds: float, seed: int = 0, fps: int = 4, width: int = 64, height: int = 48) -> bytes:
+    """Noise as H.264 in MP4, its index first, so that the end can be cut off."""
     random = np.random.default_rng(seed)
-    with av.open(out, "w", format="mp4", options={"movflags": "faststart"} if front else {}) as file:
-        stream = file.add_stream("libx264", rate=fps, options={"preset": "ultrafast"})
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        for _ in range(int(seconds * fps)):
-            coarse = random.integers(0, 255, (height // 8, width // 8, 3), dtype=np.uint8)
-            frame = av.VideoFrame.from_ndarray(coarse.repeat(8, 0).repeat(8, 1), format="rgb24")
-            file.mux(stream.encode(frame))
-        file.mux(stream.encode(None))
-    return out.getvalue()
+    # The index is moved to the front in a second pass, which needs a file with a name.
+    with tempfile.TemporaryDirectory() as directory:
+        path = f"{directory}/film.mp4"
+        with av.open(path, "w", options={"movflags": "faststart"}) as file:
+            stream = file.add_stream("libx264", rate=fps, options={"preset": "ultrafast"})
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+            for _ in range(int(seconds * fps)):
+                coarse = random.integers(0, 255, (height // 8, width // 8, 3), dtype=np.uint8)
+                frame = av.VideoFrame.from_ndarray(coarse.repeat(8, 0).repeat(8, 1), format="rgb24")
+                file.mux(stream.encode(frame))
+            file.mux(stream.encode(None))
+        return Path(path).read_bytes()

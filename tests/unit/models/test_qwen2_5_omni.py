@@ -96,7 +96,7 @@ def test_another_sound_changes_the_answer(omni_parts: dict[str, Any]) -> None:
 
 
 def test_another_voice_changes_the_codes(omni: Path, omni_parts: dict[str, Any]) -> None:
-    messages, given = CASES["text"]
+    messages, given = user(text("what is in this picture?")), {}
     spoken = {}
     for voice in ("Chelsie", "Ethan"):
         thought = think(omni_parts["thinker"], [], messages, given, TOKENS, voice)

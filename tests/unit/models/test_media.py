@@ -1,0 +1,217 @@
+"""Hostile and unusual files: limits hold before decoding, and errors never repeat what a decoder said."""
+
+import http.server
+import io
+import struct
+import threading
+import zlib
+from collections.abc import Callable
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from omnibus.errors import BadMedia, TooLarge
+from omnibus_models import media
+from tests.unit.models import files
+
+JPEG, WAV, MP4 = files.picture(1, kind="JPEG"), files.tone(2.0), files.film(2.0)
+DECODERS = {"image": media.image, "audio": media.audio, "video": media.video}
+
+
+def decode(kind: str, data: bytes, limits: media.Limits = media.DEFAULT) -> object:
+    return DECODERS[kind](memoryview(data), limits)
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that promises many pixels and holds none."""
+    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = b"IDAT" + zlib.compress(b"\0" * 64)
+    chunks = [struct.pack(">I", len(each) - 4) + each + struct.pack(">I", zlib.crc32(each)) for each in (body, data)]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def flac(seconds: float) -> bytes:
+    return files.encoded(seconds, "flac", "flac")
+
+
+UNUSABLE = {
+    "empty image": ("image", b""),
+    "text as image": ("image", b"<script>alert(1)</script>"),
+    "half a JPEG": ("image", JPEG[: len(JPEG) // 2]),
+    "half a PNG": ("image", files.picture(1)[:4000]),
+    "a PNG without pixels": ("image", png_header(100, 100)),
+    "a sound as image": ("image", WAV),
+    "one long line": ("image", files.picture(1, 2010, 10)),
+    "empty audio": ("audio", b""),
+    "noise as audio": ("audio", bytes(range(256)) * 20),
+    "half a WAV": ("audio", WAV[: len(WAV) // 2]),
+    "half a FLAC": ("audio", flac(2.0)[: len(flac(2.0)) // 2]),
+    "a WAV of no samples": ("audio", files.tone(0.0)),
+    "a film without sound": ("audio", MP4),
+    "empty video": ("video", b""),
+    "half an MP4": ("video", MP4[: len(MP4) // 2]),
+    "an MP4 without its index": ("video", MP4[:100]),
+    "a sound as video": ("video", WAV),
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_a_file_that_cannot_be_used_is_bad_media(case: str) -> None:
+    kind, data = UNUSABLE[case]
+
+    with pytest.raises(BadMedia) as caught:
+        decode(kind, data)
+
+    assert "script" not in caught.value.message
+    assert "Errno" not in caught.value.message
+
+
+def test_damaged_bytes_never_raise_anything_else() -> None:
+    random = np.random.default_rng(0)
+    for kind, whole in (("image", JPEG), ("image", files.picture(2)), ("audio", flac(0.5)), ("video", MP4)):
+        for _ in range(40):
+            damaged = bytearray(whole)
+            for place in random.integers(0, len(whole), 12):
+                damaged[place] = random.integers(256)
+            try:
+                decode(kind, bytes(damaged))
+            except (BadMedia, TooLarge):
+                continue
+
+
+@pytest.mark.parametrize("size", [(30_000, 30_000), (8_000, 8_000)])
+def test_a_decompression_bomb_is_refused_by_its_header(size: tuple[int, int]) -> None:
+    with pytest.raises(TooLarge):
+        decode("image", png_header(*size))
+
+
+def test_limits_are_settings() -> None:
+    assert decode("image", JPEG, media.Limits(pixels=90 * 60))
+    with pytest.raises(TooLarge, match="90x60"):
+        decode("image", JPEG, media.Limits(pixels=90 * 60 - 1))
+    with pytest.raises(TooLarge, match="1 seconds"):
+        decode("audio", WAV, media.Limits(seconds=1))
+    with pytest.raises(TooLarge, match="1 seconds"):
+        decode("video", MP4, media.Limits(seconds=1))
+    with pytest.raises(TooLarge, match="5 frames"):
+        decode("video", MP4, media.Limits(frames=5))
+    with pytest.raises(TooLarge, match="64x48"):
+        decode("video", MP4, media.Limits(pixels=64 * 48 - 1))
+
+
+def test_a_length_that_the_header_hides_is_still_bounded() -> None:
+    mp3 = files.encoded(3.0, "mp3", "mp3")
+
+    with pytest.raises(TooLarge, match="2 seconds"):
+        decode("audio", mp3, media.Limits(seconds=2))
+
+
+def test_images_come_upright_and_in_colour() -> None:
+    grey = Image.new("LA", (40, 20), (200, 128))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    out = io.BytesIO()
+    grey.save(out, "PNG", exif=exif)
+
+    picture = media.image(memoryview(out.getvalue()))
+
+    assert picture.mode == "RGB"
+    assert picture.size == (20, 40)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_usual_image_formats_are_read(kind: str) -> None:
+    assert media.image(memoryview(files.picture(1, kind=kind))).size == (90, 60)
+
+
+@pytest.mark.parametrize(("codec", "container"), [("flac", "flac"), ("mp3", "mp3"), ("libopus", "ogg"), ("aac", "adts")])
+def test_usual_sound_formats_become_mono_at_16_khz(codec: str, container: str) -> None:
+    samples = media.audio(memoryview(files.encoded(1.0, codec, container, rate=48_000)))
+
+    assert samples.dtype == np.float32
+    assert abs(len(samples) - 16_000) < 2_400  # lossy codecs pad
+    assert 0.1 < float(np.abs(samples).max()) < 0.5
+
+
+def test_stereo_is_mixed_and_resampled() -> None:
+    samples = media.audio(memoryview(files.tone(1.0, rate=44_100, channels=2)))
+
+    assert abs(len(samples) - 16_000) <= 32
+    assert abs(float(np.sqrt((samples**2).mean())) - 0.3 / 2**0.5) < 0.02
+
+
+def test_samples_that_are_no_numbers_are_refused() -> None:
+    out = io.BytesIO()
+    with av.open(out, "w", format="wav") as file:
+        stream = file.add_stream("pcm_f32le", rate=16_000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.full((1, 1600), np.nan, np.float32), format="flt", layout="mono")
+        frame.rate = 16_000
+        file.mux(stream.encode(frame))
+        file.mux(stream.encode(None))
+
+    with pytest.raises(BadMedia, match="usable"):
+        decode("audio", out.getvalue())
+
+
+def test_a_video_is_sampled_twice_per_second() -> None:
+    clip = media.video(memoryview(files.film(3.0, fps=8)))
+
+    assert clip.fps == 2.0
+    assert clip.frames.shape == (6, 48, 64, 3)
+    assert clip.frames.dtype == np.uint8
+
+
+def test_a_slow_video_keeps_all_its_frames() -> None:
+    assert media.video(memoryview(files.film(4.0, fps=1))).frames.shape[0] == 4
+
+
+@pytest.mark.parametrize("limits", [media.Limits(sampled=8), media.Limits(video_pixels=8 * 64 * 48)])
+def test_a_long_video_is_thinned_out_evenly(limits: media.Limits) -> None:
+    whole = media.video(memoryview(files.film(10.0)))
+
+    thin = media.video(memoryview(files.film(10.0)), limits)
+
+    assert (len(whole.frames), whole.fps) == (20, 2.0)
+    assert (len(thin.frames), thin.fps) == (5, 0.5)
+    assert np.array_equal(thin.frames, whole.frames[::4])
+
+
+@pytest.fixture
+def address() -> "tuple[str, list[str]]":
+    """An HTTP server that notes every request."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    server.server_close()
+
+
+PLAYLISTS: dict[str, Callable[[str], str]] = {
+    "hls": lambda url: f"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\n{url}/a.ts\n#EXT-X-ENDLIST\n",
+    "concat": lambda url: f"ffconcat version 1.0\nfile {url}/b.mp4\n",
+    "local": lambda _: "#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nfile:///etc/hostname\n#EXT-X-ENDLIST\n",
+}
+
+
+@pytest.mark.parametrize("case", PLAYLISTS)
+@pytest.mark.parametrize("kind", ["audio", "video"])
+def test_a_playlist_opens_nothing_else(case: str, kind: str, address: "tuple[str, list[str]]") -> None:
+    url, asked = address
+
+    with pytest.raises(BadMedia):
+        decode(kind, PLAYLISTS[case](url).encode())
+
+    assert asked == []

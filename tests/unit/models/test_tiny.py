@@ -1,0 +1,92 @@
+"""Tiny checkpoints appear whole, once, and the same everywhere."""
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from omnibus.errors import Fatal, NotFound
+from omnibus_models import tiny
+
+
+def size(checkpoint: Path) -> int:
+    return sum(path.stat().st_size for path in checkpoint.iterdir())
+
+
+def test_tiny_checkpoints_are_small_and_readable_by_all(vl: Path, omni: Path) -> None:
+    for checkpoint in (vl, omni):
+        assert 600 * 1024 < size(checkpoint) < 3 * 1024 * 1024
+        assert all(path.stat().st_mode & 0o004 for path in (checkpoint, *checkpoint.iterdir()))
+
+
+def test_the_same_seed_gives_the_same_weights(vl: Path, tmp_path: Path) -> None:
+    again = tiny.build("qwen2_5_vl", tmp_path / "again")
+    other = tiny.build("qwen2_5_vl", tmp_path / "other", seed=1)
+
+    weights = [(path / "model.safetensors").read_bytes() for path in (vl, again, other)]
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_a_complete_checkpoint_is_left_as_it_is(vl: Path) -> None:
+    before = (vl / "model.safetensors").stat().st_mtime_ns
+
+    assert tiny.build("qwen2_5_vl", vl) == vl
+
+    assert (vl / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_another_checkpoint_is_not_overwritten(vl: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+
+    for directory, seed in ((vl, 5), (tmp_path, 0)):
+        with pytest.raises(Fatal, match="another checkpoint"):
+            tiny.build("qwen2_5_vl", directory, seed)
+
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_builders_that_race_leave_one_checkpoint_and_no_rest(tmp_path: Path) -> None:
+    (tmp_path / "vl").mkdir()
+
+    with ThreadPoolExecutor(2) as pool:
+        built = list(pool.map(lambda _: tiny.build("qwen2_5_vl", tmp_path / "vl"), range(2)))
+
+    assert built == [tmp_path / "vl"] * 2
+    assert [path.name for path in tmp_path.iterdir()] == ["vl"]
+    assert load_file(tmp_path / "vl" / "model.safetensors")
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from omnibus_models.tiny import qwen2_5_vl
+
+    def half(directory: Path, seed: int) -> None:
+        (directory / "config.json").write_text("{}")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(qwen2_5_vl, "write", half)
+
+    with pytest.raises(OSError, match="space"):
+        tiny.build("qwen2_5_vl", tmp_path / "vl")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_family_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="qwen2_5_omni"):
+        tiny.build("mystery", tmp_path / "x")
+
+
+def test_the_command_line_builds_and_reports(vl: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "omnibus_models.tiny", "qwen2_5_vl"]
+
+    built = subprocess.run([*command, tmp_path / "vl"], capture_output=True, text=True, check=True)
+    refused = subprocess.run([*command, "--seed", "3", vl], capture_output=True, text=True, check=False)
+
+    assert built.stdout.strip() == str(tmp_path / "vl")
+    assert json.loads((tmp_path / "vl" / "config.json").read_text())["model_type"] == "qwen2_5_vl"
+    assert refused.returncode == 1
+    assert "another checkpoint" in refused.stderr

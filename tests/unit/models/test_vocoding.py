@@ -1,0 +1,143 @@
+"""A waveform does not depend on how its codes were cut, and begins before they have ended."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from omnibus_models import vocoding
+
+SEED = 11
+
+
+def some_codes(count: int, seed: int = 0) -> list[int]:
+    return [random.Random(seed + index).randrange(64) for index in range(count)]
+
+
+def one_shot(vocoder: Any, codes: list[int], voice: str = "Chelsie") -> Tensor:
+    """What the library makes of all codes at once."""
+    chosen = vocoder.voices[voice]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        mel = vocoder.dit.sample(chosen["cond"], chosen["ref_mel"], torch.tensor([codes]))
+    return vocoder.bigvgan(mel)
+
+
+def cut(codes: list[int], seed: int) -> list[list[int]]:
+    """Pieces of 0 to 20 codes."""
+    sizes, pieces = random.Random(seed), []
+    while codes:
+        size = sizes.randrange(21)
+        pieces.append(codes[:size])
+        codes = codes[size:]
+    return pieces
+
+
+@pytest.mark.parametrize("count", [1, 11, 12, 13, 36, 49, 97, 150])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_streamed_waveform_is_the_whole_one_however_it_is_cut(
+    omni_parts: dict[str, Any], count: int, seed: int
+) -> None:
+    vocoder = omni_parts["vocoder"]
+    codes = some_codes(count, seed)
+    stream = vocoder.open("Chelsie", SEED)
+
+    pieces = [stream.push(piece, last=False) for piece in cut(codes, seed)]
+    pieces.append(stream.push([], last=True))
+
+    wave = torch.cat(pieces)
+    assert wave.shape == (count * vocoder.samples_per_code,)
+    torch.testing.assert_close(wave, one_shot(vocoder, codes), rtol=0, atol=1e-5)
+
+
+def test_code_by_code_is_the_same_too(omni_parts: dict[str, Any]) -> None:
+    vocoder = omni_parts["vocoder"]
+    codes = some_codes(60)
+    stream = vocoder.open("Ethan", SEED)
+
+    pieces = [stream.push([code], last=index == 59) for index, code in enumerate(codes)]
+
+    torch.testing.assert_close(torch.cat(pieces), one_shot(vocoder, codes, "Ethan"), rtol=0, atol=1e-5)
+
+
+def test_many_codes_at_once_pass_through_bounded_windows(omni_parts: dict[str, Any]) -> None:
+    vocoder = omni_parts["vocoder"]
+    codes = some_codes(30 * 12)
+
+    wave = vocoder.open("Chelsie", SEED).push(codes, last=True)
+
+    torch.testing.assert_close(wave, one_shot(vocoder, codes), rtol=0, atol=1e-5)
+
+
+def test_the_first_sound_comes_after_three_blocks(omni_parts: dict[str, Any]) -> None:
+    stream = omni_parts["vocoder"].open("Chelsie", SEED)
+
+    silent, sound = stream.push(some_codes(35), last=False), stream.push([5], last=False)
+
+    assert len(silent) == 0
+    assert len(sound) > 0
+
+
+def test_no_codes_make_no_sound(omni_parts: dict[str, Any]) -> None:
+    assert omni_parts["vocoder"].open("Chelsie", SEED).push([], last=True).shape == (0,)
+
+
+def test_waveforms_that_alternate_do_not_disturb_each_other(omni_parts: dict[str, Any]) -> None:
+    vocoder = omni_parts["vocoder"]
+    streams = [vocoder.open("Chelsie", SEED), vocoder.open("Ethan", SEED)]
+    codes = [some_codes(50, 3), some_codes(50, 4)]
+
+    pieces: list[list[Tensor]] = [[], []]
+    for start in range(0, 50, 10):
+        for index, stream in enumerate(streams):
+            pieces[index].append(stream.push(codes[index][start : start + 10], last=start == 40))
+
+    for index, voice in enumerate(("Chelsie", "Ethan")):
+        whole = one_shot(vocoder, codes[index], voice)
+        torch.testing.assert_close(torch.cat(pieces[index]), whole, rtol=0, atol=1e-5)
+
+
+def test_the_process_wide_generator_is_left_alone(omni_parts: dict[str, Any]) -> None:
+    before = torch.random.get_rng_state()
+
+    omni_parts["vocoder"].open("Chelsie", SEED).push(some_codes(20), last=True)
+
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_another_seed_makes_other_noise(omni_parts: dict[str, Any]) -> None:
+    waves = [omni_parts["vocoder"].open("Chelsie", seed).push(some_codes(20), last=True) for seed in (1, 1, 2)]
+
+    assert torch.equal(waves[0], waves[1])
+    assert not torch.allclose(waves[0], waves[2], atol=1e-3)
+
+
+def test_a_sample_depends_on_no_frame_beyond_the_reach(omni_parts: dict[str, Any]) -> None:
+    bigvgan = omni_parts["vocoder"].bigvgan
+    reach = vocoding.reach(bigvgan.config)
+    mel = torch.randn(1, 8, 200, generator=torch.Generator().manual_seed(1))
+    near, far = mel.clone(), mel.clone()
+    near[..., 100 + 1] += 1
+    far[..., 100 + reach + 1 :] += 1
+    samples = slice(100 * 240, 101 * 240)
+
+    whole = bigvgan(mel)[samples]
+
+    torch.testing.assert_close(bigvgan(far)[samples], whole, rtol=0, atol=1e-6)
+    assert not torch.allclose(bigvgan(near)[samples], whole, atol=1e-4)
+
+
+def test_the_reach_of_the_released_vocoder() -> None:
+    from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniBigVGANConfig
+
+    assert 32 <= vocoding.reach(Qwen2_5OmniBigVGANConfig()) <= 48
+
+
+def test_the_waveform_is_neither_silent_nor_clipped(omni_parts: dict[str, Any]) -> None:
+    wave = omni_parts["vocoder"].open("Chelsie", SEED).push(some_codes(50), last=True)
+
+    assert wave.dtype == torch.float32
+    assert 0.02 < float(wave.std()) < 0.5
+    assert float((wave.abs() >= 1).float().mean()) < 0.01
