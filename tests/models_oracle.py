@@ -172,9 +172,9 @@ def _frames(data: bytes) -> np.ndarray:
 
 
 def _samples(data: bytes) -> np.ndarray:
-    """Mono float32 at 16 kHz."""
-    resampler = av.AudioResampler(format="flt", layout="mono", rate=_RATE)
+    """Mono float32 at 16 kHz: the mean of the channels."""
+    resampler = av.AudioResampler(format="fltp", rate=_RATE)
     with av.open(io.BytesIO(data)) as container:
         pieces = [piece for frame in container.decode(audio=0) for piece in resampler.resample(frame)]
     pieces += resampler.resample(None)
-    return np.concatenate([piece.to_ndarray()[0] for piece in pieces])
+    return np.concatenate([piece.to_ndarray().mean(axis=0) for piece in pieces])

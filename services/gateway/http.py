@@ -1,7 +1,5 @@
-"""HTTP: the FastAPI application. The chat route is a plain one, so that nothing is validated twice."""
+"""HTTP: a FastAPI application, and in front of it the chat route as plain ASGI, the one hot path."""
 
-import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,25 +7,20 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from omnibus.errors import DeadlineExceeded, Fatal, NotFound, OmnibusError, Rejected
+from omnibus import __version__
+from omnibus.errors import BadRequest, NotFound, OmnibusError, Rejected
 from omnibus.metrics import GATEWAY, exposition
 from omnibus.settings import GatewaySettings
-from omnibus.task import ChatOutput
-from services.gateway import answer
-from services.gateway.answer import Collected
 from services.gateway.chat import Chat
 from services.gateway.dispatch import Dispatcher
+from services.gateway.exchange import Exchange, problem
 from services.gateway.openai import openapi
-from services.gateway.openai.problems import error_body, error_headers, status_of
+from services.gateway.openai.problems import error_body
 from services.gateway.openai.requests import parse_chat, read_body
-from services.gateway.openai.schema import ChatRequest
 from services.gateway.records import Records
 from services.gateway.route import Router
-from services.gateway.running import Running
-
-VERSION = "0.1.0"
 
 
 class Frontend:
@@ -42,36 +35,50 @@ class Frontend:
         self._dispatcher = dispatcher
         self._records = records
 
-    def application(self) -> FastAPI:
-        app = FastAPI(title="Omnibus", version=VERSION, docs_url="/docs", redoc_url=None)
-        app.add_route(openapi.PATH, self.chat, methods=["POST"], include_in_schema=False)
+    def application(self) -> ASGIApp:
+        """Everything that this gateway answers."""
+        rest = self._fastapi()
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http" and scope["path"] == openapi.PATH and scope["method"] == "POST":
+                await self.chat(scope, receive, send)
+            else:
+                await rest(scope, receive, send)
+
+        return application
+
+    def _fastapi(self) -> FastAPI:
+        app = FastAPI(title="Omnibus", version=__version__, docs_url="/docs", redoc_url=None)
         app.add_api_route("/v1/models", self.models, methods=["GET"], summary="Models that this gateway serves")
         app.add_api_route("/health", self.health, methods=["GET"], summary="The process lives")
         app.add_api_route("/readyz", self.readyz, methods=["GET"], summary="Every stage can make progress")
         app.add_api_route("/version", self.version, methods=["GET"], summary="Version and plan epoch")
         app.add_route("/metrics", self.metrics, methods=["GET"], include_in_schema=False)
+        app.add_route(openapi.PATH, _not_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
         app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
-        app.add_exception_handler(OmnibusError, _omnibus_error)  # type: ignore[arg-type]
         generated = app.openapi
         app.openapi = lambda: _with_chat(generated())  # type: ignore[method-assign]
         return app
 
     # Routes
 
-    async def chat(self, request: Request) -> Response:
+    async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``POST /v1/chat/completions``."""
         model = ""
         try:
-            length = request.headers.get("content-length", "")
+            headers = dict(scope["headers"])
+            length = headers.get(b"content-length", b"")
             declared = int(length) if length.isdigit() else None
-            body = await read_body(request.stream(), self._settings.max_body, declared)
+            body = await read_body(_chunks(receive), self._settings.max_body, declared)
             wanted = parse_chat(body)
             model = wanted.model
-            running, output = await self._chat.start(wanted, request.headers.get("x-omnibus-path", ""))
+            pinned = headers.get(b"x-omnibus-path", b"").decode("latin-1")
+            running, output = await self._chat.start(wanted, pinned)
         except OmnibusError as error:
-            GATEWAY.outcome(model if not isinstance(error, NotFound) else "", error.code).inc()
-            return _problem(error)
-        exchange = _Exchange(running, wanted, output, self._dispatcher, self._records)
-        return _Stream(exchange) if wanted.stream else _Whole(exchange)
+            GATEWAY.outcome("" if isinstance(error, NotFound) else model, error.code).inc()
+            await problem(send, error)
+            return
+        await Exchange(running, wanted, output, self._dispatcher, self._records).answer(scope, receive, send)
 
     async def models(self) -> dict[str, Any]:
         plan = self._router.plan
@@ -84,7 +91,7 @@ class Frontend:
         return {"status": "ok"}
 
     async def version(self) -> dict[str, Any]:
-        return {"version": VERSION, "epoch": self._router.plan.epoch if self._router.plan else 0}
+        return {"version": __version__, "epoch": self._router.plan.epoch if self._router.plan else 0}
 
     async def readyz(self) -> JSONResponse:
         """200 when every stage of every model can make progress, else 503 naming those that cannot."""
@@ -95,140 +102,35 @@ class Frontend:
             bad = {part: stages.get(part, "no executor") for part in model.components if stages.get(part) != "ok"}
             if bad:
                 missing[name] = bad
-        ready = plan is not None and not missing and self._dispatcher.connected
-        body = {
-            "ready": ready,
-            "epoch": plan.epoch if plan else 0,
-            "bus": self._dispatcher.connected,
-            "missing": missing,
-        }
+        bus = self._dispatcher.connected
+        ready = plan is not None and not missing and bus
+        body = {"ready": ready, "epoch": plan.epoch if plan else 0, "bus": bus, "missing": missing}
         return JSONResponse(body, 200 if ready else 503)
 
     async def metrics(self, _: Request) -> Response:
         return Response(exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-class _Exchange:
-    """One running request and its one end, however that comes about."""
-
-    def __init__(
-        self, running: Running, request: ChatRequest, output: ChatOutput, dispatcher: Dispatcher, records: Records
-    ) -> None:
-        self.running = running
-        self.request = request
-        self.output = output
-        self.got = Collected(request.model, running.invocation.created)
-        self._dispatcher = dispatcher
-        self._records = records
-        self._over = False
-        loop = asyncio.get_running_loop()
-        left = running.invocation.deadline - time.time()
-        self._timer = loop.call_later(max(0.0, left), self._expire)
-
-    def _expire(self) -> None:
-        self.running.fail(DeadlineExceeded("the request took longer than its deadline"))
-        self.end("expired")
-
-    def gone(self) -> None:
-        """The client left: everything stops."""
-        self.running.fail(Fatal("the client left"))
-        self.end("cancelled")
-
-    def end(self, status: str) -> None:
-        if self._over:
+async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
+    """The body as it arrives. Raises ``BadRequest`` when the client leaves in the middle."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise BadRequest("the client left before its request was complete")
+        if body := message.get("body", b""):
+            yield body
+        if not message.get("more_body"):
             return
-        self._over = True
-        self._timer.cancel()
-        failure = self.running.failure
-        GATEWAY.outcome(self.request.model, "ok" if status == "done" else failure.code if failure else status).inc()
-        GATEWAY.seconds(self.request.model).observe(time.time() - self.running.invocation.created)
-        if status == "done":
-            self._dispatcher.complete(self.running, lambda: self._record("done"))
-        else:
-            self._dispatcher.finish(self.running, status)
-            self._record(status)
-
-    def _record(self, status: str) -> None:
-        self._records.end(self.running, status, self.got.answer(), self.got.first)
 
 
-class _Whole(Response):
-    """A whole answer; a client that leaves while it is made cancels it."""
-
-    def __init__(self, exchange: _Exchange) -> None:
-        self._exchange = exchange
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = self._exchange
-        watch = asyncio.get_running_loop().create_task(_watch(receive, exchange))
-        try:
-            body = await answer.whole(exchange.running, exchange.request, exchange.output, exchange.got)
-            exchange.end("done")
-            response = Response(body, media_type="application/json", headers=_about(exchange.running))
-        except OmnibusError as error:
-            exchange.end("failed")
-            response = _problem(error, exchange.running.id)
-        except BaseException:
-            exchange.gone()
-            raise
-        finally:
-            watch.cancel()
-        await response(scope, receive, send)
-
-
-class _Stream(Response):
-    """Server-sent events; a client that leaves cancels."""
-
-    def __init__(self, exchange: _Exchange) -> None:
-        self._exchange = exchange
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = self._exchange
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-        headers += [(key.encode(), value.encode()) for key, value in _about(exchange.running).items()]
-        watch = asyncio.get_running_loop().create_task(_watch(receive, exchange))
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            async for part in self._parts():
-                if part:
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
-        finally:
-            watch.cancel()
-            exchange.gone()  # nothing when the answer is whole
-
-    def _parts(self) -> AsyncIterator[bytes]:
-        exchange = self._exchange
-        return answer.events(exchange.running, exchange.request, exchange.output, exchange.got, exchange.end)
-
-
-async def _watch(receive: Receive, exchange: _Exchange) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    exchange.gone()
-
-
-def _about(running: Running) -> dict[str, str]:
-    """Headers that tell a client where to look: invocation, path and plan epoch."""
-    invocation = running.invocation
-    return {"x-request-id": invocation.id, "x-omnibus-path": invocation.path, "x-omnibus-epoch": str(invocation.epoch)}
-
-
-def _problem(error: OmnibusError, id: str = "") -> Response:
-    headers = error_headers(error)
-    if id:
-        headers["x-request-id"] = id
-    return Response(error_body(error, id), status_of(error), media_type="application/json", headers=headers)
+async def _not_post(_: Request) -> Response:
+    raise HTTPException(405, "send a POST", headers={"Allow": "POST"})
 
 
 async def _http_error(_: Request, error: HTTPException) -> Response:
     kind: type[OmnibusError] = NotFound if error.status_code == 404 else Rejected
     typed = kind(str(error.detail))
     return Response(error_body(typed), error.status_code, media_type="application/json", headers=error.headers)
-
-
-async def _omnibus_error(_: Request, error: OmnibusError) -> Response:
-    return _problem(error)
 
 
 def _with_chat(document: dict[str, Any]) -> dict[str, Any]:

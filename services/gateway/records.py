@@ -109,6 +109,8 @@ def _digested(invocation: Invocation) -> Invocation:
 
 
 def _digest(value: Any) -> Any:
+    if isinstance(value, msgspec.Raw):
+        value = msgspec.json.decode(value)
     if any(graph.refs(value)) or not isinstance(value, str | list | dict) or not value:
         return value
     if isinstance(value, dict) and HANDLE in value:

@@ -4,10 +4,6 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import uvicorn
 
 from omnibus.bus import subjects
 from omnibus.bus.nats import NatsBus
@@ -26,6 +22,7 @@ from services.gateway.members import Members
 from services.gateway.records import Records
 from services.gateway.replay import Replayer
 from services.gateway.route import Router
+from services.gateway.server import Server, server
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +37,7 @@ class GatewayService:
         self._tensors: TensorClient | None = None
         self._dispatcher: Dispatcher | None = None
         self._keep = MediaKeep(self._settings.media_dir, self._settings.media_bytes)
-        self._server: uvicorn.Server | None = None
+        self._server: Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def startup(self) -> None:
@@ -86,17 +83,7 @@ class GatewayService:
             listener = socket.create_server((settings.host, settings.port), backlog=2048)
         except OSError as error:
             raise Fatal(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
-        config = uvicorn.Config(
-            frontend.application(),
-            log_level="warning",
-            access_log=False,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            timeout_keep_alive=30,
-            server_header=False,
-        )
-        self._server = _Server(config)
+        self._server = server(frontend.application())
         self._tasks.append(asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener])))
 
     async def drain(self, seconds: float) -> None:
@@ -119,11 +106,3 @@ class GatewayService:
             await self._tensors.close()
         self._keep.close()
         await self._store.close()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handling: the service lifecycle has one."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

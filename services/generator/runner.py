@@ -1,7 +1,7 @@
 """The engine of a vocoder: codec codes in, waveform out, piece by piece."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,17 +72,25 @@ class VocodeRunner:
         return {"parameters": self._vocoder.parameters, "used": self._open, "samples": self._samples}
 
     async def _waveform(self, job: Job) -> int:
-        loop = asyncio.get_running_loop()
+        arrivals = Arrivals(job.stream("codes"), self._settings.codes)
+        filling = asyncio.create_task(arrivals.fill())
+        try:
+            return await self._sound(job, arrivals)
+        finally:
+            filling.cancel()
+            await asyncio.gather(filling, return_exceptions=True)
+
+    async def _sound(self, job: Job, arrivals: "Arrivals") -> int:
         voice, seed = str(job.inputs.get("voice") or ""), _seed(job)
         vocoding: Vocoding | None = None
-        total = 0
-        async for item in job.stream("codes"):
-            for codes in _turns(_codes(item), self._settings.codes):
-                if vocoding is None:
-                    vocoding = await loop.run_in_executor(self._compute, self._vocoder.open, voice, seed)
-                total += await self._push(job, vocoding, codes, last=False)
-        if vocoding is not None:
-            total += await self._push(job, vocoding, (), last=True)
+        total, last = 0, False
+        while not last:
+            codes, last = await arrivals.take()
+            if vocoding is None and codes:
+                loop = asyncio.get_running_loop()
+                vocoding = await loop.run_in_executor(self._compute, self._vocoder.open, voice, seed)
+            if vocoding is not None:
+                total += await self._push(job, vocoding, codes, last)
         return total
 
     async def _push(self, job: Job, vocoding: Vocoding, codes: Sequence[int], last: bool) -> int:
@@ -92,6 +100,39 @@ class VocodeRunner:
             await job.send("audio", {"rate": self._vocoder.rate}, samples)
         self._samples += samples.size
         return int(samples.size)
+
+
+class Arrivals:
+    """Codes of one stream: what came while the vocoder was busy goes in together, ``most`` at a time."""
+
+    def __init__(self, stream: AsyncIterator[Item], most: int) -> None:
+        self._stream = stream
+        self._most = most
+        self._codes: list[int] = []
+        self._ended = False
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
+
+    async def fill(self) -> None:
+        """Follow the stream to its end."""
+        try:
+            async for item in self._stream:
+                self._codes += _codes(item)
+                self._news.set()
+        except Exception as error:  # noqa: BLE001 - a task boundary: raised again in ``take``
+            self._error = error
+        self._ended = True
+        self._news.set()
+
+    async def take(self) -> tuple[list[int], bool]:
+        """Wait for codes and return them, and whether they are the last. No codes come only with the end."""
+        while not self._codes and not self._ended:
+            self._news.clear()
+            await self._news.wait()
+        if self._error is not None:
+            raise self._error
+        codes, self._codes = self._codes[: self._most], self._codes[self._most :]
+        return codes, self._ended and not self._codes
 
 
 @torch.inference_mode()
@@ -104,10 +145,6 @@ def _codes(item: Item) -> list[int]:
     if not isinstance(codes, list) or not all(type(code) is int for code in codes):
         raise BadRequest("a chunk of codes must be a list of whole numbers", param="codes")
     return codes
-
-
-def _turns(codes: list[int], most: int) -> Iterator[list[int]]:
-    return (codes[start : start + most] for start in range(0, len(codes), most))
 
 
 def _seed(job: Job) -> int:

@@ -45,7 +45,7 @@ class Feed(Protocol[S_in]):
         """What goes with the first token."""
 
     def stepped(self, batch: Rows[S_in], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
-        """The step is done: what goes with each row's token."""
+        """What goes with each row's next token. May be called again for the same step."""
 
 
 class Engine(Generic[S]):

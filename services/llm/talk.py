@@ -67,10 +67,11 @@ class Talking(Sequence):
         self._rows.append(self._tail[0])
         self._ended = True
 
-    def used(self) -> None:
-        """The step with ``row`` is done."""
-        if self._rows:
+    def accept(self, token: int) -> str | None:
+        """Take the next code; every code but the first used up a row."""
+        if self.count and self._rows:
             self._rows.popleft()
+        return super().accept(token)
 
 
 class TalkFeed:
@@ -94,8 +95,6 @@ class TalkFeed:
         return None
 
     def stepped(self, batch: Rows[Talking], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
-        for sequence in batch:
-            sequence.used()
         return [None] * len(batch)
 
 

@@ -21,13 +21,17 @@ _CONTAINERS = (
 )
 _OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
 # Formats whose header states the exact length: less than that means that the end is missing.
-_EXACT = ("mov", "wav", "flac", "aiff")
+_EXACT = ("mov", "flac", "aiff")
+# A WAV that was written to a pipe states no true size but one of these or more.
+_UNKNOWN_SIZE = 0x7FFF_0000
+_TRUNCATED = "the file is truncated: it ends before the length that its header states"
 _SLACK_SECONDS = 0.25
 _SLACK = 0.05
 
 
 def audio(data: memoryview, limits: media.Limits, rate: int) -> "NDArray[np.float32]":
     """See ``media.audio``."""
+    _require_whole_wav(data)
     with _track(data, "audio") as (container, stream):
         media.check_seconds(_declared(stream), limits)
         chunks = list(_samples(container, stream, limits, rate))
@@ -69,15 +73,23 @@ def _declared(stream: Any) -> float:
 def _require_whole(container: Any, stream: Any, seconds: float) -> None:
     exact = container.format.name.split(",")[0] in _EXACT
     if exact and seconds + _SLACK_SECONDS < _declared(stream) * (1 - _SLACK):
-        raise errors.BadMedia("the file is truncated: it ends before the length that its header states")
+        raise errors.BadMedia(_TRUNCATED)
+
+
+def _require_whole_wav(data: memoryview) -> None:
+    # FFmpeg takes the size of the file for the length of a WAV, so the header is read here.
+    size = int.from_bytes(data[4:8], "little") + 8
+    if data[:4] == b"RIFF" and len(data) < size < _UNKNOWN_SIZE:
+        raise errors.BadMedia(_TRUNCATED)
 
 
 def _samples(container: Any, stream: Any, limits: media.Limits, rate: int) -> Iterator["NDArray[np.float32]"]:
-    resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
+    # The resampler's own mix to mono would be louder by 3 dB than the mean of the channels.
+    resampler = av.AudioResampler(format="fltp", rate=rate)
     total = 0
     for frame in _and_flush(container.decode(stream)):
         for piece in resampler.resample(frame):
-            chunk = piece.to_ndarray()[0]
+            chunk = piece.to_ndarray().mean(axis=0)
             total += len(chunk)
             media.check_seconds(total / rate, limits)
             yield chunk

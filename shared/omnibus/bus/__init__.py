@@ -1,7 +1,7 @@
 """The bus as the rest of Omnibus sees it. ``bus.nats`` is the real one, ``bus.memory`` one process."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class Delivery(NamedTuple):
@@ -53,9 +53,16 @@ class Bus(Protocol):
         """Answer requests on ``subject`` with a stream of messages."""
 
     async def register(
-        self, name: str, metadata: dict[str, str], endpoints: Mapping[str, tuple[str, Responder]]
+        self,
+        name: str,
+        metadata: dict[str, str],
+        endpoints: Mapping[str, tuple[str, Responder]],
+        stats: Callable[[str], Any] | None = None,
     ) -> None:
-        """Register as a NATS micro service: ``endpoints`` maps a name to subject and responder."""
+        """Register as a NATS micro service: ``endpoints`` maps a name to subject and responder.
+
+        ``stats`` gives the data that ``nats service stats`` shows for an endpoint.
+        """
 
     async def open_records(self, seconds: float, limit: int) -> None:
         """Create or verify the record stream (``limit`` bytes, kept for ``seconds``); fail loudly."""

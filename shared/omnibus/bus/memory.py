@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from itertools import count
+from typing import Any
 
 from omnibus.bus import Delivery, Handler, Responder
 from omnibus.errors import DeadlineExceeded, NotFound, TooLarge
@@ -102,7 +103,11 @@ class MemoryBus:
         return await self.subscribe(subject, handle, queue)
 
     async def register(
-        self, name: str, metadata: dict[str, str], endpoints: Mapping[str, tuple[str, Responder]]
+        self,
+        name: str,
+        metadata: dict[str, str],
+        endpoints: Mapping[str, tuple[str, Responder]],
+        stats: Callable[[str], Any] | None = None,
     ) -> None:
         for subject, responder in endpoints.values():
             await self.respond(subject, responder, queue="q")

@@ -79,6 +79,7 @@ class NatsBus:
                     allow_reconnect=True,
                     error_cb=_log_error,
                     inbox_prefix=b"_INBOX",
+                    skip_subject_validation=True,
                     **options,
                 )
         except (TimeoutError, OSError, nats.errors.Error) as error:
@@ -181,10 +182,19 @@ class NatsBus:
             log.error("a responder failed", exc_info=task.exception())
 
     async def register(
-        self, name: str, metadata: dict[str, str], endpoints: Mapping[str, tuple[str, Responder]]
+        self,
+        name: str,
+        metadata: dict[str, str],
+        endpoints: Mapping[str, tuple[str, Responder]],
+        stats: Callable[[str], Any] | None = None,
     ) -> None:
         service = await nats.micro.add_service(
-            self._nc, name=name, version="1.0.0", description="Omnibus", metadata=metadata
+            self._nc,
+            name=name,
+            version="1.0.0",
+            description="Omnibus",
+            metadata=metadata,
+            stats_handler=None if stats is None else lambda endpoint: stats(endpoint.name),
         )
 
         def endpoint(responder: Responder) -> Callable[[Request], Awaitable[None]]:

@@ -13,6 +13,7 @@
 """
 
 import re
+from functools import lru_cache
 
 ROOT = "omnibus"
 REPLAY = f"{ROOT}.replay"
@@ -26,6 +27,7 @@ EXECUTOR, CENSUS, PLAN, GONE = "executor", "census", "plan", "gone"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
+@lru_cache(4096)
 def token(text: str) -> str:
     """``text`` as one subject token: dots, blanks and wildcards become ``_``."""
     return _UNSAFE.sub("_", text) or "_"

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -86,6 +85,7 @@ class Executor:
             f"omnibus-{me.option}",
             {"executor": me.id, "model": me.model, "option": me.option, "node": me.node},
             {task: (subjects.task(task), self._by_hand) for task in me.tasks},
+            lambda task: self._runners[me.tasks[task]].stats(),
         )
         self._heart = asyncio.get_running_loop().create_task(self._beat())
         log.info("ready: %s of %s on %s", "+".join(me.tasks.values()), me.model, me.node)
@@ -131,9 +131,6 @@ class Executor:
             steps=self._steps,
             pid=os.getpid(),
         )
-
-    def stats(self) -> dict[str, Any]:
-        return {component: runner.stats() for component, runner in self._runners.items()}
 
     def _purge(self) -> None:
         oldest = time.monotonic() - EARLY

@@ -5,6 +5,7 @@ the same task and share executors. A *composite task* is plain Python whose ``in
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, field_validator
@@ -60,7 +61,7 @@ class UnitTask(BaseModel, Generic[In]):
     model: str
     component: str
 
-    @property
+    @cached_property
     def name(self) -> str:
         fields = [str(value) for field, value in self if field not in ("model", "component")]
         return token("-".join([self.kind, self.model, self.component, *fields]))

@@ -1,8 +1,8 @@
 """Record and replay. Source: Cornserve section 5.2, made safe by verifying every call.
 
 ``record`` runs ``invoke`` with placeholders and returns the graph. ``replay`` runs it again with the
-results: each call is compared with the record (position, task, digest of inputs), and a mismatch
-raises ``ReplayMismatch`` before any result is returned.
+results: each call is compared with the record (position, task, inputs), and a mismatch raises
+``ReplayMismatch`` before any result is returned.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,7 +70,7 @@ class _Replayer:
         self.position += 1
         recorded = self.nodes[index] if index < len(self.nodes) else None
         plain = {name: _plain(value) for name, value in inputs.items()}
-        if recorded is None or recorded.task != task or recorded.digest != digest(task, plain):
+        if recorded is None or recorded.task != task or recorded.inputs != plain:
             raise ReplayMismatch(_difference(index, recorded, task, plain))
         return {
             name: self.results[index, name] if (index, name) in self.results else Placeholder(index, name, task, kind)
@@ -105,18 +105,21 @@ def replay(
 
 def _plain(value: Any) -> Any:
     """A literal as JSON values, with each not-yet value as a reference."""
-    origin = getattr(value, "origin", None)
-    if isinstance(value, Placeholder):
-        return ref(value.node, value.output)
-    if origin is not None:
-        return ref(*origin)
-    if isinstance(value, list | tuple):
-        return [_plain(element) for element in value]
-    if isinstance(value, dict):
-        return {key: _plain(element) for key, element in value.items()}
-    if isinstance(value, str | int | float | bool | None):
+    kind = type(value)
+    if kind in _ATOMS:
         return value
-    return msgspec.to_builtins(value)
+    if kind is Placeholder:
+        return ref(value.node, value.output)
+    if kind is list or kind is tuple:
+        return [_plain(element) for element in value]
+    if kind is dict:
+        return {key: _plain(element) for key, element in value.items()}
+    origin = getattr(value, "origin", None)
+    return msgspec.to_builtins(value) if origin is None else ref(*origin)
+
+
+#: Types that are their own JSON; ``Raw`` is JSON that was encoded before and holds no placeholder.
+_ATOMS = frozenset({str, int, float, bool, type(None), msgspec.Raw})
 
 
 def _returned(answer: Any) -> Iterator[tuple[int, str]]:

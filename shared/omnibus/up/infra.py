@@ -44,7 +44,8 @@ def nats(
     store = directory.resolve() / "nats"
     store.mkdir(parents=True, exist_ok=True)
     listen = ("-a", LOOPBACK, "-p", str(port), "-m", str(monitor_port))
-    argv = (str(binary), "-js", *listen, "-sd", str(store), "-l", str(store / "server.log"), *(("-c", str(config)) if config else ()))
+    files = ("-sd", str(store), "-l", str(store / "server.log"), *(("-c", str(config)) if config else ()))
+    argv = (str(binary), "-js", *listen, *files)
     spec = ProcessSpec("nats", argv, cwd=store, ready=partial(nats_ready, monitor_port), ready_within=_READY_WITHIN)
     return Server(spec, f"nats://{LOOPBACK}:{port}", (port, monitor_port), f"http://{LOOPBACK}:{monitor_port}")
 

@@ -84,9 +84,9 @@ class Stack:
         await self._stack.enter_async_context(self.supervisor)
         self._bus = await NatsBus.connect(BusSettings(url=self.nats.url), "supervisor")
         self._stack.push_async_callback(self._bus.drain)
-        plan = await self._plan()
+        plan = await self.supervisor.unless_over(self._plan())
         await self.supervisor.add(*self._executor_specs(plan))
-        await self.ready(READY_WITHIN)
+        await self.supervisor.unless_over(self.ready(READY_WITHIN))
         self._publish_state(run)
 
     @property

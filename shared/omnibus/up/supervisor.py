@@ -54,7 +54,7 @@ class Supervisor:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP: so do we
                 self._loop.add_signal_handler(number, self._signalled, number)
         try:
-            await self._unless_over(self._start(self._specs))
+            await self.unless_over(self._start(self._specs))
         except BaseException:
             await self._close()
             raise
@@ -78,7 +78,7 @@ class Supervisor:
             if spec.name in self._keepers:
                 raise ValueError(f"a process named {spec.name} runs already; remove it first")
         try:
-            await self._unless_over(self._start(_in_order(specs, known=self._keepers)))
+            await self.unless_over(self._start(_in_order(specs, known=self._keepers)))
         except BaseException:
             await self.remove(*(spec.name for spec in specs))
             raise
@@ -125,8 +125,12 @@ class Supervisor:
         if error is not None and not self._over.done():
             self._over.set_exception(error)
 
-    async def _unless_over(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """The result of ``work``, given up when a signal comes (``SystemExit``) or a process fails for good."""
+    async def unless_over(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """The result of ``work``, which is cancelled when a signal comes or a process fails for good.
+
+        Then raises ``SystemExit`` or the ``Fatal`` of the process: what waits for processes inside the
+        context is to be wrapped in this.
+        """
         task = asyncio.ensure_future(work)
         try:
             either: set[asyncio.Future[Any]] = {task, self._over}

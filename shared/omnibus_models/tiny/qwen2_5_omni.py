@@ -57,7 +57,7 @@ def write(directory: Path, seed: int) -> None:
     weights.spread(model, seed)
     _listen(model.thinker.audio_tower)
     _calm(model.token2wav)
-    weights.speak_words(model.thinker.lm_head.weight, tokenizer)
+    weights.speak_words(model.thinker.lm_head.weight, tokenizer, stop_gain=2.0)
     parts.greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     processor = Qwen2_5OmniProcessor(

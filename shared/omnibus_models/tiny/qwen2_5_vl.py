@@ -31,7 +31,7 @@ def write(directory: Path, seed: int) -> None:
     tokenizer = text.tokenizer(SPECIAL, _NAMES, _TEMPLATE)
     model = Qwen2_5_VLForConditionalGeneration(_config(tokenizer)).eval()
     weights.spread(model, seed)
-    weights.speak_words(model.lm_head.weight, tokenizer)
+    weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
     parts.greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     processor = Qwen2_5_VLProcessor(

@@ -29,12 +29,13 @@ def spread(module: nn.Module, seed: int) -> None:
 
 
 @torch.no_grad()
-def speak_words(head: Tensor, tokenizer: PreTrainedTokenizerFast) -> None:
+def speak_words(head: Tensor, tokenizer: PreTrainedTokenizerFast, stop_gain: float) -> None:
     """Leave only whole words, punctuation and end of turn among the ids that can win.
 
     ``head`` [vocabulary, H] is the output matrix: a zero row has logit 0, which never is the largest.
+    ``stop_gain`` weighs end of turn: some answers should end by themselves, none at once.
     """
     for index in range(len(head)):
         text = tokenizer.decode([index])
         readable = text in (".", ",", "?") or (text[:1] == " " and text[1:] in WORDS)
-        head[index] *= _HEAD_GAIN if readable or index == tokenizer.eos_token_id else 0.0
+        head[index] *= _HEAD_GAIN if readable else 0.0 if index != tokenizer.eos_token_id else stop_gain

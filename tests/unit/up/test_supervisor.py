@@ -280,3 +280,21 @@ async def test_processes_without_ties_start_at_the_same_time(lines):
 
     async with Supervisor(one_waits_for_the_other, log=log_to(lines)) as supervisor:
         assert set(supervisor.pids) == {"left", "right"}
+
+
+async def test_work_inside_the_context_ends_when_a_process_is_given_up(lines):
+    crashes = python_code("crasher", "print('up', flush=True)", lines)
+
+    with pytest.raises(Fatal, match="gave up"):
+        async with Supervisor([crashes], log=log_to(lines), policy=QUICK) as supervisor:
+            await asyncio.wait_for(supervisor.unless_over(asyncio.Event().wait()), WITHIN)
+
+
+async def test_work_inside_the_context_ends_at_a_signal(lines):
+    async with Supervisor([python_code("base", SLEEPS, lines)], log=log_to(lines)) as supervisor:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+        with pytest.raises(SystemExit) as caught:
+            await supervisor.unless_over(asyncio.sleep(WITHIN))
+
+    assert caught.value.code == 128 + signal.SIGTERM

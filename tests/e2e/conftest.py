@@ -1,0 +1,20 @@
+"""Fixtures of the tests that run the whole system. Each directory here holds one system for its tests."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from omnibus_models import tiny
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def vl_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen2_5_vl", tmp_path_factory.mktemp("checkpoints") / "vl")
+
+
+@pytest.fixture(scope="session")
+def omni_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen2_5_omni", tmp_path_factory.mktemp("checkpoints") / "omni")

@@ -1,0 +1,78 @@
+"""Requests as the HTTP API takes them and, the same ones, as the monolith takes them."""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.unit.models import files
+
+#: What the API calls a file of each kind.
+_MIME = {"image": "image/png", "video": "video/mp4", "audio": "audio/wav"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """One user turn: ``("text", str)``, ``("image", bytes)``, ``("audio", bytes)``, ``("video", bytes)``."""
+
+    parts: tuple[tuple[str, Any], ...]
+
+    @property
+    def messages(self) -> list[Any]:
+        """For the HTTP API."""
+        return [{"role": "user", "content": [_part(kind, value) for kind, value in self.parts]}]
+
+    @property
+    def plain(self) -> list[dict[str, Any]]:
+        """For the monolith: media are named here and given apart."""
+        content = [{"type": kind, **({"text": value} if kind == "text" else {})} for kind, value in self.parts]
+        return [{"role": "user", "content": content}]
+
+    @property
+    def media(self) -> Mapping[str, list[bytes]]:
+        kinds = {kind for kind, _ in self.parts if kind != "text"}
+        return {kind: [value for other, value in self.parts if other == kind] for kind in kinds}
+
+
+def ask(*parts: str | tuple[str, bytes]) -> Question:
+    """A question of plain strings (text) and media."""
+    return Question(tuple(("text", part) if isinstance(part, str) else part for part in parts))
+
+
+def image(seed: int, width: int = 90, height: int = 60) -> tuple[str, bytes]:
+    return "image", files.picture(seed, width, height)
+
+
+def audio(seconds: float, seed: int = 0) -> tuple[str, bytes]:
+    return "audio", files.tone(seconds, seed)
+
+
+def video(seconds: float, seed: int = 0) -> tuple[str, bytes]:
+    return "video", files.film(seconds, seed)
+
+
+def data_url(mime: str, data: bytes) -> str:
+    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
+
+
+def _part(kind: str, value: Any) -> dict[str, Any]:
+    if kind == "text":
+        return {"type": "text", "text": value}
+    if kind == "audio":
+        return {"type": "input_audio", "input_audio": {"data": base64.b64encode(value).decode(), "format": "wav"}}
+    return {"type": f"{kind}_url", f"{kind}_url": {"url": data_url(_MIME[kind], value)}}
+
+
+VL_QUESTIONS = {
+    "text": ask("hello world, how are you today?"),
+    "image": ask(image(1), "what is in this picture?"),
+    "two images": ask(image(2), "and", image(3, 120, 200), "describe the image"),
+    "video": ask(video(2), "summarise the video please."),
+}
+OMNI_QUESTIONS = {
+    "text": ask("hello world, how are you today?"),
+    "image": ask(image(1), "what is in this picture?"),
+    "audio": ask(audio(1.5), "what do you hear in this audio clip?"),
+    "video": ask(video(2), "summarise the video please."),
+    "image and audio": ask(image(2), audio(1.1, 1), "describe"),
+}

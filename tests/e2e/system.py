@@ -1,0 +1,280 @@
+"""One running Omnibus, started as a person starts it (``omnibus up``) and watched from outside only."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+import openai
+import psutil
+
+from omnibus import catalog
+from omnibus.bus import Delivery, messages, subjects
+from omnibus.bus.messages import Chunk, End, ExecutorStatus
+from omnibus.bus.nats import NatsBus
+from omnibus.settings import BusSettings
+from omnibus.tensors.client import TensorClient
+from omnibus.up import run
+from omnibus.up.lineage import die_with_parent
+from omnibus.up.shm import SHARED_MEMORY
+
+ROOT = Path(__file__).parents[2]
+VL, OMNI = "qwen2.5-vl-tiny", "qwen2.5-omni-tiny"
+
+_UP_WITHIN = 240.0  # seconds; a dozen processes that import torch at once
+_STOP_WITHIN = 40.0  # seconds
+_BACK_WITHIN = 90.0  # seconds for an executor that was killed to load again
+_SHOWN = 12_000  # characters of the log that a failure prints
+
+
+def declaration(family: str, checkpoint: Path, **changes: Any) -> dict[str, Any]:
+    """The usual deployment of a tiny model, with other ``options`` and ``paths`` if they are given."""
+    return {**catalog.declaration(family, str(checkpoint)), **changes}
+
+
+@contextlib.contextmanager
+def running(directory: Path, models: Mapping[str, Any], **settings: str) -> Iterator["System"]:
+    """Run ``models`` until the block ends; ``settings`` are environment variables.
+
+    Fails when a process, a port or shared memory is left afterwards.
+    """
+    system = System(directory, models, settings)
+    try:
+        system.start()
+        yield system
+    except BaseException:
+        print(system.log[-_SHOWN:])
+        raise
+    finally:
+        leftovers = system.stop()
+    assert leftovers == []
+
+
+class System:
+    """The processes of one ``omnibus up``."""
+
+    def __init__(self, directory: Path, models: Mapping[str, Any], settings: Mapping[str, str]) -> None:
+        self._declared = directory / "models.json"
+        self._declared.write_text(json.dumps({"models": models}))
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
+        # A private place for the file that says where everything is: other runs of this user stay apart.
+        self.env = {**os.environ, "PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(directory), **settings}
+        self.executors = {
+            subjects.token(f"{name}-{option}-{replica}")
+            for name, model in models.items()
+            for option, spec in model["options"].items()
+            for replica in range(spec.get("replicas", 1))
+        }
+        self._process: subprocess.Popen[str] | None = None
+        self._lines: list[str] = []
+        self._up = threading.Event()
+
+    # Life
+
+    def start(self) -> None:
+        self._process = self.command("up", "--port", "0", "--models", str(self._declared))
+        threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
+        assert self._up.wait(_UP_WITHIN), "not up in time"
+        assert self._process.poll() is None, "ended at once"
+        self.state = run.read(environ=self.env)
+        self.url = self.state.gateway_url
+        asyncio.run(self.whole(_UP_WITHIN))
+
+    def command(self, *arguments: str) -> "subprocess.Popen[str]":
+        """``omnibus <arguments>`` beside this system, output and errors in one pipe."""
+        return subprocess.Popen(
+            [sys.executable, "-u", "-m", "omnibus.cli", *arguments],
+            env=self.env,
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent(),
+        )
+
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._lines.append(line)
+            if line.startswith("Omnibus is up"):
+                self._up.set()
+        self._up.set()
+
+    @property
+    def log(self) -> str:
+        """What all processes have said so far."""
+        return "".join(self._lines)
+
+    def stop(self) -> list[str]:
+        """End everything by SIGTERM; what is left of it afterwards, in words. Stopping twice is harmless."""
+        process, self._process = self._process, None
+        if process is None:
+            return []
+        family = self.processes()
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_WITHIN)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return ["the supervisor did not stop"]
+        return self._left(family) if hasattr(self, "state") else []
+
+    def _left(self, family: Sequence[psutil.Process]) -> list[str]:
+        alive = [f"process {one.pid}" for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+        open_ports = [f"port {port}" for port in self.ports if _listens(port)]
+        shared = [path.name for path in SHARED_MEMORY.glob(f"{self.state.shm_prefix}*")]
+        directory = [self.state.directory] if Path(self.state.directory).exists() else []
+        return [*alive, *open_ports, *shared, *directory]
+
+    @property
+    def ports(self) -> list[int]:
+        state = self.state
+        urls = [state.nats_url, state.store_url, state.monitor_url, state.gateway_url]
+        return [port for url in urls if (port := urlsplit(url).port) is not None]
+
+    # Processes
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that this system runs at this moment, the supervisor left out."""
+        pid = self._process.pid if self._process is not None else self.state.pid
+        return psutil.Process(pid).children(recursive=True)
+
+    def server(self, name: str) -> psutil.Process:
+        """The process of ``nats-server`` or ``valkey-server``."""
+        return next(one for one in self.processes() if name in " ".join(one.cmdline()[:1]))
+
+    async def statuses(self, bus: NatsBus) -> AsyncIterator[ExecutorStatus]:
+        """What executors say of themselves from now on."""
+        heard: asyncio.Queue[bytes] = asyncio.Queue()
+        stop = await bus.subscribe(subjects.event(subjects.EXECUTOR), lambda d: heard.put_nowait(d.data))
+        bus.publish(subjects.event(subjects.CENSUS), b"{}")
+        try:
+            while True:
+                yield messages.decode_status(await heard.get())
+        finally:
+            await stop()
+
+    async def whole(self, within: float = _BACK_WITHIN, only: Sequence[str] = ()) -> dict[str, int]:
+        """Wait until all executors (or ``only`` these) are ready; returns their process ids."""
+        wanted = set(only) or self.executors
+        pids: dict[str, int] = {}
+        async with asyncio.timeout(within), self.bus() as bus, contextlib.aclosing(self.statuses(bus)) as heard:
+            async for status in heard:
+                if status.state == "ready":
+                    pids[status.id] = status.pid
+                if wanted <= pids.keys():
+                    return {id: pids[id] for id in wanted}
+        raise AssertionError("unreachable")
+
+    # Doors
+
+    @contextlib.asynccontextmanager
+    async def bus(self) -> AsyncIterator[NatsBus]:
+        bus = await NatsBus.connect(BusSettings(url=self.state.nats_url), "test")
+        try:
+            yield bus
+        finally:
+            await bus.drain()
+
+    @contextlib.asynccontextmanager
+    async def tensors(self) -> AsyncIterator[TensorClient]:
+        socket_path = str(Path(self.state.directory) / "sidecar.sock")
+        async with await TensorClient.connect(socket_path, "test", f"local-{self.state.pid}") as client:
+            yield client
+
+    def http(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, timeout=60)
+
+    def client(self) -> openai.AsyncOpenAI:
+        """The official client, without its own retries."""
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def ready(self) -> tuple[int, dict[str, Any]]:
+        """Status and body of ``/readyz``."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/readyz", timeout=5) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    async def becomes_ready(self, within: float = _BACK_WITHIN) -> None:
+        """Wait for 200 of ``/readyz``."""
+        async with asyncio.timeout(within):
+            while (await asyncio.to_thread(self.ready))[0] != 200:
+                await asyncio.sleep(0.1)
+
+    async def ledger_is_empty(self, within: float = 1.0) -> None:
+        """Fails unless every lease of the node's arena is given back ``within`` seconds."""
+        end = time.monotonic() + within
+        async with self.tensors() as tensors:
+            while (stats := await tensors.stats())["blocks"] and time.monotonic() < end:
+                await asyncio.sleep(0.02)
+            assert (stats["blocks"], stats["used_bytes"]) == (0, 0), await tensors.ledger()
+
+
+class Watch:
+    """Everything on the bus, in the server's order, from the moment it is opened."""
+
+    def __init__(self) -> None:
+        self.seen: list[Delivery] = []
+        self._news = asyncio.Event()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def on(cls, system: System) -> AsyncIterator["Watch"]:
+        watch = cls()
+        async with system.bus() as bus:
+            await bus.subscribe(f"{subjects.ROOT}.>", watch._see)
+            yield watch
+
+    def _see(self, delivery: Delivery) -> None:
+        self.seen.append(delivery)
+        self._news.set()
+
+    async def first(self, subject: str, within: float = 20.0) -> Delivery:
+        """The first message whose subject begins with ``subject``."""
+        async with asyncio.timeout(within):
+            while True:
+                for delivery in self.seen:
+                    if delivery.subject.startswith(subject):
+                        return delivery
+                self._news.clear()
+                await self._news.wait()
+
+    async def end(self, invocation: str) -> End:
+        return messages.decode_end((await self.first(subjects.end(invocation))).data)
+
+    def chunks(self, invocation: str, output: str) -> list[Chunk]:
+        """Chunks of ``output`` that went to a gateway, in order."""
+        frames = [d.data for d in self.seen if d.subject.startswith("omnibus.reply.") and d.data.startswith(b"{")]
+        found = [message for frame in frames for message in messages.decode_replies(frame)]
+        return [m for m in found if isinstance(m, Chunk) and m.inv == invocation and m.output == output]
+
+    def ids(self, invocation: str) -> list[int]:
+        """The token ids of an answer."""
+        return [id for chunk in self.chunks(invocation, "text") for id in chunk.data.get("ids", [])]
+
+
+def events(body: bytes) -> list[dict[str, Any]]:
+    """The JSON of every server-sent event but the closing mark."""
+    lines = [line.removeprefix(b"data: ") for line in body.split(b"\n\n") if line]
+    return [msgspec.json.decode(line) for line in lines if line != b"[DONE]"]
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,15 @@
+"""Qwen2.5-VL as encoder and LLM apart (E, L) and together (EL): three executors."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.system import VL, System, declaration, running
+
+
+@pytest.fixture(scope="package")
+def vl(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterator[System]:
+    directory = tmp_path_factory.mktemp("vl")
+    with running(directory, {VL: declaration("qwen2_5_vl", vl_checkpoint)}) as system:
+        yield system

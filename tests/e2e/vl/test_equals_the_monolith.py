@@ -1,0 +1,63 @@
+"""However Qwen2.5-VL is taken apart, it says what the whole model says."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests import models_oracle as oracle
+from tests.e2e.questions import VL_QUESTIONS, ask, image
+from tests.e2e.system import VL, System, Watch
+
+pytestmark = pytest.mark.e2e
+
+TOKENS = 24
+APART = {"text": "L", "image": "E>L", "two images": "E>L", "video": "E>L"}
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
+@pytest.mark.parametrize("name", VL_QUESTIONS)
+async def test_ids_and_text_are_those_of_the_whole_model(vl: System, vl_checkpoint: Path, name: str, together: bool):
+    question, path = VL_QUESTIONS[name], "EL" if together else APART[name]
+    ids, text = oracle.vl_answer(vl_checkpoint, question.plain, question.media, TOKENS)
+
+    async with Watch.on(vl) as watch, vl.client() as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=VL,
+            messages=question.messages,
+            max_tokens=TOKENS,
+            temperature=0,
+            extra_headers={"x-omnibus-path": path},
+        )
+        await watch.end(raw.headers["x-request-id"])
+
+    assert raw.headers["x-omnibus-path"] == path
+    assert raw.parse().choices[0].message.content == text
+    assert watch.ids(raw.headers["x-request-id"]) == ids
+
+
+async def test_another_image_gives_another_answer(vl: System):
+    async with vl.client() as client:
+        answers = [
+            await client.chat.completions.create(
+                model=VL, messages=ask(image(seed), "describe").messages, max_tokens=TOKENS, temperature=0
+            )
+            for seed in range(4)
+        ]
+
+    assert len({answer.choices[0].message.content for answer in answers}) == 4
+
+
+async def test_requests_at_the_same_time_each_get_their_own_answer(vl: System, vl_checkpoint: Path):
+    questions = [ask(image(seed), "describe the image") if seed % 3 else ask(f"{seed} cats") for seed in range(24)]
+    expected = [oracle.vl_answer(vl_checkpoint, one.plain, one.media, TOKENS)[1] for one in questions]
+
+    async with vl.client() as client:
+        answers = await asyncio.gather(
+            *(
+                client.chat.completions.create(model=VL, messages=one.messages, max_tokens=TOKENS, temperature=0)
+                for one in questions
+            )
+        )
+
+    assert [answer.choices[0].message.content for answer in answers] == expected
