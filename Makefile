@@ -14,10 +14,10 @@ export IMAGE AUDIO VIDEO PROMPT MODEL
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test lint fmt bench up down clean
+.PHONY: help install demo test lint lint-style lint-types lint-imports fmt bench up down clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(VENV)/.dev ## Create .venv with all services, local servers, tests and linters
 
@@ -28,18 +28,24 @@ demo: $(VENV)/.run ## Run the main job end to end (IMAGE= AUDIO= VIDEO= PROMPT= 
 test: $(VENV)/.dev ## Run all tests (ARGS="-k words", MARKS="not slow")
 	$(BIN)/python -m pytest -m "$(MARKS)" $(ARGS)
 
-lint: $(VENV)/.dev ## Check style, types and import rules
-	$(BIN)/ruff check .
+lint: lint-style lint-types lint-imports ## Check style, types and import rules (make -k lint: all, whatever fails)
+
+lint-style: $(VENV)/.dev
 	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+lint-types: $(VENV)/.dev
 	$(BIN)/mypy
+
+lint-imports: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/lint-imports
 
 fmt: $(VENV)/.dev ## Format the code and apply safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev ## Measure (ONLY=words picks benchmarks by name)
-	$(BIN)/python -m pytest -m bench -s $(if $(ONLY),-k "$(ONLY)") $(ARGS)
+bench: $(VENV)/.dev ## Measure, into bench-results.json (ONLY=words picks by name, ONLY=profile shows processes)
+	$(BIN)/python -m pytest tests/bench -m bench -q -s $(if $(ONLY),-k "$(ONLY)") $(ARGS)
 
 up: ## Start everything in containers
 	cd deploy/compose && $(COMPOSE) up --build -d

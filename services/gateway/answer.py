@@ -1,6 +1,5 @@
 """From streams to the HTTP answer: whole as JSON, or piece by piece as server-sent events."""
 
-import hashlib
 import time
 from collections.abc import AsyncIterator, Callable
 from secrets import token_hex
@@ -9,80 +8,17 @@ from typing import Any
 import numpy as np
 
 from omnibus.errors import OmnibusError
-from omnibus.metrics import GATEWAY
 from omnibus.task import ChatOutput
 from services.gateway.chat import arrivals
+from services.gateway.collected import Collected
 from services.gateway.openai import answers, audio
 from services.gateway.openai.schema import ChatRequest
 from services.gateway.openai.stream import DONE, ChatStream
-from services.gateway.records import Answer, text_digest
 from services.gateway.running import Running
 from services.gateway.streams import merge
 
 #: Seconds that an answer's audio id may be referred to.
 AUDIO_KEPT = 3600
-
-
-class Collected:
-    """What has come so far of one answer: enough for the JSON body, the usage and the record."""
-
-    def __init__(self, model: str, created: float) -> None:
-        self.first = 0.0
-        self.finish: str = "stop"
-        self.rate = 24000
-        self._model = model
-        self._created = created
-        self._begun: set[str] = set()
-        self._text: list[str] = []
-        self._pcm = hashlib.sha256()
-        self._samples = 0
-        self._usage: dict[str, int] = {}
-
-    def take(self, name: str, data: dict[str, Any], array: np.ndarray | None) -> None:
-        if name not in self._begun:
-            self._begun.add(name)
-            now = time.time()
-            self.first = self.first or now
-            GATEWAY.first_output(self._model, name).observe(now - self._created)
-        if name == "text":
-            if text := data.get("text"):
-                self._text.append(text)
-            self.finish = data.get("finish_reason", self.finish)
-            self._usage = data.get("usage", self._usage)
-        elif array is not None:
-            self.rate = data.get("rate", self.rate)
-            self._samples += len(array)
-
-    def heard(self, pcm: bytes) -> None:
-        self._pcm.update(pcm)
-
-    @property
-    def text(self) -> str:
-        return "".join(self._text)
-
-    def usage(self) -> answers.Usage:
-        counted = self._usage
-        image = counted.get("image_tokens", 0) + counted.get("video_tokens", 0)
-        sound = counted.get("audio_tokens", 0)
-        return answers.usage(
-            prompt_text=counted.get("prompt_tokens", 0) - image - sound,
-            prompt_image=image,
-            prompt_audio=sound,
-            text=counted.get("completion_tokens", 0),
-            audio=self._samples * 50 // self.rate,
-        )
-
-    def answer(self) -> Answer:
-        text = self.text
-        return Answer(
-            text=text,
-            text_sha256=text_digest(text),
-            audio_sha256=self._pcm.hexdigest() if self._samples else "",
-            audio_seconds=self._samples / self.rate,
-            rate=self.rate if self._samples else 0,
-            finish_reason=self.finish,
-            usage=self._usage,
-        )
 
 
 async def collect(running: Running, output: ChatOutput, got: Collected) -> np.ndarray:

@@ -10,7 +10,7 @@ from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError
 from omnibus.metrics import GATEWAY
 from omnibus.task import ChatOutput
 from services.gateway import answer
-from services.gateway.answer import Collected
+from services.gateway.collected import Collected
 from services.gateway.dispatch import Dispatcher
 from services.gateway.openai.problems import error_body, error_headers, status_of
 from services.gateway.openai.schema import ChatRequest
@@ -109,7 +109,7 @@ class Exchange:
             self._record(status)
 
     def _record(self, status: str) -> None:
-        self._records.end(self.running, status, self.got.answer(), self.got.first)
+        self._records.end(self.running, status, self.got)
 
 
 async def respond(send: Send, status: int, kind: bytes, body: bytes, extra: list[tuple[bytes, bytes]]) -> None:

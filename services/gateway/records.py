@@ -12,24 +12,14 @@ from omnibus.bus import Bus, subjects
 from omnibus.bus.messages import Hop
 from omnibus.errors import NotFound, OmnibusError, Problem
 from omnibus.graph import HANDLE, WIRE_VERSION, Invocation
+from services.gateway.collected import Answer, Collected
+from services.gateway.keep import MediaKeep
 from services.gateway.running import Running
 
 log = logging.getLogger(__name__)
 
 #: Characters of an answer's text that its end record repeats; the digest covers all of it.
 SHOWN = 16_000
-
-
-class Answer(msgspec.Struct, omit_defaults=True):
-    """What the client got. ``audio`` is the SHA-256 of its 16-bit samples."""
-
-    text: str = ""
-    text_sha256: str = ""
-    audio_sha256: str = ""
-    audio_seconds: float = 0.0
-    rate: int = 0
-    finish_reason: str = ""
-    usage: dict[str, int] = {}
 
 
 class Ended(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
@@ -52,23 +42,26 @@ class Ended(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
 class Records:
     """Writes to the stream without waiting; reads it for replay. ``full`` keeps inputs, else digests."""
 
-    def __init__(self, bus: Bus, full: bool) -> None:
+    def __init__(self, bus: Bus, full: bool, keep: MediaKeep) -> None:
         self._bus = bus
+        self._keep = keep
         self.full = full
 
     def begin(self, invocation: Invocation) -> None:
         body = graph.encode(invocation if self.full else _digested(invocation))
         self._publish(invocation, body, f"{invocation.id}.{invocation.attempt}")
 
-    def end(self, running: Running, status: str, answer: Answer, first: float) -> None:
-        invocation = running.invocation
+    def end(self, running: Running, status: str, got: Collected) -> None:
+        invocation, answer = running.invocation, got.answer()
+        if self.full and answer.audio_sha256:
+            self._keep.put(answer.audio_sha256, got.pcm)
         shown = answer.text[:SHOWN] if self.full else ""
         ended = Ended(
             inv=invocation.id,
             status=status,
             created=invocation.created,
             finished=time.time(),
-            first=first,
+            first=got.first,
             attempts=invocation.attempt + 1,
             path=invocation.path,
             route=invocation.route,
@@ -93,10 +86,6 @@ class Records:
         if not begins:
             raise NotFound(f"no record of invocation {id!r}: its retention may have passed")
         return graph.decode(begins[0]), msgspec.json.decode(ends[-1], type=Ended) if ends else None
-
-
-def text_digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _digested(invocation: Invocation) -> Invocation:

@@ -16,12 +16,12 @@ from omnibus.bus import Delivery
 from omnibus.errors import BadRequest, OmnibusError
 from omnibus.graph import HANDLE, Invocation, Node
 from omnibus.tensors.client import TensorClient
-from services.gateway.answer import Collected
 from services.gateway.chat import APP, place
+from services.gateway.collected import Answer, Collected
 from services.gateway.dispatch import Dispatcher
 from services.gateway.keep import MediaKeep
 from services.gateway.openai.audio import pcm16
-from services.gateway.records import Answer, Ended, Records
+from services.gateway.records import Ended, Records
 from services.gateway.route import Router
 from services.gateway.running import Running
 from services.gateway.streams import merge
@@ -55,16 +55,13 @@ class Replayer:
         yield {"status": "running", "id": again.id, "replay_of": recorded.id, "path": again.path, "route": again.route}
         got = Collected(again.model, again.created)
         try:
-            pcm = await self._collect(running, got)
+            await self._collect(running, got)
         except OmnibusError:
             self._dispatcher.finish(running, "failed")
-            self._records.end(running, "failed", got.answer(), got.first)
+            self._records.end(running, "failed", got)
             raise
-        self._dispatcher.complete(running, lambda: self._records.end(running, "done", got.answer(), got.first))
-        answer = got.answer()
-        if pcm:
-            self._keep.put(answer.audio_sha256, pcm)
-        yield {"status": "done", "id": again.id, "answer": answer, **await self._compare(recorded, answer, pcm)}
+        self._dispatcher.complete(running, lambda: self._records.end(running, "done", got))
+        yield {"status": "done", "id": again.id, "answer": got.answer(), **await self._compare(recorded, got)}
 
     async def _send(self, recorded: Invocation) -> tuple[Invocation, Running]:
         self._router.model(recorded.model)
@@ -110,30 +107,27 @@ class Replayer:
                 )
         return graph.with_inputs(node, inputs)
 
-    async def _collect(self, running: Running, got: Collected) -> bytes:
+    async def _collect(self, running: Running, got: Collected) -> None:
         streams = {
             ("audio" if running.invocation.nodes[node].component == "vocoder" else "text"): stream
             for (node, _), stream in running.streams.items()
         }
-        sound: list[np.ndarray] = []
         async for batch in merge(streams):
             for name, item in batch:
                 got.take(name, item.data, item.array)
                 if item.array is not None:
-                    sound.append(item.array)
-        pcm = pcm16(np.concatenate(sound)) if sound else b""
-        if pcm:
-            got.heard(pcm)
-        return pcm
+                    got.heard(pcm16(item.array))
 
-    async def _compare(self, recorded: Invocation, answer: Answer, pcm: bytes) -> dict[str, Any]:
+    async def _compare(self, recorded: Invocation, got: Collected) -> dict[str, Any]:
         """``identical`` is None when the recorded answer is unknown."""
+        answer = got.answer()
         _, ended = await self._records.find(recorded.id)
         if ended is None or ended.status != "done":
             return {"identical": None, "why": "the recorded invocation has no finished answer"}
         if ended.answer.text_sha256 != answer.text_sha256:
             return {"identical": False, "why": "the text differs"}
-        return {"identical": await self._same_sound(ended, answer, pcm)}
+        same = await self._same_sound(ended, answer, got.pcm)
+        return {"identical": same} if same else {"identical": False, "why": "the sound differs"}
 
     async def _same_sound(self, ended: Ended, answer: Answer, pcm: bytes) -> bool:
         if ended.answer.audio_sha256 == answer.audio_sha256:

@@ -22,7 +22,7 @@ class Protocol(HttpToolsProtocol):
         cycle = self.cycle
         super().connection_lost(exc)
         if cycle is not None and cycle.disconnected:
-            left: Callable[[], None] | None = cycle.scope.get(ON_LEFT)  # type: ignore[assignment]
+            left: Callable[[], None] | None = cycle.scope.get(ON_LEFT)
             if left is not None:
                 left()
 

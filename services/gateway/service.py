@@ -50,7 +50,7 @@ class GatewayService:
         router = Router(gateway, members)
         self._dispatcher = Dispatcher(gateway, self._bus, self._tensors, router, members)
         await self._dispatcher.startup()
-        records = Records(self._bus, settings.record == "full")
+        records = Records(self._bus, settings.record == "full", self._keep)
         ports = None if settings.allow_private else FetchRules().ports
         rules = FetchRules(allow_http=settings.allow_http, allow_private=settings.allow_private, ports=ports)
         fetcher = Fetcher(rules)

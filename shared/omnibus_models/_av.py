@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Playlists (HLS, DASH, concat) would make the demuxer open other files and addresses: containers only.
-_CONTAINERS = (
-    "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,wav,w64,aiff,mp3,flac,ogg,aac,amr,caf,mpegts,mpeg,flv,gif,asf"
-)
+_CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,wav,w64,aiff,mp3,flac,ogg,aac,amr,caf,mpegts,mpeg,flv,gif,asf"
 _OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
 # Formats whose header states the exact length: less than that means that the end is missing.
 _EXACT = ("mov", "flac", "aiff")
@@ -79,7 +77,7 @@ def _require_whole(container: Any, stream: Any, seconds: float) -> None:
 def _require_whole_wav(data: memoryview) -> None:
     # FFmpeg takes the size of the file for the length of a WAV, so the header is read here.
     size = int.from_bytes(data[4:8], "little") + 8
-    if data[:4] == b"RIFF" and len(data) < size < _UNKNOWN_SIZE:
+    if bytes(data[:4]) == b"RIFF" and len(data) < size < _UNKNOWN_SIZE:
         raise errors.BadMedia(_TRUNCATED)
 
 

@@ -6,7 +6,7 @@ cost nothing, and renames of old checkpoint keys, sharding, dtype and quantisati
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -66,7 +66,7 @@ def pruned(cls: type[M], drop: Sequence[str]) -> type[M]:
 
     class Pruned(cls):  # type: ignore[valid-type,misc]
         # What was dropped is still in the checkpoint: no reason for a warning.
-        _keys_to_ignore_on_load_unexpected = [".*"]
+        _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [".*"]
 
         def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
             super().__init__(config, *args, **kwargs)

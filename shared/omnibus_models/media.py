@@ -55,8 +55,9 @@ def image(data: memoryview, limits: Limits = DEFAULT) -> Image.Image:
     """Decode one image (the first frame of an animation) to RGB, upright."""
     with decoding("image", data):
         picture = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
-        check_pixels(*picture.size, limits)
-        check_aspect(*picture.size)
+        width, height = picture.size
+        check_pixels(width, height, limits)
+        check_aspect(width, height)
         return ImageOps.exif_transpose(picture).convert("RGB")
 
 
@@ -87,10 +88,10 @@ def decoding(kind: str, data: memoryview) -> Iterator[None]:
         raise
     except Image.DecompressionBombError:
         raise errors.TooLarge(f"the {kind} has too many pixels; send a smaller one") from None
-    except Exception:
+    except Exception:  # noqa: BLE001
         # Decoders raise anything on hostile bytes: KeyError, struct.error, SyntaxError. One request is at
         # fault, the service is not.
-        raise errors.BadMedia(f"the {kind} cannot be decoded: it is corrupt, truncated or of an unknown format") from None
+        raise errors.BadMedia(f"the {kind} is corrupt, truncated or of an unknown format; send another file") from None
 
 
 def check_pixels(width: int, height: int, limits: Limits) -> None:

@@ -7,7 +7,7 @@ exactly the final ones and lose or double nothing. How much context each network
 * The DiT attends one block (12 codes) ahead and two back at most, but in each of 36 evaluations of the
   solver, so its formal reach is seconds. The influence dies out by a factor of 30 to 50 per block.
   Largest waveform error against the one-shot waveform, tiny checkpoint, 144 codes, two draws:
-  1 ahead 2e-4, 2 ahead 3e-6, 3 ahead 5e-7; 1 back 2e-4, 2 back 3e-6, 3 back 4e-7 (float32 rounding).
+  1 ahead 3e-4, 2 ahead 4e-6, 3 ahead 6e-7; 1 back 2e-4, 2 back 3e-6, 3 back 4e-7 (float32 rounding).
   Two ahead is the least that keeps 1e-5; three back costs little and adds no delay. The first samples
   come after (1 + ahead) blocks, 36 codes, plus what BigVGAN's reach needs beyond the first block.
 """

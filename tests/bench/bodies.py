@@ -32,10 +32,13 @@ def picture(tensor_bytes: int, nbytes: int = 0) -> bytes:
 
     The six bytes behind its end, which decoders ignore, are free to make each copy different.
     """
-    head, tail = [_chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0))], [
-        _chunk(b"IDAT", zlib.compress(b"\0\0")),
-        _chunk(b"IEND", b""),
-    ]
+    head, tail = (
+        [_chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0))],
+        [
+            _chunk(b"IDAT", zlib.compress(b"\0\0")),
+            _chunk(b"IEND", b""),
+        ],
+    )
     bare = len(_SIGNATURE) + sum(map(len, head + tail)) + 12 + 4 + 6
     padding = max(0, nbytes - bare)
     padding += -(bare + padding) % 3  # base64 then ends with exactly the six free bytes

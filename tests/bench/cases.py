@@ -76,7 +76,12 @@ CASES: dict[str, Case] = {
 #: What the services must have served before their memory is read.
 LOADED = ("control.text.c64.cpu_ms", "control.stream64.c16.cpu_ms", "control.dataurl1MiB.c1.cpu_ms")
 #: What the table of CPU per process shows when nothing else is asked for.
-PROFILED = ("control.text.c1.cpu_ms", "control.text.c16.cpu_ms", "control.stream64.c16.cpu_ms", "tensor.32MiB.c1.cpu_ms")
+PROFILED = (
+    "control.text.c1.cpu_ms",
+    "control.text.c16.cpu_ms",
+    "control.stream64.c16.cpu_ms",
+    "tensor.32MiB.c1.cpu_ms",
+)
 PROFILE = "profile"
 
 NAMES = (*CASES, COPY, SIDECAR, *MEMORY)

@@ -46,9 +46,12 @@ class Done(msgspec.Struct, frozen=True):
 class _Connection(asyncio.Protocol):
     def __init__(self, load: Load) -> None:
         self._load = load
-        self._head = b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (
-            load.path.encode(),
-            len(bodies.fill(load.template, bodies.FIRST)),
+        self._head = (
+            b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            % (
+                load.path.encode(),
+                len(bodies.fill(load.template, bodies.FIRST)),
+            )
         )
         self._finished = asyncio.get_running_loop().create_future()
         self._finished.set_result(None)
@@ -108,7 +111,8 @@ def _body(data: bytearray) -> bytes | None:
 
 
 def _dechunked(data: bytes) -> bytes:
-    parts, at = [], 0
+    parts: list[bytes] = []
+    at = 0
     while True:
         end = data.index(b"\r\n", at)
         size = int(data[at:end], 16)
@@ -120,6 +124,7 @@ def _dechunked(data: bytes) -> bytes:
 
 def _check(body: bytes, seed: int, load: Load) -> None:
     found: Any
+    wanted: Any
     if load.kind == "echo":
         found, wanted = msgspec.json.decode(body)["seed"], seed
     elif load.kind == "chat":

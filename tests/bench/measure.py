@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from omnibus.up.stack import ROOT
 from tests.bench import bodies, cases, floor
-from tests.bench.cases import CASES, COPY, ECHO, MEMORY, MEMORY_GOAL, SIDECAR
+from tests.bench.cases import CASES, COPY, MEMORY, MEMORY_GOAL, SIDECAR
 from tests.bench.system import PATHS, Sample, running
 
 ROUNDS = 3
@@ -47,10 +47,10 @@ def measure(wanted: set[str]) -> Measured:
     names = cases.needed(wanted)
     if SIDECAR in wanted:
         found.values[SIDECAR] = _sidecar()
-    for model in bodies.MODELS:
+    used = {CASES[name].model for name in names if CASES[name].model} or {bodies.MODELS[0]}
+    for model in [model for model in bodies.MODELS if names and model in used]:
         mine = [name for name in names if CASES[name].model in (model, "")]
-        if any(CASES[name].model for name in mine) or (mine and names == [ECHO]):
-            asyncio.run(_rounds(found, model, mine, wanted))
+        asyncio.run(_rounds(found, model, mine, wanted))
     if COPY in wanted and not found.copies:
         found.copies = [floor.copy_ms() for _ in range(ROUNDS)]
     return found

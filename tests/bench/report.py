@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -34,7 +33,9 @@ def profile(found: Measured) -> str:
     lines = [_line("CPU ms per request", middle)]
     lines += [_line(process, [_ms(sample.cpu_ms.get(process)) for sample in middle.values()]) for process in order]
     lines.append(_line("total", [_ms(sample.total) for sample in middle.values()]))
-    lines.append(_line("requests/s", [f"{sample.done.requests / sample.done.seconds:.0f}" for sample in middle.values()]))
+    lines.append(
+        _line("requests/s", [f"{sample.done.requests / sample.done.seconds:.0f}" for sample in middle.values()])
+    )
     lines.append(_line("median latency, ms", [_ms(sample.done.median_ms) for sample in middle.values()]))
     idle = ", ".join(f"{model} {spent:.1f}" for model, spent in found.idle.items())
     lines.append(f"CPU ms per second without any request, the whole system: {idle}")

@@ -39,7 +39,9 @@ def _option(service: str, *components: str) -> dict[str, object]:
     return {"components": components, "service": service}
 
 
-def _model(encoders: Mapping[str, str], components: tuple[str, ...], options: Mapping[str, object]) -> dict[str, object]:
+def _model(
+    encoders: Mapping[str, str], components: tuple[str, ...], options: Mapping[str, object]
+) -> dict[str, object]:
     paths = [{"options": list(options)}]
     common = {"family": "null", "checkpoint": "", "encoders": encoders, "components": components}
     return {**common, "options": options, "paths": paths}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import media
@@ -22,11 +22,11 @@ class Decoder(Loaded):
 
     axes = AXES
 
-    def __init__(self, module: Any, backbone: nn.Module, head: nn.Linear, eos: Iterable[int]) -> None:
+    def __init__(self, module: Any, backbone: Any, head: Any, eos: Iterable[int]) -> None:
         super().__init__(module)
-        config: Any = backbone.config
+        config = backbone.config
         self._backbone, self._head = backbone, head
-        self._mask_kinds = tuple(set(config.layer_types))
+        self._mask_kinds = _mask_kinds(config)
         self.eos = frozenset(eos)
         self.layers: int = config.num_hidden_layers
         self.context: int = config.max_position_embeddings
@@ -37,7 +37,8 @@ class Decoder(Loaded):
     @torch.no_grad()
     def embed(self, ids: Tensor) -> Tensor:
         """Token embeddings: [...] int64 to [..., H]."""
-        embedded: Tensor = self.module.get_input_embeddings()(ids)
+        module: Any = self.module
+        embedded: Tensor = module.get_input_embeddings()(ids)
         return embedded
 
     @torch.no_grad()
@@ -107,7 +108,8 @@ class Thinker(Decoder):
         if media:
             rows = torch.cat([item.embeds.to(self.device, self.dtype) for item in media])
             inputs[is_media] = rows
-        positions, delta = self._positions(tokens[None], media)
+        # Positions are counted in a loop over the media: on the CPU, where that does not wait for a device.
+        positions, delta = self._positions(torch.tensor([ids]), media)
         return Prefill(inputs, positions[:, 0].to(self.device), int(delta), is_media)
 
     def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
@@ -133,7 +135,7 @@ class Thinker(Decoder):
         return {"role": role, "content": [self._part(part) for part in content]}
 
     def _part(self, part: Any) -> dict[str, str]:
-        kind = part.get("type") if isinstance(part, Mapping) else None
+        kind = str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__
         if kind == "text":
             return {"type": "text", "text": self._clean(part.get("text"))}
         if kind not in self._placeholders.values():
@@ -252,6 +254,13 @@ def _media_of(chat: Iterable[Mapping[str, Any]]) -> Iterable[str]:
     for message in chat:
         if not isinstance(message["content"], str):
             yield from (part["type"] for part in message["content"] if part["type"] != "text")
+
+
+def _mask_kinds(config: Any) -> tuple[str, ...]:
+    kinds = tuple(sorted(set(config.layer_types)))
+    if kinds != ("full_attention",):
+        raise errors.Fatal(f"layers with {', '.join(kinds)} cannot be served; only full attention is supported")
+    return kinds
 
 
 def _stops(module: Any, tokenizer: Any) -> set[int]:

@@ -211,9 +211,7 @@ def _config(checkpoint: Path) -> Any:
 def _thinker_part(config: Any, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
     from transformers import Qwen2_5OmniThinkerForConditionalGeneration as ThinkerModel
 
-    return loading.load(
-        ThinkerModel, checkpoint, drop=drop, device=device, dtype=dtype, config=config.thinker_config
-    )
+    return loading.load(ThinkerModel, checkpoint, drop=drop, device=device, dtype=dtype, config=config.thinker_config)
 
 
 def _audio_encoder(module: Any, checkpoint: Path, limits: media.Limits) -> AudioEncoder:

@@ -15,10 +15,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
     try:
-        print(tiny.build(chosen.family, chosen.directory, chosen.seed))
+        built = tiny.build(chosen.family, chosen.directory, chosen.seed)
     except errors.OmnibusError as error:
-        print(error.message, file=sys.stderr)
+        sys.stderr.write(f"{error.message}\n")
         return 1
+    sys.stdout.write(f"{built}\n")
     return 0
 
 

@@ -59,8 +59,8 @@ def tokenizer(special: Sequence[str], names: Mapping[str, str], chat_template: s
     bpe.train_from_iterator([_CORPUS] * 4 + ["user\nassistant\nsystem\n"] * 4, trainer)
     made = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
+        eos_token="<|im_end|>",  # noqa: S106
+        pad_token="<|endoftext|>",  # noqa: S106
         extra_special_tokens=dict(names),
         model_max_length=32768,
         padding_side="left",

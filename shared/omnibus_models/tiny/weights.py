@@ -35,7 +35,10 @@ def speak_words(head: Tensor, tokenizer: PreTrainedTokenizerFast, stop_gain: flo
     ``head`` [vocabulary, H] is the output matrix: a zero row has logit 0, which never is the largest.
     ``stop_gain`` weighs end of turn: some answers should end by themselves, none at once.
     """
-    for index in range(len(head)):
-        text = tokenizer.decode([index])
-        readable = text in (".", ",", "?") or (text[:1] == " " and text[1:] in WORDS)
-        head[index] *= _HEAD_GAIN if readable else 0.0 if index != tokenizer.eos_token_id else stop_gain
+    gains = [_HEAD_GAIN if _readable(tokenizer.decode([index])) else 0.0 for index in range(len(head))]
+    gains[tokenizer.eos_token_id] = stop_gain
+    head *= torch.tensor(gains)[:, None]
+
+
+def _readable(text: str) -> bool:
+    return text in {".", ",", "?"} or (text[:1] == " " and text[1:] in WORDS)

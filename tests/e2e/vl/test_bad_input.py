@@ -68,7 +68,7 @@ CASES: dict[str, Case] = {
     "corrupt image": Case(picture(data_url("image/png", damaged(PNG))), 400, "bad_media", None, "image"),
     "truncated image": Case(picture(data_url("image/png", PNG[: len(PNG) // 2])), 400, "bad_media", None, "image"),
     "no image at all": Case(picture(data_url("image/png", b"hello" * 20)), 400, "bad_media", IMAGE, "image"),
-    "no base64": Case(picture("data:image/png;base64,@@@@"), 400, "bad_media", IMAGE, "base64"),
+    "no base64": Case(picture("data:image/png;base64,@@@@"), 400, "bad_request", IMAGE, "base64"),
     "huge image": Case(
         picture(data_url("image/png", png_header(60_000, 60_000, b""))), 413, "too_large", IMAGE, "pixels"
     ),
@@ -85,7 +85,7 @@ CASES: dict[str, Case] = {
         chat(max_tokens=CONTEXT + 1), 400, "bad_request", "max_tokens", f"context of {CONTEXT}"
     ),
     "text longer than the context": Case(
-        chat("cat dog " * CONTEXT), 400, "context_length_exceeded", "messages", str(CONTEXT)
+        chat("cat dog " * CONTEXT), 400, "context_length_exceeded", "messages", "this model takes"
     ),
     "sound to a model that does not listen": Case(
         chat(ask(audio(0.5), "what?").messages[0]["content"]), 400, "bad_request", "messages", "image, video"
@@ -124,8 +124,8 @@ async def post(http: httpx.AsyncClient, body: bytes) -> httpx.Response:
     return await http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
 
 
-async def test_an_image_that_unpacks_to_a_gigabyte_takes_no_memory(vl: System):
-    bomb = png_header(64, 64, b"\0" * (1 << 30))
+async def test_an_image_that_unpacks_to_more_than_it_says_takes_no_memory(vl: System):
+    bomb = png_header(64, 64, b"\0" * (256 << 20))
     encoders = [psutil.Process(pid) for id, pid in (await vl.whole()).items() if not id.endswith("-L-0")]
     before = max(one.memory_info().rss for one in encoders)
 
@@ -138,7 +138,7 @@ async def test_an_image_that_unpacks_to_a_gigabyte_takes_no_memory(vl: System):
             )
             assert answer.status_code in (200, 400), answer.text
 
-    assert max(one.memory_info().rss for one in encoders) - before < 200 << 20
+    assert max(one.memory_info().rss for one in encoders) - before < 100 << 20
     await vl.ledger_is_empty()
 
 

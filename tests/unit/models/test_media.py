@@ -126,7 +126,9 @@ def test_usual_image_formats_are_read(kind: str) -> None:
     assert media.image(memoryview(files.picture(1, kind=kind))).size == (90, 60)
 
 
-@pytest.mark.parametrize(("codec", "container"), [("flac", "flac"), ("mp3", "mp3"), ("libopus", "ogg"), ("aac", "adts")])
+@pytest.mark.parametrize(
+    ("codec", "container"), [("flac", "flac"), ("mp3", "mp3"), ("libopus", "ogg"), ("aac", "adts")]
+)
 def test_usual_sound_formats_become_mono_at_16_khz(codec: str, container: str) -> None:
     samples = media.audio(memoryview(files.encoded(1.0, codec, container, rate=48_000)))
 

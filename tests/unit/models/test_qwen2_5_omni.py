@@ -66,9 +66,7 @@ def test_prompts_are_the_ids_of_the_joint_processor(omni: Path, omni_parts: dict
     thinker = omni_parts["thinker"]
     prompt = thinker.prompt(messages)
 
-    prefill = thinker.assemble(
-        prompt, encode([omni_parts["vision"], omni_parts["audio"]], prompt.modalities, given)
-    )
+    prefill = thinker.assemble(prompt, encode([omni_parts["vision"], omni_parts["audio"]], prompt.modalities, given))
 
     expected = oracle.omni_inputs(omni, messages, given)["input_ids"][0]
     assert prefill.inputs.shape[0] == len(expected)

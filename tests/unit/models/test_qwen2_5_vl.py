@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from omnibus.errors import BadRequest, ContextTooLong
+from omnibus_models import families, media
 from omnibus_models.contract import Encoded
 from tests import models_oracle as oracle
 from tests.unit.models import files
@@ -50,27 +51,25 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_split_components_answer_like_the_whole_model(vl: Path, vl_parts: dict[str, Any], case: str) -> None:
-    messages, media = CASES[case]
+    messages, given = CASES[case]
 
-    thought = think(vl_parts["thinker"], [vl_parts["vision"]], messages, media, TOKENS)
+    thought = think(vl_parts["thinker"], [vl_parts["vision"]], messages, given, TOKENS)
 
-    ids, words = oracle.vl_answer(vl, messages, media, TOKENS)
+    ids, words = oracle.vl_answer(vl, messages, given, TOKENS)
     assert thought.ids == ids
     assert vl_parts["thinker"].text(thought.ids) == words
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_prompts_are_as_long_as_the_joint_processor_makes_them(
-    vl: Path, vl_parts: dict[str, Any], case: str
-) -> None:
-    messages, media = CASES[case]
+def test_prompts_are_as_long_as_the_joint_processor_makes_them(vl: Path, vl_parts: dict[str, Any], case: str) -> None:
+    messages, given = CASES[case]
     thinker = vl_parts["thinker"]
     prompt = thinker.prompt(messages)
 
-    items = encode([vl_parts["vision"]], prompt.modalities, media)
+    items = encode([vl_parts["vision"]], prompt.modalities, given)
     prefill = thinker.assemble(prompt, items)
 
-    expected = oracle.vl_inputs(vl, messages, media)["input_ids"][0]
+    expected = oracle.vl_inputs(vl, messages, given)["input_ids"][0]
     rows = thinker.embed(expected)
     assert prefill.inputs.shape[0] == len(expected)
     torch.testing.assert_close(prefill.inputs[~prefill.media], rows[~prefill.media], rtol=0, atol=0)
@@ -114,6 +113,16 @@ def test_a_batch_of_images_and_videos_equals_its_items_alone(vl_parts: dict[str,
         assert one.meta == alone.meta == item.meta
         assert one.embeds.shape[0] == item.meta["n_tokens"]
         torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+
+
+def test_a_video_that_was_thinned_out_keeps_its_pace(vl: Path, vl_parts: dict[str, Any]) -> None:
+    film = memoryview(files.film(10))
+    thin = families.family_of(vl).load("vision", vl, limits=media.Limits(sampled=8))
+
+    whole, few = vl_parts["vision"].prepare(film, "video"), thin.prepare(film, "video")
+
+    assert (whole.meta["grid_thw"][0], whole.meta["second_per_grid"]) == (10, 1.0)
+    assert (few.meta["grid_thw"][0], few.meta["second_per_grid"]) == (3, 4.0)
 
 
 def test_nothing_to_encode_is_nothing(vl_parts: dict[str, Any]) -> None:
@@ -176,9 +185,9 @@ def test_missing_and_surplus_media_are_refused(vl_parts: dict[str, Any]) -> None
     [item] = encode([vl_parts["vision"]], ["image"], {"image": [files.picture(1)]})
     prompt = thinker.prompt([user(IMAGE, text("a"))])
 
-    for media in ([], [item, item], [Encoded(item.embeds, {**item.meta, "modality": "video"})]):
+    for wrong in ([], [item, item], [Encoded(item.embeds, {**item.meta, "modality": "video"})]):
         with pytest.raises(BadRequest, match="image"):
-            thinker.assemble(prompt, media)
+            thinker.assemble(prompt, wrong)
 
 
 def test_a_prompt_that_does_not_fit_the_context_is_refused(vl_parts: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ async def test_a_killed_server_comes_back_on_its_port(tmp_path, lines):
 
 
 async def test_a_process_that_keeps_ending_is_given_up_with_its_last_lines(lines):
-    crashes = python_code("crasher", "print('up', flush=True); print('out of luck')", lines)
+    crashes = python_code("crasher", "print('out of luck')")
 
     with pytest.raises(Fatal, match="gave up") as caught:
         async with Supervisor([crashes], log=log_to(lines), policy=QUICK) as supervisor, asyncio.timeout(WITHIN):
@@ -156,7 +156,7 @@ async def test_adding_is_all_or_nothing(lines):
 
 async def test_a_process_that_need_not_restart_may_end(lines):
     exits = Exits()
-    once = python_code("once", "print('up')", lines, restart=False)
+    once = python_code("once", "pass", restart=False)
     async with Supervisor([once, python_code("base", SLEEPS, lines)], log=log_to(lines), on_exit=exits) as supervisor:
         end = await exits.next()
 
@@ -283,7 +283,7 @@ async def test_processes_without_ties_start_at_the_same_time(lines):
 
 
 async def test_work_inside_the_context_ends_when_a_process_is_given_up(lines):
-    crashes = python_code("crasher", "print('up', flush=True)", lines)
+    crashes = python_code("crasher", "pass")
 
     with pytest.raises(Fatal, match="gave up"):
         async with Supervisor([crashes], log=log_to(lines), policy=QUICK) as supervisor:

@@ -1,0 +1,104 @@
+"""A client that leaves stops everything that worked for it."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from omnibus.bus import subjects
+from tests.e2e.questions import ask, image
+from tests.e2e.system import VL, System, Watch
+
+pytestmark = pytest.mark.e2e
+
+LONG = 3000  # tokens; several seconds of work
+QUESTION = ask(image(1), "describe")
+
+
+def body(**more: Any) -> dict[str, Any]:
+    wanted = {"max_tokens": LONG, "ignore_eos": True, "temperature": 0}
+    return {"model": VL, "messages": QUESTION.messages, **wanted, **more}
+
+
+@pytest.mark.parametrize("path", ["E>L", "EL"])
+async def test_a_client_that_leaves_a_stream_cancels_it_everywhere(vl: System, path: str):
+    async with Watch.on(vl) as watch:
+        async with (
+            vl.http() as http,
+            http.stream(
+                "POST", "/v1/chat/completions", json=body(stream=True), headers={"x-omnibus-path": path}
+            ) as answer,
+        ):
+            id = answer.headers["x-request-id"]
+            await read(answer, 5)
+        end = await watch.end(id)
+        await vl.ledger_is_empty()
+        await asyncio.sleep(0.3)  # what is still on its way
+
+    assert end.status == "cancelled"
+    assert 5 <= len(watch.ids(id)) < LONG / 2
+    assert after_the_end(watch, id) <= 1
+
+
+async def read(answer: httpx.Response, deltas: int) -> list[str]:
+    found: list[str] = []
+    async for line in answer.aiter_lines():
+        if line.startswith("data: ") and json.loads(line[6:])["choices"][0]["delta"].get("content"):
+            found.append(line)
+        if len(found) == deltas:
+            return found
+    raise AssertionError("the stream ended early")
+
+
+def after_the_end(watch: Watch, id: str) -> int:
+    """Tokens of ``id`` that came after its end was announced."""
+    subject = [delivery.subject for delivery in watch.seen].index(subjects.end(id))
+    late = Watch()
+    late.seen = watch.seen[subject:]
+    return len(late.ids(id))
+
+
+async def test_a_client_that_leaves_before_the_whole_answer_cancels_it(vl: System):
+    async with Watch.on(vl) as watch:
+        async with vl.http() as http:
+            asking = asyncio.create_task(http.post("/v1/chat/completions", json=body()))
+            dispatched = await watch.first("omnibus.reply.")
+            asking.cancel()
+        ended = await watch.first("omnibus.end.")
+        await vl.ledger_is_empty()
+
+    assert dispatched
+    assert json.loads(ended.data)["status"] == "cancelled"
+
+
+async def test_the_record_of_a_client_that_left_says_so(vl: System):
+    async with Watch.on(vl) as watch:
+        async with vl.http() as http, http.stream("POST", "/v1/chat/completions", json=body(stream=True)) as answer:
+            id = answer.headers["x-request-id"]
+            await read(answer, 1)
+        await watch.end(id)
+        async with vl.bus() as bus:
+            begin, end = [json.loads(record.data) for record in await bus.records(f"omnibus.inv.chat.{id}")]
+
+    assert begin["id"] == id
+    assert (end["kind"], end["status"]) == ("end", "cancelled")
+
+
+async def test_many_clients_that_leave_at_once_leave_nothing_behind(vl: System):
+    async with Watch.on(vl) as watch:
+        async with vl.http() as http:
+            asking = [asyncio.create_task(http.post("/v1/chat/completions", json=body())) for _ in range(12)]
+            await watch.first("omnibus.reply.")
+            await asyncio.sleep(0.2)
+            for one in asking:
+                one.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.sleep(0.2)
+        await vl.ledger_is_empty()
+
+    begun = {d.subject for d in watch.seen if d.subject.startswith("omnibus.inv.") and b'"kind":"end"' not in d.data}
+    ended = [d for d in watch.seen if d.subject.startswith("omnibus.end.")]
+    assert len(ended) == len(begun) == 12
+    assert {json.loads(one.data)["status"] for one in ended} == {"cancelled"}

@@ -1,0 +1,157 @@
+"""Every request is recorded, can be read, and can be run again with the same answer."""
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from omnibus.bus import subjects
+from tests.e2e.questions import VL_QUESTIONS, Question, ask, image
+from tests.e2e.system import VL, System, Watch
+
+pytestmark = pytest.mark.e2e
+
+TOKENS = 12
+LONG_TEXT = ask("the small white cat sleeps on the warm red mat. " * 400)  # travels by handle
+QUESTIONS = {**{name: VL_QUESTIONS[name] for name in ("text", "image", "video")}, "long text": LONG_TEXT}
+
+
+async def asked(system: System, question: Question, **more: Any) -> tuple[str, str]:
+    """Ask and wait until the end is recorded: the invocation's id and the text."""
+    async with Watch.on(system) as watch, system.client() as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=VL, messages=question.messages, max_tokens=TOKENS, **more
+        )
+        id = raw.headers["x-request-id"]
+        await watch.end(id)
+    return id, raw.parse().choices[0].message.content or ""
+
+
+async def recorded(system: System, id: str) -> bytes:
+    """The very bytes of the record, as `nats stream get` shows them."""
+    async with system.bus() as bus:
+        return (await bus.records(f"omnibus.inv.*.{id}"))[0].data
+
+
+async def requested(nc: Client, subject: str, payload: bytes) -> list[dict[str, Any]]:
+    """What `nats req --replies=0` does: a plain payload and an inbox; replies up to the empty message."""
+    inbox = nc.new_inbox()
+    subscription = await nc.subscribe(inbox)
+    await nc.publish(subject, payload, reply=inbox)
+    replies = []
+    while (message := await subscription.next_msg(timeout=30)).data:
+        replies.append(json.loads(message.data))
+    return replies
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+async def test_a_recorded_body_published_again_gives_the_same_answer_and_says_so(vl: System, name: str):
+    id, text = await asked(vl, QUESTIONS[name], temperature=0.9, seed=5)
+    nc = await nats.connect(vl.state.nats_url)
+    try:
+        first, last = await requested(nc, "omnibus.replay", await recorded(vl, id))
+    finally:
+        await nc.close()
+
+    assert first["status"] == "running"
+    assert first["replay_of"] == id
+    assert last["id"] == first["id"] != id
+    assert (last["status"], last["identical"], last["answer"]["text"]) == ("done", True, text)
+    await vl.ledger_is_empty()
+
+
+@pytest.mark.parametrize("path", ["E>L", "EL"])
+async def test_a_replay_takes_the_recorded_path(vl: System, path: str):
+    id, _ = await asked(vl, ask(image(1), "describe"), extra_headers={"x-omnibus-path": path})
+    async with vl.bus() as bus:
+        parts = [json.loads(part) async for part in bus.requests(subjects.REPLAY, await recorded(vl, id), 30)]
+
+    assert parts[0]["path"] == path
+    assert parts[-1]["identical"] is True
+
+
+async def test_a_record_published_with_headers_and_no_reply_runs_again_by_itself(vl: System):
+    id, text = await asked(vl, ask(image(2), "describe"), temperature=0)
+    body = await recorded(vl, id)
+
+    async with Watch.on(vl) as watch:
+        nc = await nats.connect(vl.state.nats_url)
+        await nc.publish("omnibus.replay", body, headers={"Nats-Msg-Id": f"{id}.0", "X-By": "hand"})
+        await nc.flush()
+        await nc.close()
+        again = json.loads((await watch.first("omnibus.inv.")).data)
+        await watch.end(again["id"])
+        async with vl.bus() as bus:
+            _, end = [json.loads(record.data) for record in await bus.records(f"omnibus.inv.*.{again['id']}")]
+
+    assert again["replay_of"] == id
+    assert again["id"] != id
+    assert (end["status"], end["answer"]["text"]) == ("done", text)
+
+
+@pytest.mark.parametrize("body", [b"hello", b"{}", b'{"v":99}', b""], ids=["no JSON", "empty", "of version 99", "nothing"])
+async def test_what_is_no_record_is_refused_with_a_reason(vl: System, body: bytes):
+    async with vl.bus() as bus:
+        (only,) = [json.loads(part) async for part in bus.requests(subjects.REPLAY, body, 10)]
+
+    assert only["status"] == "failed"
+    assert only["problem"]["code"] == "protocol_error"
+    assert only["problem"]["message"]
+
+
+async def said(system: System, *arguments: str) -> tuple[int | None, str]:
+    process = system.command(*arguments)
+    output, _ = await asyncio.to_thread(process.communicate, timeout=60)
+    return process.returncode, output
+
+
+async def test_show_prints_graph_route_waterfall_and_answer(vl: System):
+    id, text = await asked(vl, ask(image(1), "describe"), temperature=0, extra_headers={"x-omnibus-path": "E>L"})
+
+    code, output = await said(vl, "show", id)
+
+    assert code == 0
+    assert f"{id}  {VL}" in output
+    assert "path E>L" in output
+    assert re.search(r"\[0\] vision +on qwen2_5-vl-tiny-E-0", output)
+    assert re.search(r"\[1\] thinker +on qwen2_5-vl-tiny-L-0 +← 0\.embedding", output)
+    assert re.search(r"\[0\] vision +\|.*█.*\| inputs +\d+ ms +first +\d+ ms +end +\d+ ms", output)
+    assert "status  done" in output
+    assert repr(text[:20])[1:-1] in output
+
+
+async def test_replay_prints_that_the_answer_is_identical(vl: System):
+    id, text = await asked(vl, ask(image(1), "describe"), temperature=0.8, seed=3)
+
+    code, output = await said(vl, "replay", id)
+
+    assert code == 0
+    assert f"replaying {id} as " in output
+    assert "identical to the recorded answer" in output
+    assert repr(text[:20])[1:-1] in output
+
+
+async def test_tail_prints_requests_as_they_begin_and_end(vl: System):
+    process = vl.command("tail")
+    assert process.stdout is not None
+    try:
+        assert "watching" in await asyncio.to_thread(process.stdout.readline)
+        id, _ = await asked(vl, ask("hello"))
+        lines = [await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 20) for _ in range(2)]
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+    assert f"begin {id}  {VL}  thinker  via " in lines[0]
+    assert re.search(rf"end +{id}  done after \d+ ms", lines[1])
+
+
+async def test_a_request_that_nobody_recorded_is_named(vl: System):
+    code, output = await said(vl, "show", "no-such-id")
+
+    assert code == 1
+    assert "no record of invocation no-such-id" in output
