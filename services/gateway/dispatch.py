@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-import msgspec
 import numpy as np
 
 from omnibus import graph
@@ -25,7 +24,7 @@ from omnibus.errors import (
     StaleHandle,
     from_problem,
 )
-from omnibus.graph import Invocation
+from omnibus.graph import HANDLE, Invocation
 from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus.tensors.client import TensorClient
@@ -122,12 +121,13 @@ class Dispatcher:
             self._emptied.set()
         GATEWAY.inflight.set(len(self._running))
         self._end(running.invocation, status)
-        self._tensors.end(running.id)
+        if _may_hold_tensors(running.invocation):
+            self._tensors.end(running.id)
 
     def _end(self, invocation: Invocation, status: str) -> None:
         end = End(invocation.id, status, invocation.attempt)
         try:
-            self._bus.publish(subjects.end(invocation.id), msgspec.json.encode(end))
+            self._bus.publish(subjects.end(invocation.id), messages.encode(end))
         except OmnibusError as error:  # holders fall back on the deadline
             log.warning("end of %s not sent: %s", invocation.id, error)
 
@@ -292,3 +292,9 @@ class Dispatcher:
                 if running.waits_for(executor) and invocation.attempt == 0:
                     self._move(running, executor, self._gone_error(running, executor), "silent")
                     break
+
+
+def _may_hold_tensors(invocation: Invocation) -> bool:
+    """A single node with only small inputs puts nothing into the arena."""
+    nodes = invocation.nodes
+    return len(nodes) > 1 or any(type(value) is dict and HANDLE in value for value in nodes[0].inputs.values())

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from omnibus import graph
-from omnibus.bus import Bus, subjects
+from omnibus.bus import Bus, messages, subjects
 from omnibus.bus.messages import Hop
 from omnibus.errors import NotFound, OmnibusError, Problem
 from omnibus.graph import HANDLE, WIRE_VERSION, Invocation
@@ -69,7 +69,7 @@ class Records:
             answer=msgspec.structs.replace(answer, text=shown),
             problem=running.failure.problem() if running.failure is not None else None,
         )
-        self._publish(invocation, msgspec.json.encode(ended), f"{invocation.id}.end")
+        self._publish(invocation, messages.encode(ended), f"{invocation.id}.end")
 
     def _publish(self, invocation: Invocation, body: bytes, id: str) -> None:
         try:

@@ -76,17 +76,18 @@ class Router:
     ) -> Route:
         """The planned path if all its stages live, else another path of the type that does.
 
-        ``pinned`` names a path that must be taken. Raises ``StageUnavailable`` that names the first
-        stage without a live executor, and ``BadRequest`` for a pin that the plan does not have.
+        ``pinned`` names a path that must be taken. Raises ``StageUnavailable`` that names the stage that
+        stops every path, and ``BadRequest`` for a pin that the plan does not have.
         """
-        missing = ""
+        missing: list[list[str]] = []
         for path in self._candidates(model, ticket, pinned):
             chosen = {option: self._least(model, option, exclude) for option in set(path.options.values())}
             if None not in chosen.values():
                 options = tuple(path.options[component] for component in components)
                 return Route(path.name, options, tuple(chosen[option].status.id for option in options))  # type: ignore[union-attr]
-            missing = missing or next(c for c in components if chosen[path.options[c]] is None)
-        raise StageUnavailable(f"no live executor for stage {missing!r} of {model}: start one, or wait", stage=missing)
+            missing.append([component for component in components if chosen[path.options[component]] is None])
+        stage = next((part for part in missing[0] if all(part in others for others in missing)), missing[0][0])
+        raise StageUnavailable(f"no live executor for stage {stage!r} of {model}: start one, or wait", stage=stage)
 
     def _candidates(self, model: str, ticket: Ticket, pinned: str) -> list[Path]:
         paths = self._paths(model, ticket.kind)

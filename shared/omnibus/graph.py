@@ -46,16 +46,16 @@ def refs(value: Any) -> Iterator[tuple[int, str]]:
 
 
 class Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One call of a unit task. ``digest`` covers the task and its inputs; replay compares it."""
+    """One call of a unit task. ``digest`` covers the task and its inputs.
+
+    ``uses`` repeats the references among the inputs, so that nobody has to search for them again.
+    """
 
     task: str
     component: str
     inputs: dict[str, Any]
     digest: str
-
-    def refs(self) -> Iterator[tuple[int, str]]:
-        for value in self.inputs.values():
-            yield from refs(value)
+    uses: tuple[tuple[int, str], ...] = ()
 
 
 class Invocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,7 +87,7 @@ class Invocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """For each output of ``node`` the nodes that read it."""
         found: dict[str, list[int]] = {}
         for index in range(node + 1, len(self.nodes)):
-            for producer, output in self.nodes[index].refs():
+            for producer, output in self.nodes[index].uses:
                 if producer == node and index not in found.setdefault(output, []):
                     found[output].append(index)
         return found

@@ -23,10 +23,11 @@ class Piece(NamedTuple):
 class Channel:
     """Chunks of one output of one producer, in order."""
 
-    __slots__ = ("_arrived", "_closed", "_expected", "_failure", "_waiter", "name")
+    __slots__ = ("_arrived", "_closed", "_expected", "_failure", "_key", "_task", "_waiter")
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, task: str, key: tuple[int, str]) -> None:
+        self._task = task
+        self._key = key
         self._arrived: deque[Piece] = deque()
         self._expected = 0
         self._closed = False
@@ -38,7 +39,9 @@ class Channel:
         if self._closed:
             return
         if piece.seq != self._expected:
-            self.fail(SequenceGap(f"{self.name}: chunk {piece.seq} came, {self._expected} was expected"))
+            node, output = self._key
+            gap = f"chunk {piece.seq} came, {self._expected} was expected"
+            self.fail(SequenceGap(f"{self._task}: {output} of node {node}: {gap}"))
             return
         self._expected += 1
         self._closed = piece.last

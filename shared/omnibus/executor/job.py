@@ -52,7 +52,8 @@ class LiveJob:
         self._executor = executor
         self._outbox = outbox
         self._tensors = tensors
-        self._channels = {key: Channel(f"{self.node.task}: {key[1]} of node {key[0]}") for key in self.node.refs()}
+        self._channels = {key: Channel(self.node.task, key) for key in self.node.uses}
+        self._literals: Mapping[str, Any] | None = None
         self._outputs: dict[str, _Output] = {}
         self._views: dict[Handle, np.ndarray] = {}
         self._blocks: list[Block] = []
@@ -82,7 +83,11 @@ class LiveJob:
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        return {name: value for name, value in self.node.inputs.items() if not any(refs(value))}
+        if self._literals is None:
+            given = self.node.inputs
+            used = self.node.uses
+            self._literals = {key: given[key] for key in given if not used or not any(refs(given[key]))}
+        return self._literals
 
     @property
     def seed(self) -> int:

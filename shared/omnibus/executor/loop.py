@@ -77,6 +77,7 @@ class Executor:
         for runner in self._runners.values():
             await runner.load()
         me = self.identity
+        EXECUTOR.inflight.set_function(lambda: len(self._live))
         await self._bus.subscribe(subjects.task("*", me.id), self._take)
         await self._bus.subscribe(subjects.edge(me.id), self._feed)
         await self._bus.subscribe(subjects.ENDS, self._end)
@@ -133,6 +134,12 @@ class Executor:
         )
 
     def _purge(self) -> None:
+        """End what is past its deadline, whether or not its gateway still lives; forget early edges."""
+        now = time.time()
+        for live in [live for live in self._live.values() if live.invocation.deadline < now]:
+            for job in live.jobs.values():
+                self._fail(live, job, DeadlineExceeded(f"the deadline passed in {job.node.component}"))
+            self._stop(live.invocation.id)
         oldest = time.monotonic() - EARLY
         for invocation in [key for key, (arrived, _) in self._early.items() if arrived < oldest]:
             del self._early[invocation]
@@ -170,7 +177,6 @@ class Executor:
             self._pass(live, chunk)
         for job in live.jobs.values():
             live.tasks.add(loop.create_task(self._run(live, job)))
-        EXECUTOR.inflight.set(len(self._live))
         return live
 
     async def _run(self, live: _Live, job: LiveJob) -> None:
@@ -179,14 +185,11 @@ class Executor:
             runner = self._runners.get(component)
             if runner is None:
                 raise StageFailed(f"executor {self.identity.id} has no {job.node.task}: the route is stale")
-            async with asyncio.timeout(max(0.0, job.deadline - time.time())):
-                await runner.run(job)
+            await runner.run(job)
             hop = job.finish()
             self._reply(live.invocation, hop, lazy=True)
             EXECUTOR.seconds(component).observe(hop.end - hop.taken)
             EXECUTOR.done(component, "ok").inc()
-        except TimeoutError:
-            self._fail(live, job, DeadlineExceeded(f"the deadline passed in {component}"))
         except OmnibusError as error:
             self._fail(live, job, error)
         except Exception as error:  # the engine's own failure: one request fails, the executor lives
@@ -208,7 +211,6 @@ class Executor:
         live.jobs.pop(job.index, None)
         if not live.jobs and self._live.get(job.invocation) is live:
             del self._live[job.invocation]
-            EXECUTOR.inflight.set(len(self._live))
 
     # Feed
 
@@ -255,7 +257,6 @@ class Executor:
         if live is not None:
             for task in live.tasks:
                 task.cancel()
-        EXECUTOR.inflight.set(len(self._live))
 
     # By hand: `nats req omnibus.task.<unit-task> '<invocation>'`
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from omnibus.errors import BadRequest, PlaceholderError, ReplayMismatch
-from omnibus.graph import Node, digest, ref
+from omnibus.graph import Node, digest, ref, refs
 from omnibus.task.placeholder import Placeholder
 
 
@@ -55,7 +55,8 @@ class _Recorder:
     def call(self, task: str, component: str, outputs: Mapping[str, str], inputs: dict[str, Any]) -> dict[str, Any]:
         index = len(self.nodes)
         plain = {name: _plain(value) for name, value in inputs.items()}
-        self.nodes.append(Node(task, component, plain, digest(task, plain)))
+        uses = tuple(dict.fromkeys(found for value in plain.values() for found in refs(value)))
+        self.nodes.append(Node(task, component, plain, digest(task, plain), uses))
         return {name: Placeholder(index, name, task, kind) for name, kind in outputs.items()}
 
 

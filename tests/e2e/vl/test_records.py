@@ -16,7 +16,7 @@ from tests.e2e.system import VL, System, Watch
 pytestmark = pytest.mark.e2e
 
 TOKENS = 12
-LONG_TEXT = ask("the small white cat sleeps on the warm red mat. " * 400)  # travels by handle
+LONG_TEXT = ask("the small white cat sleeps on the warm red mat. " * 345)  # travels by handle
 QUESTIONS = {**{name: VL_QUESTIONS[name] for name in ("text", "image", "video")}, "long text": LONG_TEXT}
 
 

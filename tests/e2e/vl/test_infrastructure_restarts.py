@@ -1,0 +1,124 @@
+"""The bus, the store and a gateway are killed: everything comes back without a hand."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from omnibus.plan import Plan
+from omnibus.settings import StoreSettings
+from omnibus.store import Store
+from tests import models_oracle as oracle
+from tests.e2e.questions import ask, image
+from tests.e2e.system import VL, System, Watch, events
+from tests.e2e.vl.test_records import asked
+
+pytestmark = pytest.mark.e2e
+
+TOKENS = 400
+QUESTION = ask(image(1), "describe the image")
+BACK = 20.0  # seconds until everything serves again
+TYPED = {"stage_unavailable", "bus_unavailable", "deadline_exceeded", "overloaded", "stage_failed"}
+
+
+@pytest.fixture
+async def system(vl: System):
+    await vl.whole()
+    yield vl
+    await vl.whole()
+    await vl.becomes_ready()
+
+
+def body(**more):
+    return {"model": VL, "messages": QUESTION.messages, "max_tokens": TOKENS, "temperature": 0, **more}
+
+
+async def serves_again(system: System, **headers: str) -> None:
+    """A request succeeds within ``BACK`` seconds; refusals until then are typed."""
+    end = time.monotonic() + BACK
+    async with system.http() as http:
+        while True:
+            answer = await http.post("/v1/chat/completions", json=body(max_tokens=2), headers=headers)
+            if answer.status_code == 200:
+                return
+            assert answer.json()["error"]["code"] in TYPED, answer.text
+            assert time.monotonic() < end, answer.text
+            await asyncio.sleep(0.1)
+
+
+async def test_requests_in_flight_survive_a_restart_of_the_bus(system: System, vl_checkpoint: Path):
+    text = oracle.vl_answer(vl_checkpoint, QUESTION.plain, QUESTION.media, TOKENS)[1]
+    async with Watch.on(system) as watch, system.http() as http:
+        whole = [asyncio.create_task(http.post("/v1/chat/completions", json=body())) for _ in range(6)]
+        streamed = asyncio.create_task(http.post("/v1/chat/completions", json=body(stream=True)))
+        await watch.first("omnibus.reply.")
+        system.server("nats-server").kill()
+        answers = await asyncio.gather(*whole)
+        stream = events((await streamed).content)
+
+    for answer in answers:
+        assert answer.status_code == 200 or answer.json()["error"]["code"] in TYPED, answer.text
+    good = [answer.json()["choices"][0]["message"]["content"] for answer in answers if answer.status_code == 200]
+    assert good == [text] * len(good)
+    assert len(good) >= 4
+    if "error" in stream[-1]:
+        assert stream[-1]["error"]["code"] in TYPED
+    else:
+        assert "".join(event["choices"][0]["delta"].get("content") or "" for event in stream) == text
+    await serves_again(system)
+    await system.ledger_is_empty()
+
+
+async def test_everything_serves_after_the_bus_was_away(system: System):
+    id, _ = await asked(system, QUESTION, temperature=0)
+    system.server("nats-server").kill()
+
+    await serves_again(system)
+    await serves_again(system, **{"x-omnibus-path": "E>L"})
+    async with system.bus() as bus:
+        begin, end = [json.loads(record.data) for record in await bus.records(f"omnibus.inv.*.{id}")]
+        replayed = [json.loads(part) async for part in bus.requests("omnibus.replay", json.dumps(begin).encode(), 30)]
+
+    assert begin["id"] == end["inv"] == id
+    assert (replayed[-1]["status"], replayed[-1]["identical"]) == ("done", True)
+
+
+async def current(store: Store, within: float) -> Plan:
+    async with asyncio.timeout(within):
+        while True:
+            if await store.ping() and (plan := await store.plan()) is not None:
+                return plan
+            await asyncio.sleep(0.1)
+
+
+async def test_the_gateway_serves_while_the_store_hangs_and_the_plan_comes_back(system: System):
+    store = Store(StoreSettings(url=system.state.store_url))
+    before = await current(store, 5)
+    valkey = system.server("valkey-server")
+    valkey.suspend()
+    async with system.http() as http:
+        hanging = [await http.post("/v1/chat/completions", json=body(max_tokens=2)) for _ in range(5)]
+        valkey.kill()
+        away = [await http.post("/v1/chat/completions", json=body(max_tokens=2)) for _ in range(5)]
+
+    after = await current(store, BACK)
+    await store.close()
+    assert [answer.status_code for answer in (*hanging, *away)] == [200] * 10
+    assert after.epoch >= before.epoch
+    assert after.models == before.models
+
+
+async def test_a_gateway_that_was_killed_comes_back_on_its_port_and_serves(system: System):
+    gateway = next(one for one in system.processes() if "services.gateway" in one.cmdline())
+    async with Watch.on(system) as watch, system.http() as http:
+        lost = asyncio.create_task(http.post("/v1/chat/completions", json=body(max_tokens=3000)))
+        await watch.first("omnibus.reply.")
+        gateway.kill()
+        with pytest.raises(Exception, match=""):
+            await lost
+
+    await system.becomes_ready(BACK)
+    await serves_again(system)
+    await system.ledger_is_empty()

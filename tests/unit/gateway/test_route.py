@@ -1,0 +1,169 @@
+"""Choosing paths by their planned rates and executors by least outstanding work."""
+
+from collections import Counter
+
+import pytest
+
+from omnibus.bus.messages import ExecutorStatus
+from omnibus.errors import BadRequest, NotFound, StageUnavailable
+from omnibus.plan import ModelPlan, Option, Path, Plan
+from services.gateway.members import Members
+from services.gateway.route import Router, Ticket
+
+KIND = "vision+thinker"
+APART = Path("E>L", {"vision": "E", "thinker": "L"}, 70)
+TOGETHER = Path("EL", {"vision": "EL", "thinker": "EL"}, 30)
+STAGES = ["vision", "thinker"]
+
+
+def plan(*paths: Path, seed: int = 0) -> Plan:
+    options = {
+        "E": Option(("vision",), "encoder"),
+        "L": Option(("thinker",), "llm"),
+        "EL": Option(("vision", "thinker"), "llm"),
+    }
+    model = ModelPlan("tiny", "", ("vision", "thinker"), {"image": "vision"}, options, {KIND: paths})
+    return Plan(1, seed, 0.0, {"m": model})
+
+
+def status(id: str, option: str, **more: str) -> ExecutorStatus:
+    return ExecutorStatus(id, "m", option, (), (), "n", **{"state": "ready", "credits": 8, **more})  # type: ignore[arg-type]
+
+
+def router(gateway: str = "g1", *executors: tuple[str, str], seed: int = 0) -> Router:
+    made = Router(gateway, Members())
+    made.plan = plan(APART, TOGETHER, seed=seed)
+    for id, option in executors:
+        made.members.heard(status(id, option))
+    return made
+
+
+def counted(made: Router, count: int) -> Counter[str]:
+    return Counter(made.path("m", made.ticket("m", KIND)).name for _ in range(count))
+
+
+@pytest.mark.parametrize("gateway", ["g1", "g2", "a-long-name", "7f3a"])
+def test_10_000_decisions_meet_the_planned_shares_to_a_thousandth(gateway: str):
+    found = counted(router(gateway), 10_000)
+
+    assert found.total() == 10_000
+    assert abs(found["E>L"] - 7000) <= 10
+    assert abs(found["EL"] - 3000) <= 10
+
+
+def test_the_shares_hold_for_several_gateways_together():
+    found = sum((counted(router(f"gateway-{number}"), 2_500) for number in range(4)), Counter[str]())
+
+    assert abs(found["E>L"] - 7000) <= 10
+
+
+@pytest.mark.parametrize("begin", [0, 1, 17, 5_000])
+def test_the_shares_hold_for_any_few_hundred_requests_in_a_row(begin: int):
+    made = router()
+    for _ in range(begin):
+        made.ticket("m", KIND)
+
+    assert abs(counted(made, 377)["E>L"] - 0.7 * 377) < 1
+
+
+def test_three_paths_are_met_as_well():
+    made = router()
+    made.plan = plan(Path("a", {}, 5), Path("b", {}, 3), Path("c", {}, 2))
+
+    found = counted(made, 10_000)
+
+    assert [abs(found[name] - share) <= 10 for name, share in (("a", 5000), ("b", 3000), ("c", 2000))] == [True] * 3
+
+
+def test_a_path_without_rate_is_never_chosen():
+    made = router()
+    made.plan = plan(Path("off", {}, 0), Path("on", {}, 1))
+
+    assert counted(made, 1_000) == {"on": 1_000}
+
+
+def test_decisions_follow_from_id_and_seed_alone():
+    first, second = router(), router()
+    tickets = [first.ticket("m", KIND) for _ in range(500)]
+
+    again = [second.path("m", ticket).name for ticket in reversed(tickets)]
+
+    assert again[::-1] == [first.path("m", ticket).name for ticket in tickets]
+
+
+def test_another_seed_or_gateway_makes_another_sequence():
+    tickets = [Ticket(f"t{number}", KIND, number) for number in range(100)]
+
+    sequences = {
+        tuple(made.path("m", ticket).name for ticket in tickets)
+        for made in (router(), router(seed=1), router(seed=2), router("g2"))
+    }
+
+    assert len(sequences) == 4
+
+
+def test_ids_are_unique_and_say_gateway_kind_and_number():
+    made = router("abc")
+
+    ids = [made.ticket("m", kind).id for kind in (KIND, "thinker", KIND)]
+
+    assert ids == ["abc-0-0", "abc-1-0", "abc-0-1"]
+
+
+def test_the_executor_with_the_least_outstanding_work_is_chosen():
+    made = router("g1", ("e0", "E"), ("l0", "L"), ("l1", "L"), ("l2", "L"))
+    for executor, work in (("l0", 500), ("l1", 20), ("l2", 300)):
+        made.add(executor, work)
+
+    assert made.route("m", made.ticket("m", KIND), STAGES, pinned="E>L").executors == ("e0", "l1")
+
+
+def test_work_that_is_done_counts_no_more():
+    made = router("g1", ("e0", "E"), ("l0", "L"), ("l1", "L"))
+    made.add("l0", 500)
+    made.add("l1", 20)
+    made.add("l0", -500)
+
+    assert made.route("m", made.ticket("m", KIND), STAGES, pinned="E>L").executors == ("e0", "l0")
+
+
+def test_without_the_planned_path_another_one_is_taken():
+    made = router("g1", ("x", "EL"))
+
+    routes = {made.route("m", made.ticket("m", KIND), STAGES) for _ in range(50)}
+
+    assert {(route.path, route.executors) for route in routes} == {("EL", ("x", "x"))}
+
+
+def test_excluded_and_draining_executors_get_nothing():
+    made = router("g1", ("e0", "E"), ("l0", "L"), ("l1", "L"))
+    made.members.heard(status("l2", "L", state="draining"))
+
+    route = made.route("m", made.ticket("m", KIND), STAGES, exclude=frozenset({"l0"}), pinned="E>L")
+
+    assert route.executors == ("e0", "l1")
+
+
+@pytest.mark.parametrize(
+    ("alive", "stage"), [(("e0", "E"), "thinker"), (("l0", "L"), "vision")], ids=["no LLM", "no encoder"]
+)
+def test_the_stage_that_stops_every_path_is_named(alive: tuple[str, str], stage: str):
+    made = router("g1", alive)
+
+    for _ in range(10):  # whichever path was planned
+        with pytest.raises(StageUnavailable) as caught:
+            made.route("m", made.ticket("m", KIND), STAGES)
+
+        assert caught.value.stage == stage
+
+
+def test_an_unknown_pin_names_what_there_is():
+    made = router("g1", ("x", "EL"))
+
+    with pytest.raises(BadRequest, match="there is E>L, EL"):
+        made.route("m", made.ticket("m", KIND), STAGES, pinned="LE")
+
+
+def test_an_unknown_model_names_what_there_is():
+    with pytest.raises(NotFound, match="there is m"):
+        router().model("n")
