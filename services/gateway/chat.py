@@ -128,7 +128,7 @@ class Chat:
             route=route.executors,
         )
         running = self._dispatcher.submit(invocation, ticket, _work(recording, items, request))
-        self._records.begin(invocation)
+        self._records.begin(running)
         GATEWAY.path(request.model, kind, route.path).inc()
         return running, replay(task.invoke, wanted, recording.nodes, running.streams)
 

@@ -45,8 +45,11 @@ ATTEMPTS = 4  # routes that an invocation may take
 class Dispatcher:
     """Sends invocations, receives replies, moves what is lost."""
 
-    def __init__(self, gateway: str, bus: Bus, tensors: TensorClient, router: Router, members: Members) -> None:
+    def __init__(
+        self, gateway: str, bus: Bus, tensors: TensorClient, router: Router, members: Members, limit: int
+    ) -> None:
         self._gateway = gateway
+        self._limit = limit
         self._bus = bus
         self._tensors = tensors
         self._router = router
@@ -102,7 +105,7 @@ class Dispatcher:
     def _send(self, running: Running) -> None:
         invocation = running.invocation
         running.charge()
-        body = graph.encode(invocation)
+        body = running.body = graph.encode(invocation)
         sent = set()
         for node, executor in zip(invocation.nodes, invocation.route, strict=True):
             if executor not in sent:
@@ -120,14 +123,20 @@ class Dispatcher:
         if not self._running:
             self._emptied.set()
         GATEWAY.inflight.set(len(self._running))
-        self._end(running.invocation, status)
+        self._end(running, status)
         if _may_hold_tensors(running.invocation):
             self._tensors.end(running.id)
 
-    def _end(self, invocation: Invocation, status: str) -> None:
-        end = End(invocation.id, status, invocation.attempt)
+    def _end(self, running: Running, status: str) -> None:
+        """Tell the executors that may still hold something, and whoever watches."""
+        invocation = running.invocation
+        end = messages.encode(End(invocation.id, status, invocation.attempt))
+        (frame,) = messages.frames([end], self._limit)
+        holders = () if status == "done" and running.reported else dict.fromkeys(invocation.route)
         try:
-            self._bus.publish(subjects.end(invocation.id), messages.encode(end))
+            for executor in holders:
+                self._bus.publish(subjects.edge(executor), frame)
+            self._bus.publish(subjects.end(invocation.id), end)
         except OmnibusError as error:  # holders fall back on the deadline
             log.warning("end of %s not sent: %s", invocation.id, error)
 
@@ -248,7 +257,7 @@ class Dispatcher:
             running.fail(none if reason == "gone" else error)
             return
         GATEWAY.moved.labels(reason).inc()
-        self._end(old, "moved")
+        self._end(running, "moved")
         running.moved(route)
         log.info("%s moves to attempt %d: %s", running.id, running.invocation.attempt, error)
         self._send(running)

@@ -47,8 +47,9 @@ class Records:
         self._keep = keep
         self.full = full
 
-    def begin(self, invocation: Invocation) -> None:
-        body = graph.encode(invocation if self.full else _digested(invocation))
+    def begin(self, running: Running) -> None:
+        invocation = running.invocation
+        body = running.body if self.full else graph.encode(_digested(invocation))
         self._publish(invocation, body, f"{invocation.id}.{invocation.attempt}")
 
     def end(self, running: Running, status: str, got: Collected) -> None:

@@ -90,7 +90,7 @@ class Replayer:
             replay_of=recorded.id,
         )
         running = self._dispatcher.submit(again, ticket, [256] * len(nodes))
-        self._records.begin(again)
+        self._records.begin(running)
         return again, running
 
     async def _restore(self, node: Node, id: str, deadline: float) -> Node:

@@ -25,6 +25,7 @@ class Running:
         self.lost: set[str] = set()  # executors that refused, were busy or died
         self.failure: OmnibusError | None = None
         self.over = False
+        self.body = b""  # the invocation as it was sent
         self.on_settled: Callable[[], None] | None = None
         self._work = work
         self._charged: dict[int, tuple[str, int]] = {}

@@ -1,6 +1,7 @@
 """The gateway service: connections, the plan, the HTTP server."""
 
 import asyncio
+import ctypes
 import logging
 import secrets
 import socket
@@ -26,6 +27,9 @@ from services.gateway.server import Server, server
 
 log = logging.getLogger(__name__)
 
+#: Parameters of glibc's mallopt(3).
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
 
 class GatewayService:
     """Wires the gateway together; see ``docs/architecture.md`` for the way of a request."""
@@ -41,6 +45,7 @@ class GatewayService:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def startup(self) -> None:
+        _reuse_large_buffers()
         settings, bus_settings, sidecar = self._settings, load(BusSettings), load(SidecarSettings)
         gateway = secrets.token_hex(3)
         self._bus = await NatsBus.connect(bus_settings, f"gateway-{gateway}")
@@ -48,7 +53,8 @@ class GatewayService:
         await self._bus.open_records(bus_settings.record_seconds, bus_settings.record_bytes)
         members = Members()
         router = Router(gateway, members)
-        self._dispatcher = Dispatcher(gateway, self._bus, self._tensors, router, members)
+        limit = bus_settings.max_payload
+        self._dispatcher = Dispatcher(gateway, self._bus, self._tensors, router, members, limit)
         await self._dispatcher.startup()
         records = Records(self._bus, settings.record == "full", self._keep)
         ports = None if settings.allow_private else FetchRules().ports
@@ -106,3 +112,11 @@ class GatewayService:
             await self._tensors.close()
         self._keep.close()
         await self._store.close()
+
+
+def _reuse_large_buffers() -> None:
+    """Keep freed megabytes: by default glibc returns each to the system, and the next one faults in anew."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(M_TRIM_THRESHOLD, 64 << 20)

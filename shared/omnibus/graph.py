@@ -135,7 +135,20 @@ def decode(body: bytes) -> Invocation:
         raise ProtocolError(
             f"invocation of wire version {invocation.v}, this build reads {WIRE_VERSION}: update one side"
         )
+    _check(invocation)
     return invocation
+
+
+def _check(invocation: Invocation) -> None:
+    """Documents also come from hands: one that cannot run must not take a place in an executor."""
+    count = len(invocation.nodes)
+    if not count or len(invocation.route) != count or len(invocation.options) != count:
+        raise ProtocolError(f"invocation {invocation.id}: nodes, options and route must be of one length, at least 1")
+    if not all(0 <= node < count for node, _ in invocation.outputs):
+        raise ProtocolError(f"invocation {invocation.id}: outputs {invocation.outputs} name nodes that are not there")
+    for index, node in enumerate(invocation.nodes):
+        if not all(0 <= source < index for source, _ in node.uses):
+            raise ProtocolError(f"invocation {invocation.id}: node {index} uses {node.uses}; only earlier nodes exist")
 
 
 def _explain(body: bytes, error: Exception) -> str:

@@ -7,7 +7,7 @@ field's name or its comment. ``load(BusSettings)`` reads one area.
 import os
 import socket
 from collections.abc import Mapping
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -129,12 +129,16 @@ S = TypeVar("S", bound=Settings)
 def load(kind: type[S], environ: Mapping[str, str] | None = None) -> S:
     """Read one area from the environment; raises ``BadRequest`` that names the variable."""
     environ = os.environ if environ is None else environ
-    found = {
-        field: environ[name]
-        for field in kind.__struct_fields__
-        if (name := f"OMNIBUS_{kind.area}_{field.upper()}") in environ
-    }
+    found = {}
+    for field in msgspec.structs.fields(kind):
+        name = f"OMNIBUS_{kind.area}_{field.name.upper()}"
+        if name in environ:
+            found[field.name] = _value(name, environ[name], field.type)
+    return kind(**found)
+
+
+def _value(name: str, text: str, kind: Any) -> Any:
     try:
-        return msgspec.convert(found, kind, strict=False)
+        return msgspec.convert(text, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"environment OMNIBUS_{kind.area}_*: {error}") from error
+        raise BadRequest(f"{name}={text!r}: {error}") from error

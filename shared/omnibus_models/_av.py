@@ -10,7 +10,7 @@ import av
 import numpy as np
 
 from omnibus import errors
-from omnibus_models import media
+from omnibus_models import limits as bounds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,11 +27,11 @@ _SLACK_SECONDS = 0.25
 _SLACK = 0.05
 
 
-def audio(data: memoryview, limits: media.Limits, rate: int) -> "NDArray[np.float32]":
+def audio(data: memoryview, limits: bounds.Limits, rate: int) -> "NDArray[np.float32]":
     """See ``media.audio``."""
     _require_whole_wav(data)
     with _track(data, "audio") as (container, stream):
-        media.check_seconds(_declared(stream), limits)
+        bounds.check_seconds(_declared(stream), limits)
         chunks = list(_samples(container, stream, limits, rate))
         samples = np.concatenate(chunks) if chunks else np.zeros(0, np.float32)
         _require_whole(container, stream, len(samples) / rate)
@@ -40,12 +40,12 @@ def audio(data: memoryview, limits: media.Limits, rate: int) -> "NDArray[np.floa
     return samples
 
 
-def video(data: memoryview, limits: media.Limits, fps: float) -> media.Clip:
+def video(data: memoryview, limits: bounds.Limits, fps: float) -> bounds.Clip:
     """See ``media.video``."""
     with _track(data, "video") as (container, stream):
         context = stream.codec_context
-        media.check_pixels(context.width, context.height, limits)
-        media.check_seconds(_declared(stream), limits)
+        bounds.check_pixels(context.width, context.height, limits)
+        bounds.check_seconds(_declared(stream), limits)
         # Later frames may be larger than the header says; the decoder itself refuses those.
         context.options = {"max_pixels": str(limits.pixels)}
         sampler = _Sampler(limits, fps)
@@ -81,7 +81,7 @@ def _require_whole_wav(data: memoryview) -> None:
         raise errors.BadMedia(_TRUNCATED)
 
 
-def _samples(container: Any, stream: Any, limits: media.Limits, rate: int) -> Iterator["NDArray[np.float32]"]:
+def _samples(container: Any, stream: Any, limits: bounds.Limits, rate: int) -> Iterator["NDArray[np.float32]"]:
     # The resampler's own mix to mono would be louder by 3 dB than the mean of the channels.
     resampler = av.AudioResampler(format="fltp", rate=rate)
     total = 0
@@ -89,7 +89,7 @@ def _samples(container: Any, stream: Any, limits: media.Limits, rate: int) -> It
         for piece in resampler.resample(frame):
             chunk = piece.to_ndarray().mean(axis=0)
             total += len(chunk)
-            media.check_seconds(total / rate, limits)
+            bounds.check_seconds(total / rate, limits)
             yield chunk
 
 
@@ -104,7 +104,7 @@ class _Sampler:
     One pass, bounded memory, no trust in the length that the header states.
     """
 
-    def __init__(self, limits: media.Limits, fps: float) -> None:
+    def __init__(self, limits: bounds.Limits, fps: float) -> None:
         self._limits = limits
         self._step = 1 / Fraction(fps).limit_denominator(1000)
         self._next = Fraction(0)
@@ -121,10 +121,10 @@ class _Sampler:
             self._thin()
             self._next = (time // self._step + 1) * self._step
 
-    def clip(self) -> media.Clip:
+    def clip(self) -> bounds.Clip:
         if not self._kept:
             raise errors.BadMedia("the video holds no frames")
-        return media.Clip(np.stack(self._kept), float(1 / self._step))
+        return bounds.Clip(np.stack(self._kept), float(1 / self._step))
 
     def _time(self, frame: Any) -> Fraction:
         rate = frame.time_base and frame.duration * frame.time_base
@@ -135,13 +135,13 @@ class _Sampler:
         self.end = float(time + (rate or 0))
         if self._seen > self._limits.frames:
             raise errors.TooLarge(f"the video has more than {self._limits.frames} frames; send a shorter one")
-        media.check_seconds(self.end, self._limits)
+        bounds.check_seconds(self.end, self._limits)
         return time
 
     def _keep(self, frame: Any) -> None:
         if not self._kept:
-            media.check_pixels(frame.width, frame.height, self._limits)
-            media.check_aspect(frame.width, frame.height)
+            bounds.check_pixels(frame.width, frame.height, self._limits)
+            bounds.check_aspect(frame.width, frame.height)
             self._size = (frame.width, frame.height)
         width, height = self._size
         self._kept.append(frame.reformat(width=width, height=height, format="rgb24").to_ndarray())

@@ -204,12 +204,14 @@ class System:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
 
     def ready(self) -> tuple[int, dict[str, Any]]:
-        """Status and body of ``/readyz``."""
+        """Status and body of ``/readyz``; 0 when nobody answers."""
         try:
             with urllib.request.urlopen(f"{self.url}/readyz", timeout=5) as answer:
                 return answer.status, json.loads(answer.read())
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read())
+        except OSError:
+            return 0, {}
 
     async def becomes_ready(self, within: float = _BACK_WITHIN) -> None:
         """Wait for 200 of ``/readyz``."""

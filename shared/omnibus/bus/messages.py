@@ -55,7 +55,10 @@ class Busy(Message, frozen=True, tag="busy"):
 
 
 class Hop(Message, frozen=True, tag="done"):
-    """A node is finished. Times are Unix seconds: taken, inputs complete, first output, end."""
+    """A node is finished. Times are Unix seconds: taken, inputs complete, first output, end.
+
+    It travels with the node's last output, so a consumer passes it on with its own.
+    """
 
     inv: str
     node: int
@@ -76,8 +79,12 @@ class Failed(Message, frozen=True, tag="failed"):
     attempt: int = 0
 
 
-class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The invocation is over: every holder stops and releases. ``attempt`` and older ones end."""
+class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t", tag="end"):
+    """The invocation is over: every holder stops and releases. ``attempt`` and older ones end.
+
+    Published for all to see on ``omnibus.end.<invocation>``, and sent to the executors that may still hold
+    something, so that a cluster is not woken for each request.
+    """
 
     inv: str
     status: str  # done | cancelled | expired | failed | moved
@@ -110,7 +117,7 @@ class PlanEvent(msgspec.Struct, frozen=True):
 
 
 Reply = Chunk | Accepted | Busy | Hop | Failed
-Edge = Chunk
+Edge = Chunk | Hop | End
 
 encode = msgspec.json.Encoder().encode
 

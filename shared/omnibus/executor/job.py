@@ -75,6 +75,16 @@ class LiveJob:
                 gateway=output in asked,
             )
 
+    @property
+    def answers(self) -> bool:
+        """Whether the gateway reads an output of this node."""
+        return any(target.gateway for target in self._outputs.values())
+
+    @property
+    def next_edge(self) -> str | None:
+        """Subject of another executor that reads an output of this node."""
+        return next((target.edges[0] for target in self._outputs.values() if target.edges), None)
+
     # What the runner reads
 
     @property

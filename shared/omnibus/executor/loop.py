@@ -17,7 +17,7 @@ import msgspec
 
 from omnibus import graph
 from omnibus.bus import Bus, Delivery, messages, subjects
-from omnibus.bus.messages import Accepted, Busy, Chunk, ExecutorStatus, Failed
+from omnibus.bus.messages import Accepted, Busy, Chunk, End, ExecutorStatus, Failed, Hop
 from omnibus.bus.outbox import Outbox
 from omnibus.errors import DeadlineExceeded, OmnibusError, ProtocolError, StageFailed
 from omnibus.executor.channels import Piece
@@ -30,6 +30,7 @@ from omnibus.tensors.client import TensorClient
 log = logging.getLogger(__name__)
 
 HEARTBEAT = 0.5  # seconds between status events
+ACCEPT = 0.2  # seconds after which unfinished work is confirmed; a result confirms it as well
 EARLY = 10.0  # seconds that an edge may wait for its invocation
 EARLY_LIMIT = 4096  # invocations whose edges may wait
 
@@ -51,6 +52,8 @@ class _Live:
     invocation: Invocation
     jobs: dict[int, LiveJob] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    hops: list[Hop] = field(default_factory=list)  # of nodes before, to be passed on
+    accepted: bool = False
 
 
 class Executor:
@@ -65,10 +68,11 @@ class Executor:
         self._tensors = tensors
         self._outbox = Outbox(bus, limit)
         self._live: dict[str, _Live] = {}
-        self._early: dict[str, tuple[float, list[Chunk]]] = {}
+        self._early: dict[str, tuple[float, list[Chunk | Hop]]] = {}
         self._state = "ready"
         self._steps = 0
         self._heart: asyncio.Task[None] | None = None
+        self._confirm: asyncio.TimerHandle | None = None
 
     # Life
 
@@ -80,7 +84,6 @@ class Executor:
         EXECUTOR.inflight.set_function(lambda: len(self._live))
         await self._bus.subscribe(subjects.task("*", me.id), self._take)
         await self._bus.subscribe(subjects.edge(me.id), self._feed)
-        await self._bus.subscribe(subjects.ENDS, self._end)
         await self._bus.subscribe(subjects.event(subjects.CENSUS), lambda _: self._announce())
         await self._bus.register(
             f"omnibus-{me.option}",
@@ -161,7 +164,17 @@ class Executor:
             self._reply(invocation, Busy(invocation.id, self.identity.id, invocation.attempt))
             return
         self._begin(invocation)
-        self._reply(invocation, Accepted(invocation.id, self.identity.id, invocation.attempt), lazy=True)
+        if self._confirm is None:
+            self._confirm = asyncio.get_running_loop().call_later(ACCEPT, self._accept)
+
+    def _accept(self) -> None:
+        """Confirm all that was taken and is not finished."""
+        self._confirm = None
+        for live in self._live.values():
+            if not live.accepted:
+                live.accepted = True
+                invocation = live.invocation
+                self._reply(invocation, Accepted(invocation.id, self.identity.id, invocation.attempt))
 
     def _begin(self, invocation: Invocation) -> _Live:
         live = self._live[invocation.id] = _Live(invocation)
@@ -173,8 +186,8 @@ class Executor:
         loop = asyncio.get_running_loop()
         for job in live.jobs.values():
             job.connect(live.jobs)
-        for chunk in early:
-            self._pass(live, chunk)
+        for message in early:
+            self._deliver(live, message)
         for job in live.jobs.values():
             live.tasks.add(loop.create_task(self._run(live, job)))
         return live
@@ -187,7 +200,7 @@ class Executor:
                 raise StageFailed(f"executor {self.identity.id} has no {job.node.task}: the route is stale")
             await runner.run(job)
             hop = job.finish()
-            self._reply(live.invocation, hop, lazy=True)
+            self._report(live, job, hop)
             EXECUTOR.seconds(component).observe(hop.end - hop.taken)
             EXECUTOR.done(component, "ok").inc()
         except OmnibusError as error:
@@ -199,6 +212,15 @@ class Executor:
             self._steps += 1
             job.release()
             self._finished(live, job)
+
+    def _report(self, live: _Live, job: LiveJob, hop: Hop) -> None:
+        """Times go with the last output: to the next executor, or to the gateway."""
+        hops, live.hops = [*live.hops, hop], []
+        if job.next_edge is None and len(live.jobs) > 1 and not job.answers:
+            live.hops = hops  # a later node in this process takes them along
+            return
+        for each in hops:
+            self._outbox.send(job.next_edge or live.invocation.reply, messages.encode(each))
 
     def _fail(self, live: _Live, job: LiveJob, error: OmnibusError) -> None:
         error.stage = error.stage or job.node.component
@@ -217,39 +239,41 @@ class Executor:
     def _feed(self, delivery: Delivery) -> None:
         if not delivery.data:
             return  # somebody asks whether this executor still listens
-        for chunk in messages.decode_edges(delivery.data):
-            live = self._live.get(chunk.inv)
-            if live is not None and live.invocation.attempt == chunk.attempt:
-                self._pass(live, chunk)
-            elif live is None or live.invocation.attempt < chunk.attempt:
-                self._keep(chunk)
+        for message in messages.decode_edges(delivery.data):
+            if isinstance(message, End):
+                self._end(message)
+                continue
+            live = self._live.get(message.inv)
+            if live is not None and live.invocation.attempt == message.attempt:
+                self._deliver(live, message)
+            elif live is None or live.invocation.attempt < message.attempt:
+                self._keep(message)
 
-    def _pass(self, live: _Live, chunk: Chunk) -> None:
-        if chunk.attempt != live.invocation.attempt:
+    def _deliver(self, live: _Live, message: Chunk | Hop) -> None:
+        if message.attempt != live.invocation.attempt:
             return
-        piece = Piece(chunk.seq, Item(chunk.data), chunk.handle, chunk.rows, chunk.last, chunk.empty)
+        if isinstance(message, Hop):
+            live.hops.append(message)
+            return
+        piece = Piece(message.seq, Item(message.data), message.handle, message.rows, message.last, message.empty)
         self._steps += 1
         for job in live.jobs.values():
-            job.feed(chunk.node, chunk.output, piece)
+            job.feed(message.node, message.output, piece)
 
-    def _keep(self, chunk: Chunk) -> None:
-        if chunk.inv not in self._early and len(self._early) >= EARLY_LIMIT:
-            log.warning("dropped an edge of %s: too many edges wait for their invocation", chunk.inv)
+    def _keep(self, message: Chunk | Hop) -> None:
+        if message.inv not in self._early and len(self._early) >= EARLY_LIMIT:
+            log.warning("dropped an edge of %s: too many edges wait for their invocation", message.inv)
             return
-        self._early.setdefault(chunk.inv, (time.monotonic(), []))[1].append(chunk)
+        self._early.setdefault(message.inv, (time.monotonic(), []))[1].append(message)
 
     # End
 
-    def _end(self, delivery: Delivery) -> None:
-        invocation = delivery.subject.rpartition(".")[2]
-        live = self._live.get(invocation)
+    def _end(self, end: End) -> None:
+        live = self._live.get(end.inv)
         if live is None:
-            self._early.pop(invocation, None)
-            return
-        end = messages.decode_end(delivery.data)
-        if end.status == "moved" and end.attempt < live.invocation.attempt:
-            return
-        self._stop(invocation)
+            self._early.pop(end.inv, None)
+        elif end.status != "moved" or end.attempt >= live.invocation.attempt:
+            self._stop(end.inv)
 
     def _stop(self, invocation: str) -> None:
         """Cancel the jobs; each runner stops before its next step."""

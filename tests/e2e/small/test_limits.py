@@ -1,0 +1,126 @@
+"""Deadlines, body sizes, credits and what a record may hold are enforced, each with its own error."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from omnibus.bus import subjects
+from tests.e2e.questions import ask, image
+from tests.e2e.small.conftest import CREDITS, DEADLINE, MAX_BODY
+from tests.e2e.system import VL, System, Watch, events
+
+pytestmark = pytest.mark.e2e
+
+FOREVER = 3900  # tokens; more than the deadline allows on any machine of today
+SLOW = {"max_tokens": FOREVER, "ignore_eos": True}
+
+
+def body(content: Any = "hello", **more: Any) -> dict[str, Any]:
+    return {"model": VL, "messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 4, **more}
+
+
+def late(watch: Watch, id: str) -> int:
+    """Tokens that came after the end was announced."""
+    rest = Watch()
+    rest.seen = watch.seen[[delivery.subject for delivery in watch.seen].index(subjects.end(id)) :]
+    return len(rest.ids(id))
+
+
+async def test_a_deadline_that_passes_is_504_and_everything_stops(small: System):
+    pictured = ask(image(1), "describe").messages[0]["content"]
+    async with Watch.on(small) as watch, small.http() as http:
+        answers = await asyncio.gather(
+            *(http.post("/v1/chat/completions", json=body(pictured, **SLOW)) for _ in range(CREDITS))
+        )
+        ends = [await watch.end(answer.headers["x-request-id"]) for answer in answers]
+        await small.ledger_is_empty()
+        await asyncio.sleep(0.3)  # what is still on its way
+
+    for answer, end in zip(answers, ends, strict=True):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (504, "deadline_exceeded")
+        assert answer.headers["x-request-id"] == error["request_id"]
+        assert 0 < len(watch.ids(end.inv)) < FOREVER
+        assert late(watch, end.inv) <= 1
+
+
+async def test_a_deadline_that_passes_in_a_stream_is_its_last_event(small: System):
+    async with Watch.on(small) as watch, small.http() as http:
+        answer = await http.post("/v1/chat/completions", json=body(stream=True, **SLOW))
+        end = await watch.end(answer.headers["x-request-id"])
+
+    assert end.status in ("expired", "failed")
+    last = events(answer.content)[-1]
+    assert last["error"]["code"] == "deadline_exceeded"
+    assert b"[DONE]" not in answer.content
+    await small.ledger_is_empty()
+
+
+async def test_a_deadline_is_not_kept_longer_than_it_says(small: System):
+    loop = asyncio.get_running_loop()
+    async with small.http() as http:
+        began = loop.time()
+        await http.post("/v1/chat/completions", json=body(**SLOW))
+
+    assert DEADLINE * 0.9 < loop.time() - began < DEADLINE + 2
+
+
+async def test_a_body_over_the_limit_is_413(small: System):
+    too_much = json.dumps(body("x" * MAX_BODY)).encode()
+
+    async def unannounced() -> AsyncIterator[bytes]:
+        for start in range(0, len(too_much), 1 << 16):
+            yield too_much[start : start + (1 << 16)]
+
+    async with small.http() as http:
+        announced = await http.post("/v1/chat/completions", content=too_much)
+        chunked = await http.post("/v1/chat/completions", content=unannounced())
+        fine = await http.post("/v1/chat/completions", json=body())
+
+    for answer in (announced, chunked):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+        assert str(MAX_BODY) in answer.json()["error"]["message"]
+    assert fine.status_code == 200
+
+
+async def test_more_than_the_executor_takes_is_429_and_what_runs_is_not_disturbed(small: System):
+    async with Watch.on(small) as watch, small.http() as http:
+        running = [
+            asyncio.create_task(http.post("/v1/chat/completions", json=body(max_tokens=400, ignore_eos=True)))
+            for _ in range(CREDITS)
+        ]
+        for _ in range(CREDITS):
+            await watch.first("omnibus.reply.")
+        more = await asyncio.gather(*(http.post("/v1/chat/completions", json=body()) for _ in range(4)))
+        answers = await asyncio.gather(*running)
+
+    assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [400] * CREDITS
+    refused = [answer for answer in more if answer.status_code != 200]
+    assert Counter(answer.status_code for answer in refused) == {429: len(refused)}
+    assert refused
+    for answer in refused:
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+    await small.ledger_is_empty()
+
+
+async def test_a_digest_record_holds_no_content_and_says_why_it_cannot_be_replayed(small: System):
+    secret = "the brown dog plays in the park"
+    async with Watch.on(small) as watch, small.http() as http:
+        answer = await http.post("/v1/chat/completions", json=body(ask(image(1), secret).messages[0]["content"]))
+        id = answer.headers["x-request-id"]
+        await watch.end(id)
+        async with small.bus() as bus:
+            records = [record.data for record in await bus.records(f"omnibus.inv.*.{id}")]
+            replayed = [json.loads(part) async for part in bus.requests(subjects.REPLAY, records[0], 10)]
+
+    said = answer.json()["choices"][0]["message"]["content"]
+    assert len(records) == 2
+    assert not any(secret.encode() in record or json.dumps(said).encode() in record for record in records)
+    assert replayed[-1]["problem"]["code"] == "bad_request"
+    assert "full" in replayed[-1]["problem"]["message"]
+    await small.ledger_is_empty()

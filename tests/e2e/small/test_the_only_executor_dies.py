@@ -1,0 +1,95 @@
+"""With one executor there is nowhere to go: the answer is a typed error, at once."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from tests.e2e.small.conftest import DEADLINE
+from tests.e2e.system import VL, System, Watch, events
+
+pytestmark = pytest.mark.e2e
+
+NOTICED = 2.0  # seconds from the death of an executor to the answer
+GRACE = 10.0  # seconds that inputs outlive the deadline of a gateway that is gone
+SLOW = {
+    "model": VL,
+    "messages": [{"role": "user", "content": "hello"}],
+    "max_tokens": 3900,
+    "ignore_eos": True,
+    "temperature": 0,
+}
+
+
+@pytest.fixture
+async def executor(small: System) -> AsyncIterator[int]:
+    """Process id of the one executor; it is back afterwards."""
+    (pid,) = (await small.whole()).values()
+    yield pid
+    await small.whole()
+    await small.becomes_ready()
+
+
+async def test_a_whole_answer_becomes_503_that_names_the_stage(small: System, executor: int):
+    async with Watch.on(small) as watch, small.http() as http:
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json=SLOW))
+        await watch.first("omnibus.reply.")
+        killed = time.monotonic()
+        os.kill(executor, signal.SIGKILL)
+        answer = await asking
+        took = time.monotonic() - killed
+        status, ready = await asyncio.to_thread(small.ready)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["stage"]) == (503, "stage_unavailable", "thinker")
+    assert took < NOTICED
+    assert status == 503
+    assert ready["missing"][VL]["thinker"] == "no executor"
+    await small.ledger_is_empty()
+
+
+async def test_a_stream_ends_with_the_error_as_its_last_event(small: System, executor: int):
+    async with Watch.on(small) as watch, small.http() as http:
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json={**SLOW, "stream": True}))
+        await watch.first("omnibus.reply.")
+        os.kill(executor, signal.SIGKILL)
+        answer = await asking
+
+    last = events(answer.content)[-1]
+    assert (last["error"]["code"], last["error"]["stage"]) == ("stage_unavailable", "thinker")
+    assert last["error"]["request_id"] == answer.headers["x-request-id"]
+
+
+async def test_a_gateway_that_was_killed_comes_back_on_its_port_and_serves(small: System, executor: int):
+    gateway = next(one for one in small.processes() if "services.gateway" in one.cmdline())
+    async with Watch.on(small) as watch, small.http() as http:
+        lost = asyncio.create_task(http.post("/v1/chat/completions", json=SLOW))
+        await watch.first("omnibus.reply.")
+        gateway.kill()
+        with pytest.raises(httpx.TransportError):
+            await lost
+
+    await small.becomes_ready()
+    async with small.http() as http:
+        answer = await http.post("/v1/chat/completions", json={**SLOW, "max_tokens": 2})
+    assert answer.status_code == 200
+    await small.ledger_is_empty(DEADLINE + GRACE + 5)
+
+
+async def test_an_end_that_says_failed_reaches_the_record(small: System, executor: int):
+    async with Watch.on(small) as watch, small.http() as http:
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json=SLOW))
+        await watch.first("omnibus.reply.")
+        os.kill(executor, signal.SIGKILL)
+        id = (await asking).headers["x-request-id"]
+        end = await watch.end(id)
+        async with small.bus() as bus:
+            _, last = [json.loads(record.data) for record in await bus.records(f"omnibus.inv.*.{id}")]
+
+    assert end.status == last["status"] == "failed"
+    assert last["problem"]["stage"] == "thinker"

@@ -1,0 +1,87 @@
+"""The error tree: each error is data that survives the bus, with a stable code and an HTTP status."""
+
+import msgspec
+import pytest
+
+from omnibus import errors
+from omnibus.errors import Fatal, OmnibusError, Overloaded, Problem, Rejected, Retryable, from_problem
+
+
+def tree(root: type[OmnibusError] = OmnibusError) -> list[type[OmnibusError]]:
+    """``root`` and everything below it that ``omnibus.errors`` defines."""
+    mine = [root] if root.__module__ == errors.__name__ else []
+    return mine + [kind for child in root.__subclasses__() for kind in tree(child)]
+
+
+#: The HTTP status that the drawn tree promises for each code.
+STATUSES = {
+    "rejected": 400,
+    "bad_request": 400,
+    "bad_media": 400,
+    "context_length_exceeded": 400,
+    "unauthorized": 401,
+    "not_found": 404,
+    "too_large": 413,
+    "unavailable": 503,
+    "overloaded": 429,
+    "stage_unavailable": 503,
+    "arena_full": 503,
+    "bus_unavailable": 503,
+    "store_unavailable": 503,
+    "internal_error": 500,
+    "stage_failed": 502,
+    "deadline_exceeded": 504,
+    "sequence_gap": 502,
+    "stale_handle": 502,
+    "replay_mismatch": 500,
+    "placeholder_observed": 500,
+    "protocol_error": 500,
+}
+
+
+def test_the_tree_has_the_codes_and_statuses_that_it_promises():
+    assert {kind.code: kind.status for kind in tree()} == STATUSES
+
+
+@pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
+def test_an_error_survives_the_bus(kind):
+    error = kind("what happened; what to do", stage="vocoder", executor="v-0", param="messages[0]", attempt=2)
+
+    body = msgspec.json.encode(error.problem())
+    again = from_problem(msgspec.json.decode(body, type=Problem))
+
+    assert type(again) is (OmnibusError if kind is Fatal else kind)  # both are `internal_error`
+    assert again.problem() == error.problem()
+    assert str(again) == "what happened; what to do"
+
+
+def test_an_overload_keeps_its_wait():
+    again = from_problem(Overloaded("full", retry_after=7.5).problem())
+
+    assert isinstance(again, Overloaded)
+    assert again.retry_after == 7.5
+
+
+def test_an_overload_without_a_wait_gets_one_second():
+    assert from_problem(Problem("overloaded", "full")).problem().retry_after == 1.0
+
+
+def test_an_unknown_code_is_fatal_and_keeps_its_message():
+    error = from_problem(Problem("from_the_future", "never heard of it", stage="thinker"))
+
+    assert type(error) is Fatal
+    assert (error.status, error.message, error.stage) == (500, "never heard of it", "thinker")
+
+
+def test_a_problem_says_only_what_is_known():
+    assert msgspec.json.encode(Fatal("broken").problem()) == b'{"code":"internal_error","message":"broken"}'
+
+
+def test_a_problem_with_unknown_fields_is_refused():
+    with pytest.raises(msgspec.ValidationError, match="unknown field"):
+        msgspec.json.decode(b'{"code":"x","message":"y","trace":"secret"}', type=Problem)
+
+
+@pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
+def test_clients_are_blamed_for_4xx_alone(kind):
+    assert issubclass(kind, Rejected) == (kind.status < 500 and not issubclass(kind, Retryable))

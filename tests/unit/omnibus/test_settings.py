@@ -1,0 +1,82 @@
+"""Settings come from ``OMNIBUS_<AREA>_<FIELD>`` and nowhere else."""
+
+import socket
+from typing import Any
+
+import pytest
+
+from omnibus.errors import BadRequest
+from omnibus.settings import (
+    BusSettings,
+    ExecutorSettings,
+    GatewaySettings,
+    PlannerSettings,
+    ServiceSettings,
+    Settings,
+    SidecarSettings,
+    StoreSettings,
+    load,
+)
+
+AREAS = [
+    BusSettings, StoreSettings, SidecarSettings, GatewaySettings, PlannerSettings, ExecutorSettings, ServiceSettings,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", AREAS)
+def test_an_empty_environment_gives_the_defaults(kind: type[Settings]):
+    assert load(kind, {}) == kind()
+
+
+def test_every_area_has_a_name_of_its_own():
+    assert len({kind.area for kind in AREAS}) == len(AREAS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable", "text", "field", "value"),
+    [
+        (BusSettings, "OMNIBUS_BUS_URL", "nats://there:1", "url", "nats://there:1"),
+        (BusSettings, "OMNIBUS_BUS_MAX_PAYLOAD", "1024", "max_payload", 1024),
+        (BusSettings, "OMNIBUS_BUS_RECORD_SECONDS", "60", "record_seconds", 60.0),
+        (GatewaySettings, "OMNIBUS_GATEWAY_ALLOW_HTTP", "true", "allow_http", True),
+        (GatewaySettings, "OMNIBUS_GATEWAY_ALLOW_HTTP", "0", "allow_http", False),
+        (GatewaySettings, "OMNIBUS_GATEWAY_DEADLINE", "2.5", "deadline", 2.5),
+        (ExecutorSettings, "OMNIBUS_EXECUTOR_ID", "17", "id", "17"),
+        (ServiceSettings, "OMNIBUS_SERVICE_METRICS_PORT", "9000", "metrics_port", 9000),
+    ],
+)
+def test_a_variable_sets_its_field(kind: type[Settings], variable: str, text: str, field: str, value: Any):
+    found = load(kind, {variable: text, "OMNIBUS_OTHER_URL": "x", "URL": "y"})
+
+    assert getattr(found, field) == value
+    assert type(getattr(found, field)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable", "text"),
+    [
+        (GatewaySettings, "OMNIBUS_GATEWAY_PORT", "eighty"),
+        (GatewaySettings, "OMNIBUS_GATEWAY_ALLOW_PRIVATE", "perhaps"),
+        (BusSettings, "OMNIBUS_BUS_CONNECT_TIMEOUT", ""),
+        (ExecutorSettings, "OMNIBUS_EXECUTOR_CREDITS", "1.5"),
+    ],
+)
+def test_a_bad_value_names_its_variable(kind: type[Settings], variable: str, text: str):
+    with pytest.raises(BadRequest, match=variable):
+        load(kind, {variable: text})
+
+
+def test_the_environment_of_the_process_is_read_by_default(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMNIBUS_STORE_PREFIX", "blue")
+
+    assert load(StoreSettings).prefix == "blue"
+
+
+def test_settings_do_not_change():
+    with pytest.raises(AttributeError):
+        BusSettings().url = "elsewhere"  # type: ignore[misc]
+
+
+def test_a_node_without_a_name_is_called_by_its_host():
+    assert SidecarSettings().node_name == socket.gethostname()
+    assert SidecarSettings(node="n7").node_name == "n7"
