@@ -95,9 +95,9 @@ class Chat:
             messages=messages,
             media=tuple({"modality": item.info.modality, "sha256": item.info.sha256} for item in items),
             modalities=tuple(item.info.modality for item in items),
-            params=_params(request),
+            params=_json(_params(request)),
             voice=voice,
-            speech=_speech(request),
+            speech=_json(speech) if (speech := _speech(request)) is not None else None,
         )
         kind = _kind(model, ticketless)
         ticket = self._router.ticket(request.model, kind)
@@ -231,6 +231,11 @@ def _kind(model: ModelPlan, wanted: ChatInput) -> str:
     if wanted.speech is not None:
         used |= {"talker", "vocoder"}
     return request_type(model.components, frozenset(used))
+
+
+def _json(value: Any) -> msgspec.Raw:
+    """``value`` encoded once: recording, dispatch and the record all reuse the bytes."""
+    return msgspec.Raw(msgspec.json.encode(value))
 
 
 def _params(request: ChatRequest) -> dict[str, Any]:

@@ -87,8 +87,6 @@ class Store:
         try:
             await self._call(self._redis.fcall("omnibus_swap_plan", len(keys), *keys, str(plan.epoch), body))
         except ResponseError as error:
-            if not str(error).startswith("STALE"):
-                raise StoreUnavailable(f"the store refused the plan: {error}") from error
             raise StaleEpoch(int(str(error).split()[-1])) from error
 
     async def swaps(self) -> AsyncIterator[int]:
@@ -126,8 +124,8 @@ class Store:
         try:
             return await command
         except ResponseError as error:
-            if str(error).startswith(("LOADING", "READONLY")):
-                raise StoreUnavailable(f"the store at {self._settings.url} is not ready: {error}") from error
-            raise
+            if str(error).startswith("STALE"):
+                raise
+            raise StoreUnavailable(f"the store at {self._settings.url} refuses: {error}") from error
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailable(f"no store at {self._settings.url}: {error}") from error

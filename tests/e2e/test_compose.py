@@ -1,12 +1,13 @@
 """The compose file in a real Docker engine: build, start, ask for text and speech, stop."""
 
+import base64
 import json
 import os
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,7 @@ import pytest
 from omnibus.cli import samples
 from omnibus.up.ports import free_ports
 from omnibus.up.stack import ROOT
-from tests.e2e import docker_engine
-from tests.e2e.docker_engine import Engine, NoEngine
+from tests.e2e.docker_engine import Engine
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -26,21 +26,11 @@ READY_WITHIN = 240.0
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    try:
-        with docker_engine.engine() as engine:
-            docker_engine.ensure_image(engine)
-            yield engine
-    except NoEngine as reason:
-        pytest.skip(str(reason))
-
-
-@pytest.fixture(scope="module")
-def url(engine: Engine) -> Iterator[str]:
+def url(docker_engine: Engine) -> Iterator[str]:
     """Base URL of a gateway in a container, with everything behind it."""
     (port,) = free_ports(1)
     env = {"COMPOSE_PROJECT_NAME": f"omnibus-test-{os.getpid()}", "OMNIBUS_PORT": str(port)}
-    directory = ROOT / "deploy/compose"
+    directory, engine = ROOT / "deploy/compose", docker_engine
     _build(engine)
     try:
         engine.run_compose(*FILES, "up", "-d", "--no-build", within=300, cwd=directory, env=env)
@@ -83,7 +73,7 @@ def _build(engine: Engine) -> None:
         pytest.fail(f"{error}\n{error.output[-4000:]}")
 
 
-def _wait(url: str, logs: object) -> None:
+def _wait(url: str, logs: Callable[[], str]) -> None:
     last = ""
     end = time.monotonic() + READY_WITHIN
     while time.monotonic() < end:
@@ -95,7 +85,7 @@ def _wait(url: str, logs: object) -> None:
         except OSError as error:
             last = str(error)
         time.sleep(0.5)
-    pytest.fail(f"not ready: {last}\n{logs()}")  # type: ignore[operator]
+    pytest.fail(f"not ready: {last}\n{logs()}")
 
 
 def _ask(url: str, body: dict) -> dict:
@@ -107,8 +97,6 @@ def _ask(url: str, body: dict) -> dict:
 
 
 def _data_url(kind: str, data: bytes) -> str:
-    import base64
-
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 

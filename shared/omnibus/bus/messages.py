@@ -140,23 +140,24 @@ _plan = msgspec.json.Decoder(PlanEvent).decode
 
 _HEAD = b'{"v":%d,"msgs":[' % WIRE_VERSION
 _TAIL = b"]}"
+_FRAME = len(_HEAD) + len(_TAIL)
+
+
+def check(message: bytes, limit: int) -> None:
+    """Raise ``ProtocolError`` for a message that fits into no frame: that is a defect, bulk goes by handle."""
+    if len(message) + _FRAME > limit:
+        raise ProtocolError(f"a message of {len(message)} bytes is over the bus limit of {limit}: send it by handle")
 
 
 def frames(messages: list[bytes], limit: int) -> Iterator[bytes]:
-    """Join encoded messages into frames of at most ``limit`` bytes each.
-
-    Raises ``ProtocolError`` for a single message over the limit: that is a defect, bulk goes by handle.
-    """
+    """Join encoded messages into frames of at most ``limit`` bytes each. Raises as ``check`` does."""
     batch: list[bytes] = []
-    size = len(_HEAD) + len(_TAIL)
+    size = _FRAME
     for message in messages:
-        if len(message) + len(_HEAD) + len(_TAIL) > limit:
-            raise ProtocolError(
-                f"a message of {len(message)} bytes is over the bus limit of {limit}: send it by handle"
-            )
+        check(message, limit)
         if batch and size + len(message) + 1 > limit:
             yield _HEAD + b",".join(batch) + _TAIL
-            batch, size = [], len(_HEAD) + len(_TAIL)
+            batch, size = [], _FRAME
         batch.append(message)
         size += len(message) + 1
     if batch:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from omnibus.bus import Bus
-from omnibus.bus.messages import frames
+from omnibus.bus.messages import check, frames
 from omnibus.errors import OmnibusError
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,12 @@ class Outbox:
         self._timer: asyncio.TimerHandle | None = None
 
     def send(self, subject: str, message: bytes, lazy: bool = False) -> None:
-        """Queue ``message``; ``lazy`` ones leave with the next urgent one or after ``LAZY`` seconds."""
+        """Queue ``message``; ``lazy`` ones leave with the next urgent one or after ``LAZY`` seconds.
+
+        Raises ``ProtocolError`` for one that is over the limit: here its sender alone is hit, in ``flush``
+        all who share the frame would be.
+        """
+        check(message, self._limit)
         self._waiting.setdefault(subject, []).append(message)
         if self._soon:
             return

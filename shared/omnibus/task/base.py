@@ -6,7 +6,7 @@ the same task and share executors. A *composite task* is plain Python whose ``in
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
@@ -18,14 +18,18 @@ TENSOR, STREAM, VALUE = "tensor", "stream", "value"
 
 
 class TaskInput(BaseModel):
-    """Typed input of a unit task. Any field may also hold what another task will produce."""
+    """Typed and validated input of a unit task. Any field may also hold what another task will produce.
+
+    A frozen dataclass does as well where there is nothing to validate.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     @field_validator("*", mode="wrap")
     @classmethod
     def _not_yet(cls, value: Any, check: Any) -> Any:
-        return value if isinstance(value, Placeholder) else check(value)
+        # In replay a result takes the placeholder's place; it says where it comes from.
+        return value if isinstance(value, Placeholder) or hasattr(value, "origin") else check(value)
 
 
 class TaskOutput:
@@ -43,7 +47,7 @@ class TaskOutput:
             raise AttributeError(f"no output {name!r}; there are {', '.join(self._values)}") from None
 
 
-In = TypeVar("In", bound=TaskInput)
+In = TypeVar("In")
 
 
 class UnitTask(BaseModel, Generic[In]):
@@ -66,6 +70,11 @@ class UnitTask(BaseModel, Generic[In]):
         fields = [str(value) for field, value in self if field not in ("model", "component")]
         return token("-".join([self.kind, self.model, self.component, *fields]))
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        copy = super().model_copy(update=update, deep=deep)
+        copy.__dict__.pop("name", None)  # with other fields it has another name
+        return copy
+
     def invoke(self, inputs: In) -> TaskOutput:
         """Call the task inside a composite task's ``invoke``; returns at once."""
         return TaskOutput(current().call(self.name, self.component, self.outputs, _flat(inputs)))
@@ -80,6 +89,6 @@ class CompositeTask(BaseModel):
         raise TypeError(f"{type(self).__name__} has no invoke(self, request): write one that calls its tasks")
 
 
-def _flat(inputs: TaskInput) -> dict[str, Any]:
+def _flat(inputs: Any) -> dict[str, Any]:
     """Fields of ``inputs`` that are set, by name."""
     return {name: value for name, value in inputs.__dict__.items() if value is not None}

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from omnibus.errors import BadRequest
-from omnibus.task.base import STREAM, TENSOR, CompositeTask, TaskInput, UnitTask
+from omnibus.task.base import STREAM, TENSOR, CompositeTask, UnitTask
 
 
-class EncodeInput(TaskInput):
+@dataclass(frozen=True)
+class EncodeInput:
     media: Any  # Media: a handle, with modality, mime type and content hash
 
 
@@ -19,10 +20,11 @@ class Encode(UnitTask[EncodeInput]):
     outputs: ClassVar[Mapping[str, str]] = {"embedding": TENSOR}
 
 
-class ThinkInput(TaskInput):
+@dataclass(frozen=True)
+class ThinkInput:
     messages: Any  # list of chat messages, or a handle of their JSON when they are long
     items: Any  # list of embeddings, in the order in which the messages mention them
-    params: dict[str, Any]
+    params: Any  # a dict, or its JSON as ``msgspec.Raw``
     voice: str | None = None
 
 
@@ -37,11 +39,12 @@ class Think(UnitTask[ThinkInput]):
     outputs: ClassVar[Mapping[str, str]] = {"text": STREAM, "prompt": TENSOR, "layout": TENSOR, "rows": STREAM}
 
 
-class TalkInput(TaskInput):
+@dataclass(frozen=True)
+class TalkInput:
     prompt: Any
     layout: Any
     rows: Any
-    params: dict[str, Any]
+    params: Any  # a dict, or its JSON as ``msgspec.Raw``
     voice: str
 
 
@@ -52,7 +55,8 @@ class Talk(UnitTask[TalkInput]):
     outputs: ClassVar[Mapping[str, str]] = {"codes": STREAM}
 
 
-class VocodeInput(TaskInput):
+@dataclass(frozen=True)
+class VocodeInput:
     codes: Any
     voice: str
 
@@ -71,9 +75,9 @@ class ChatInput:
     messages: Any
     media: tuple[Any, ...]
     modalities: tuple[str, ...]
-    params: dict[str, Any]
+    params: Any  # a dict, or its JSON as ``msgspec.Raw``
     voice: str = ""
-    speech: dict[str, Any] | None = None
+    speech: Any = None  # the talker's params; None: no speech
 
 
 @dataclass(frozen=True)

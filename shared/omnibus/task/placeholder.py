@@ -12,9 +12,10 @@ class Placeholder:
     whatever ``invoke`` would decide on it would be decided on nothing.
     """
 
-    __slots__ = ("kind", "node", "output", "task")
+    __slots__ = ("kind", "node", "origin", "output", "task")
 
     def __init__(self, node: int, output: str, task: str, kind: str) -> None:
+        self.origin = (node, output)
         self.node = node
         self.output = output
         self.task = task
@@ -30,5 +31,7 @@ class Placeholder:
         )
 
     __bool__ = __len__ = __str__ = __iter__ = __format__ = __contains__ = __getitem__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __int__ = __float__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = __index__ = __round__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = _refuse
+    __call__ = _refuse
     __hash__ = object.__hash__

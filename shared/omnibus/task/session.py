@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from omnibus.errors import BadRequest, PlaceholderError, ReplayMismatch
-from omnibus.graph import Node, digest, ref, refs
+from omnibus.graph import Node, digest, ref
 from omnibus.task.placeholder import Placeholder
 
 
@@ -54,9 +54,9 @@ class _Recorder:
 
     def call(self, task: str, component: str, outputs: Mapping[str, str], inputs: dict[str, Any]) -> dict[str, Any]:
         index = len(self.nodes)
-        plain = {name: _plain(value) for name, value in inputs.items()}
-        uses = tuple(dict.fromkeys(found for value in plain.values() for found in refs(value)))
-        self.nodes.append(Node(task, component, plain, digest(task, plain), uses))
+        uses: list[tuple[int, str]] = []
+        plain = {name: _plain(value, uses) for name, value in inputs.items()}
+        self.nodes.append(Node(task, component, plain, digest(task, plain), tuple(dict.fromkeys(uses))))
         return {name: Placeholder(index, name, task, kind) for name, kind in outputs.items()}
 
 
@@ -70,7 +70,7 @@ class _Replayer:
         index = self.position
         self.position += 1
         recorded = self.nodes[index] if index < len(self.nodes) else None
-        plain = {name: _plain(value) for name, value in inputs.items()}
+        plain = {name: _plain(value, []) for name, value in inputs.items()}
         if recorded is None or recorded.task != task or recorded.inputs != plain:
             raise ReplayMismatch(_difference(index, recorded, task, plain))
         return {
@@ -104,19 +104,20 @@ def replay(
     return answer
 
 
-def _plain(value: Any) -> Any:
-    """A literal as JSON values, with each not-yet value as a reference."""
+def _plain(value: Any, uses: list[tuple[int, str]]) -> Any:
+    """A literal as JSON values, with each not-yet value as a reference that is added to ``uses``."""
     kind = type(value)
     if kind in _ATOMS:
         return value
-    if kind is Placeholder:
-        return ref(value.node, value.output)
     if kind is list or kind is tuple:
-        return [_plain(element) for element in value]
+        return [_plain(element, uses) for element in value]
     if kind is dict:
-        return {key: _plain(element) for key, element in value.items()}
+        return {key: _plain(element, uses) for key, element in value.items()}
     origin = getattr(value, "origin", None)
-    return msgspec.to_builtins(value) if origin is None else ref(*origin)
+    if origin is None:
+        return msgspec.to_builtins(value)
+    uses.append(origin)
+    return ref(*origin)
 
 
 #: Types that are their own JSON; ``Raw`` is JSON that was encoded before and holds no placeholder.

@@ -18,9 +18,10 @@ from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, Omnibus
 from omnibus.plan import Option, Plan
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
-from omnibus.up import infra
+from omnibus.up import infra, sprout
 from omnibus.up.keeper import Exit
 from omnibus.up.logs import Log
+from omnibus.up.nursery import suits as nursery_suits
 from omnibus.up.ports import free_ports
 from omnibus.up.run import RunDirectory, RunState
 from omnibus.up.spec import ProcessSpec, python
@@ -30,12 +31,25 @@ from omnibus.up.supervisor import Supervisor
 ROOT = Path(omnibus.__file__).parents[2]
 NODE = "local"
 READY_WITHIN = 180.0  # seconds for all executors to load
+#: What the nursery imports once for all executors.
+SHARED = (
+    "omnibus_models.warm",
+    "omnibus.executor.host",
+    "omnibus.service",
+    "services.engines",
+    "services.encoder.runner",
+    "services.generator.runner",
+    "services.llm.runner",
+    "services.llm.talk",
+)
 
 
 class Stack:
     """``async with Stack(models) as stack``: everything runs inside and nothing is left afterwards.
 
     ``models`` is the text of a declarations file. ``env`` is added to every service's environment.
+    Executors are forked from a nursery on Linux, for the default engine on CPUs, unless ``nursery`` or
+    ``OMNIBUS_UP_NURSERY`` says no; then, and elsewhere, they are processes of their own.
     """
 
     def __init__(
@@ -46,7 +60,9 @@ class Stack:
         log: Log | None = None,
         env: Mapping[str, str] | None = None,
         directory: Path | None = None,
+        nursery: bool = True,
     ) -> None:
+        self._nursery = nursery and nursery_suits({**os.environ, **(env or {})})
         self._models = models
         self._log = log or Log()
         self._extra = dict(env or {})
@@ -72,6 +88,7 @@ class Stack:
     async def _start(self) -> None:
         run = self._stack.enter_context(RunDirectory(self._directory))
         self.directory = run.path
+        self._nursery_socket = str(run.path / "nursery.sock")
         (run.path / "models.json").write_text(self._models)
         self.nats, self.valkey = infra.nats(run.path), infra.valkey(run.path)
         ports = free_ports(1)
@@ -135,9 +152,21 @@ class Stack:
             self.nats.spec,
             self.valkey.spec,
             self._service("planner", after=("nats", "valkey")),
-            self._service("sidecar", after=(), ready=self._sidecar_listens),
+            self._service("sidecar", after=(), ready=lambda: _listens(str(self.directory / "sidecar.sock"))),
             self._service("gateway", after=("nats", "valkey", "sidecar"), ready=self._gateway_answers),
+            *([self._nursery_spec()] if self._nursery else []),
         ]
+
+    def _nursery_spec(self) -> ProcessSpec:
+        return ProcessSpec(
+            "nursery",
+            python("omnibus.up.nursery", self._nursery_socket, *SHARED),
+            # numpy's and scipy's libraries would start threads when they are imported.
+            env={**self._env, "OPENBLAS_NUM_THREADS": "1"},
+            cwd=ROOT,
+            ready=lambda: _listens(self._nursery_socket),
+            ready_within=120.0,
+        )
 
     def _service(
         self, name: str, after: Sequence[str], ready: Callable[[], object] | None = None, **env: str
@@ -174,11 +203,13 @@ class Stack:
             "OPTION": option,
             "COMPONENTS": ",".join(spec.components),
         }
+        module = f"services.{spec.service}"
         return ProcessSpec(
             name,
-            python(f"services.{spec.service}"),
+            sprout.command(self._nursery_socket, module) if self._nursery else python(module),
             env={**{f"OMNIBUS_EXECUTOR_{key}": value for key, value in env.items()}, **self._env},
             cwd=ROOT,
+            after=("nursery",) if self._nursery else (),
         )
 
     async def _plan(self) -> Plan:
@@ -211,15 +242,6 @@ class Stack:
             except OmnibusError:
                 return  # gateways find out by its silence
 
-    async def _sidecar_listens(self) -> None:
-        while True:
-            try:
-                _, writer = await asyncio.open_unix_connection(str(self.directory / "sidecar.sock"))
-                writer.close()
-                return
-            except OSError:
-                await asyncio.sleep(0.02)
-
     async def _gateway_answers(self) -> None:
         while True:
             try:
@@ -228,6 +250,16 @@ class Stack:
                 return
             except OSError:
                 await asyncio.sleep(0.02)
+
+
+async def _listens(path: str) -> None:
+    while True:
+        try:
+            _, writer = await asyncio.open_unix_connection(path)
+            writer.close()
+            return
+        except OSError:
+            await asyncio.sleep(0.02)
 
 
 def _not_ready(url: str) -> str:

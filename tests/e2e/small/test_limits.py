@@ -121,6 +121,6 @@ async def test_a_digest_record_holds_no_content_and_says_why_it_cannot_be_replay
     said = answer.json()["choices"][0]["message"]["content"]
     assert len(records) == 2
     assert not any(secret.encode() in record or json.dumps(said).encode() in record for record in records)
-    assert replayed[-1]["problem"]["code"] == "bad_request"
-    assert "full" in replayed[-1]["problem"]["message"]
+    assert replayed[-1]["status"] == "failed"
+    assert "`full` mode" in replayed[-1]["problem"]["message"]
     await small.ledger_is_empty()

@@ -44,12 +44,17 @@ async def test_a_whole_answer_becomes_503_that_names_the_stage(small: System, ex
         answer = await asking
         took = time.monotonic() - killed
         status, ready = await asyncio.to_thread(small.ready)
+        end = await watch.end(answer.headers["x-request-id"])
+        async with small.bus() as bus:
+            _, record = [json.loads(found.data) for found in await bus.records(f"omnibus.inv.*.{end.inv}")]
 
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["stage"]) == (503, "stage_unavailable", "thinker")
     assert took < NOTICED
     assert status == 503
     assert ready["missing"][VL]["thinker"] == "no executor"
+    assert end.status == record["status"] == "failed"
+    assert record["problem"]["stage"] == "thinker"
     await small.ledger_is_empty()
 
 
@@ -79,17 +84,3 @@ async def test_a_gateway_that_was_killed_comes_back_on_its_port_and_serves(small
         answer = await http.post("/v1/chat/completions", json={**SLOW, "max_tokens": 2})
     assert answer.status_code == 200
     await small.ledger_is_empty(DEADLINE + GRACE + 5)
-
-
-async def test_an_end_that_says_failed_reaches_the_record(small: System, executor: int):
-    async with Watch.on(small) as watch, small.http() as http:
-        asking = asyncio.create_task(http.post("/v1/chat/completions", json=SLOW))
-        await watch.first("omnibus.reply.")
-        os.kill(executor, signal.SIGKILL)
-        id = (await asking).headers["x-request-id"]
-        end = await watch.end(id)
-        async with small.bus() as bus:
-            _, last = [json.loads(record.data) for record in await bus.records(f"omnibus.inv.*.{id}")]
-
-    assert end.status == last["status"] == "failed"
-    assert last["problem"]["stage"] == "thinker"

@@ -13,3 +13,11 @@ def vl(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterato
     directory = tmp_path_factory.mktemp("vl")
     with running(directory, {VL: declaration("qwen2_5_vl", vl_checkpoint)}) as system:
         yield system
+
+
+@pytest.fixture(autouse=True)
+async def everybody(vl: System) -> dict[str, int]:
+    """Process id of every executor: a test begins when all of them are there and the gateway knows them."""
+    pids = await vl.whole()
+    await vl.becomes_ready()
+    return pids

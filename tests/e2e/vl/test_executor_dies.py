@@ -24,15 +24,6 @@ QUESTION = ask(image(1), "describe the image")
 E, L, EL = (f"qwen2_5-vl-tiny-{option}-0" for option in ("E", "L", "EL"))
 
 
-@pytest.fixture
-async def pids(vl: System) -> AsyncIterator[dict[str, int]]:
-    """Process id of every executor; all of them are back afterwards."""
-    yield await vl.whole()
-    await vl.whole()
-    await vl.becomes_ready()
-    await vl.ledger_is_empty()
-
-
 @pytest.fixture(scope="module")
 def text(vl_checkpoint: Path) -> str:
     """What the whole model answers."""
@@ -62,57 +53,60 @@ async def deltas(answer: httpx.Response) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize(("victim", "path"), [(L, "E>L"), (EL, "EL")])
 async def test_an_answer_that_has_begun_goes_on_elsewhere_and_is_still_right(
-    vl: System, pids: dict[str, int], text: str, victim: str, path: str
+    vl: System, everybody: dict[str, int], text: str, victim: str, path: str
 ):
     said = ""
     async with vl.http() as http, streaming(http, path) as answer:
         async for delta in answer:
             said += delta
-            if said and victim in pids:
-                os.kill(pids.pop(victim), signal.SIGKILL)
+            if said and victim in everybody:
+                os.kill(everybody.pop(victim), signal.SIGKILL)
 
-    assert victim not in pids
+    assert victim not in everybody
     assert said == text
+    await vl.ledger_is_empty()
 
 
 @pytest.mark.parametrize(("victim", "path"), [(E, "E>L"), (EL, "EL")])
 async def test_a_request_whose_encoder_dies_is_answered_by_another_one(
-    vl: System, pids: dict[str, int], text: str, victim: str, path: str
+    vl: System, everybody: dict[str, int], text: str, victim: str, path: str
 ):
-    os.kill(pids[victim], signal.SIGSTOP)  # so that it surely holds the request when it dies
+    os.kill(everybody[victim], signal.SIGSTOP)  # so that it surely holds the request when it dies
     async with Watch.on(vl) as watch, vl.http() as http:
         asking = asyncio.create_task(
             http.post("/v1/chat/completions", json=body(), headers={"x-omnibus-path": path})
         )
         await watch.first(f"omnibus.task.encode-qwen2_5-vl-tiny-vision.{victim}")
-        os.kill(pids[victim], signal.SIGKILL)
+        os.kill(everybody[victim], signal.SIGKILL)
         answer = await asking
 
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["message"]["content"] == text
+    await vl.ledger_is_empty()
 
 
-async def test_a_request_to_an_executor_that_hangs_moves_on(vl: System, pids: dict[str, int], text: str):
-    os.kill(pids[E], signal.SIGSTOP)
+async def test_a_request_to_an_executor_that_hangs_moves_on(vl: System, everybody: dict[str, int], text: str):
+    os.kill(everybody[E], signal.SIGSTOP)
     try:
         async with vl.http() as http:
             answer = await http.post("/v1/chat/completions", json=body(), headers={"x-omnibus-path": "E>L"})
     finally:
-        os.kill(pids[E], signal.SIGCONT)
+        os.kill(everybody[E], signal.SIGCONT)
 
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["message"]["content"] == text
+    await vl.ledger_is_empty()
 
 
 async def test_without_another_llm_the_answer_is_503_with_the_stage_and_readyz_agrees(
-    vl: System, pids: dict[str, int]
+    vl: System, everybody: dict[str, int]
 ):
     async with Watch.on(vl) as watch, vl.http() as http:
         asking = [asyncio.create_task(http.post("/v1/chat/completions", json=body(max_tokens=3000))) for _ in range(4)]
         await watch.first("omnibus.reply.")
         killed = time.monotonic()
         for victim in (L, EL):
-            os.kill(pids[victim], signal.SIGKILL)
+            os.kill(everybody[victim], signal.SIGKILL)
         answers = await asyncio.gather(*asking)
         took = time.monotonic() - killed
         status, ready = await asyncio.to_thread(vl.ready)
@@ -126,15 +120,15 @@ async def test_without_another_llm_the_answer_is_503_with_the_stage_and_readyz_a
     assert ready["missing"] == {VL: {"thinker": "no executor"}}
 
 
-async def test_without_any_encoder_images_fail_with_the_stage_and_text_is_served(vl: System, pids: dict[str, int]):
-    os.kill(pids[E], signal.SIGSTOP)
+async def test_without_any_encoder_images_fail_with_the_stage_and_text_is_served(vl: System, everybody: dict[str, int]):
+    os.kill(everybody[E], signal.SIGSTOP)
     async with Watch.on(vl) as watch, vl.http() as http:
         headers = {"x-omnibus-path": "E>L"}
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=body(), headers=headers))
         await watch.first(f"omnibus.task.encode-qwen2_5-vl-tiny-vision.{E}")
         killed = time.monotonic()
         for victim in (EL, E):
-            os.kill(pids[victim], signal.SIGKILL)
+            os.kill(everybody[victim], signal.SIGKILL)
         answer = await asking
         took = time.monotonic() - killed
         plain = await http.post("/v1/chat/completions", json=body(ask("hello")))

@@ -23,22 +23,14 @@ BACK = 20.0  # seconds until everything serves again
 TYPED = {"stage_unavailable", "bus_unavailable", "deadline_exceeded", "overloaded", "stage_failed"}
 
 
-@pytest.fixture
-async def system(vl: System):
-    await vl.whole()
-    yield vl
-    await vl.whole()
-    await vl.becomes_ready()
-
-
 def body(**more):
     return {"model": VL, "messages": QUESTION.messages, "max_tokens": TOKENS, "temperature": 0, **more}
 
 
-async def serves_again(system: System, **headers: str) -> None:
+async def serves_again(vl: System, **headers: str) -> None:
     """A request succeeds within ``BACK`` seconds; refusals until then are typed."""
     end = time.monotonic() + BACK
-    async with system.http() as http:
+    async with vl.http() as http:
         while True:
             answer = await http.post("/v1/chat/completions", json=body(max_tokens=2), headers=headers)
             if answer.status_code == 200:
@@ -48,13 +40,13 @@ async def serves_again(system: System, **headers: str) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_requests_in_flight_survive_a_restart_of_the_bus(system: System, vl_checkpoint: Path):
+async def test_requests_in_flight_survive_a_restart_of_the_bus(vl: System, vl_checkpoint: Path):
     text = oracle.vl_answer(vl_checkpoint, QUESTION.plain, QUESTION.media, TOKENS)[1]
-    async with Watch.on(system) as watch, system.http() as http:
+    async with Watch.on(vl) as watch, vl.http() as http:
         whole = [asyncio.create_task(http.post("/v1/chat/completions", json=body())) for _ in range(6)]
         streamed = asyncio.create_task(http.post("/v1/chat/completions", json=body(stream=True)))
         await watch.first("omnibus.reply.")
-        system.server("nats-server").kill()
+        vl.server("nats-server").kill()
         answers = await asyncio.gather(*whole)
         stream = events((await streamed).content)
 
@@ -67,17 +59,17 @@ async def test_requests_in_flight_survive_a_restart_of_the_bus(system: System, v
         assert stream[-1]["error"]["code"] in TYPED
     else:
         assert "".join(event["choices"][0]["delta"].get("content") or "" for event in stream) == text
-    await serves_again(system)
-    await system.ledger_is_empty()
+    await serves_again(vl)
+    await vl.ledger_is_empty()
 
 
-async def test_everything_serves_after_the_bus_was_away(system: System):
-    id, _ = await asked(system, QUESTION, temperature=0)
-    system.server("nats-server").kill()
+async def test_everything_serves_after_the_bus_was_away(vl: System):
+    id, _ = await asked(vl, QUESTION, temperature=0)
+    vl.server("nats-server").kill()
 
-    await serves_again(system)
-    await serves_again(system, **{"x-omnibus-path": "E>L"})
-    async with system.bus() as bus:
+    await serves_again(vl)
+    await serves_again(vl, **{"x-omnibus-path": "E>L"})
+    async with vl.bus() as bus:
         begin, end = [json.loads(record.data) for record in await bus.records(f"omnibus.inv.*.{id}")]
         replayed = [json.loads(part) async for part in bus.requests("omnibus.replay", json.dumps(begin).encode(), 30)]
 
@@ -93,12 +85,12 @@ async def current(store: Store, within: float) -> Plan:
             await asyncio.sleep(0.1)
 
 
-async def test_the_gateway_serves_while_the_store_hangs_and_the_plan_comes_back(system: System):
-    store = Store(StoreSettings(url=system.state.store_url))
+async def test_the_gateway_serves_while_the_store_hangs_and_the_plan_comes_back(vl: System):
+    store = Store(StoreSettings(url=vl.state.store_url))
     before = await current(store, 5)
-    valkey = system.server("valkey-server")
+    valkey = vl.server("valkey-server")
     valkey.suspend()
-    async with system.http() as http:
+    async with vl.http() as http:
         hanging = [await http.post("/v1/chat/completions", json=body(max_tokens=2)) for _ in range(5)]
         valkey.kill()
         away = [await http.post("/v1/chat/completions", json=body(max_tokens=2)) for _ in range(5)]

@@ -1,0 +1,47 @@
+"""Importing this imports what loading and running any component would import, for processes that are forked.
+
+The libraries import their parts when a part is first used; here each is used by name. No tensor is
+computed and no checkpoint read, so no thread is started and no device touched. What needs a library
+that is not installed is left out.
+"""
+
+import importlib
+from collections.abc import Iterable
+from contextlib import suppress
+
+from omnibus_models import families
+
+#: Imported on first use by the families, by the library's loader (``torch.utils.serialization``) and by
+#: its chat templates (``jinja2``).
+_PARTS = (
+    "av",
+    "jinja2.sandbox",
+    "omnibus_models._av",
+    "torch.utils.serialization.config",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+)
+
+
+def _import(names: Iterable[str]) -> None:
+    for name in names:
+        with suppress(ModuleNotFoundError):
+            importlib.import_module(name)
+
+
+def _import_preprocessing() -> None:
+    from transformers.models.auto import feature_extraction_auto, image_processing_auto, video_processing_auto
+
+    # Checkpoints name these. The search for one imports what comes before it in the library's list.
+    image_processing_auto.get_image_processor_class_from_name("Qwen2VLImageProcessor")
+    video_processing_auto.video_processor_class_from_name("Qwen2VLVideoProcessor")
+    feature_extraction_auto.feature_extractor_class_from_name("WhisperFeatureExtractor")
+
+
+for _name in families.NAMES:
+    _import([f"{families.__name__}.{_name}"])
+    # A family is named as its architecture is in the library.
+    _import(f"transformers.models.{_name}.{part}_{_name}" for part in ("configuration", "modeling", "processing"))
+_import(_PARTS)
+with suppress(ModuleNotFoundError):
+    _import_preprocessing()

@@ -1,0 +1,23 @@
+"""Qwen2.5-Omni as five executors (EV, EA, Th, Ta, V) and as one (M)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.system import OMNI, System, declaration, running
+
+
+@pytest.fixture(scope="package")
+def omni(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> Iterator[System]:
+    directory = tmp_path_factory.mktemp("omni")
+    with running(directory, {OMNI: declaration("qwen2_5_omni", omni_checkpoint)}) as system:
+        yield system
+
+
+@pytest.fixture(autouse=True)
+async def everybody(omni: System) -> dict[str, int]:
+    """Process id of every executor: a test begins when all of them are there and the gateway knows them."""
+    pids = await omni.whole()
+    await omni.becomes_ready()
+    return pids

@@ -1,0 +1,77 @@
+"""Asking for speech, and what the whole model says and sounds like."""
+
+import base64
+import io
+import wave
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests import models_oracle as oracle
+from tests.e2e.questions import Question
+from tests.e2e.system import OMNI
+
+TOKENS, CODES, SEED, VOICE = 10, 40, 7, "Chelsie"
+
+
+class Spoken(NamedTuple):
+    """An answer: its text and its sound, int16 [n] at 24 kHz."""
+
+    text: str
+    sound: np.ndarray
+
+
+def wanted(question: Question, format: str = "wav", **more: Any) -> dict[str, Any]:
+    """The body of a request for text and speech, greedy and with a fixed seed."""
+    return {
+        "model": OMNI,
+        "messages": question.messages,
+        "modalities": ["text", "audio"],
+        "audio": {"voice": VOICE, "format": format, "max_tokens": CODES},
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "seed": SEED,
+        **more,
+    }
+
+
+def apart(question: Question, speech: bool) -> str:
+    """The path of separate executors for ``question``."""
+    used = [
+        ("EV", bool({"image", "video"} & question.media.keys())),
+        ("EA", "audio" in question.media),
+        ("Th", True),
+        ("Ta", speech),
+        ("V", speech),
+    ]
+    return ">".join(option for option, needed in used if needed)
+
+
+def whole_model(checkpoint: Path, question: Question, tokens: int = TOKENS, codes: int = CODES) -> Spoken:
+    """What ``generate`` of the whole model says and sounds like."""
+    _, text, _, sound = oracle.omni_answer(checkpoint, question.plain, question.media, tokens, VOICE, codes, SEED)
+    return Spoken(text, pcm(sound.numpy().reshape(-1)))
+
+
+def pcm(samples: np.ndarray) -> np.ndarray:
+    """Float samples in [-1, 1] as 16-bit steps."""
+    return (np.clip(samples, -1, 1) * 32767).round().astype(np.int16)
+
+
+def spoken(answer: Mapping[str, Any]) -> Spoken:
+    """What a ``chat.completion`` with WAV sound holds."""
+    message = answer["choices"][0]["message"]
+    with wave.open(io.BytesIO(base64.b64decode(message["audio"]["data"]))) as file:
+        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 24_000)
+        sound = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+    assert message["audio"]["transcript"] == message["content"]
+    return Spoken(message["content"], sound)
+
+
+def same(found: Spoken, expected: Spoken) -> None:
+    """Fails unless text and sound agree; 1e-5 of float is at most one 16-bit step after rounding."""
+    assert found.text == expected.text
+    assert found.sound.shape == expected.sound.shape
+    assert int(np.abs(found.sound.astype(int) - expected.sound).max(initial=0)) <= 1

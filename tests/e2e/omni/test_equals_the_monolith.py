@@ -1,0 +1,106 @@
+"""However Qwen2.5-Omni is taken apart, it says and sounds what the whole model says and sounds."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests import models_oracle as oracle
+from tests.e2e.omni.speech import TOKENS, apart, same, spoken, wanted, whole_model
+from tests.e2e.questions import OMNI_QUESTIONS, Question, ask, audio, image
+from tests.e2e.system import OMNI, System, Watch
+
+pytestmark = pytest.mark.e2e
+
+HOW = pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
+
+
+@HOW
+@pytest.mark.parametrize("name", OMNI_QUESTIONS)
+async def test_ids_and_text_are_those_of_the_whole_model(
+    omni: System, omni_checkpoint: Path, name: str, together: bool
+):
+    question = OMNI_QUESTIONS[name]
+    path = "M" if together else apart(question, speech=False)
+    ids, text = oracle.omni_text(omni_checkpoint, question.plain, question.media, 24)
+
+    async with Watch.on(omni) as watch, omni.client() as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=OMNI,
+            messages=question.messages,
+            max_tokens=24,
+            temperature=0,
+            extra_headers={"x-omnibus-path": path},
+        )
+        await watch.end(raw.headers["x-request-id"])
+
+    assert raw.headers["x-omnibus-path"] == path
+    assert raw.parse().choices[0].message.content == text
+    assert watch.ids(raw.headers["x-request-id"]) == ids
+
+
+@HOW
+@pytest.mark.parametrize("name", OMNI_QUESTIONS)
+async def test_speech_sounds_like_that_of_the_whole_model(
+    omni: System, omni_checkpoint: Path, name: str, together: bool
+):
+    question = OMNI_QUESTIONS[name]
+    path = "M" if together else apart(question, speech=True)
+
+    async with omni.http() as http:
+        answer = await http.post("/v1/chat/completions", json=wanted(question), headers={"x-omnibus-path": path})
+
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-omnibus-path"] == path
+    same(spoken(answer.json()), whole_model(omni_checkpoint, question))
+    await omni.ledger_is_empty()
+
+
+def mixed(number: int) -> Question:
+    """Sixteen different questions of every kind."""
+    kinds = [
+        ask(f"{number} cats and {number} dogs"),
+        ask(image(number), "describe the image"),
+        ask(audio(0.6 + number / 20, number), "what do you hear?"),
+        ask(image(number, 60 + 10 * number, 90), audio(0.5 + number / 16, number), "describe"),
+    ]
+    return kinds[number % 4]
+
+
+async def test_sixteen_requests_at_once_each_get_their_own_answer(omni: System, omni_checkpoint: Path):
+    questions = [mixed(number) for number in range(16)]
+    expected = [whole_model(omni_checkpoint, question) for question in questions]
+
+    async with omni.http() as http:
+        answers = await asyncio.gather(
+            *(http.post("/v1/chat/completions", json=wanted(question)) for question in questions)
+        )
+
+    for answer, truth in zip(answers, expected, strict=True):
+        assert answer.status_code == 200, answer.text
+        same(spoken(answer.json()), truth)
+    assert len({one.sound.tobytes() for one in expected}) == 16
+    await omni.ledger_is_empty()
+
+
+async def test_another_image_or_sound_changes_text_and_speech(omni: System):
+    questions = [ask(image(seed), "describe") for seed in (1, 2)] + [ask(audio(1, seed), "describe") for seed in (1, 2)]
+
+    async with omni.http() as http:
+        answers = [await http.post("/v1/chat/completions", json=wanted(question)) for question in questions]
+
+    heard = [spoken(answer.json()) for answer in answers]
+    assert len({one.text for one in heard}) == 4
+    assert len({one.sound.tobytes() for one in heard}) == 4
+
+
+async def test_text_alone_uses_neither_talker_nor_vocoder(omni: System):
+    async with Watch.on(omni) as watch, omni.client() as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=OMNI, messages=ask("hello").messages, max_tokens=TOKENS
+        )
+        await watch.end(raw.headers["x-request-id"])
+
+    assert raw.parse().choices[0].message.audio is None
+    asked = {one.subject.split(".")[2].split("-")[0] for one in watch.seen if one.subject.startswith("omnibus.task.")}
+    assert asked == {"think"}

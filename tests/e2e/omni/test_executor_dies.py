@@ -1,0 +1,102 @@
+"""Whichever of five executors dies, the answer is finished by others, in text and in sound."""
+
+import asyncio
+import base64
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.e2e.omni.speech import Spoken, apart, same, spoken, wanted, whole_model
+from tests.e2e.questions import ask, audio, image
+from tests.e2e.system import System, Watch
+
+pytestmark = pytest.mark.e2e
+
+QUESTION = ask(image(2), audio(1.1, 1), "describe")
+APART = apart(QUESTION, speech=True)
+TOKENS, CODES = 120, 90
+LONG = {"max_tokens": TOKENS, "audio": {"voice": "Chelsie", "format": "pcm16", "max_tokens": CODES}}
+
+
+def executor(option: str) -> str:
+    return f"qwen2_5-omni-tiny-{option}-0"
+
+
+@pytest.fixture(scope="module")
+def truth(omni_checkpoint: Path) -> Spoken:
+    return whole_model(omni_checkpoint, QUESTION, TOKENS, CODES)
+
+
+@pytest.fixture(autouse=True)
+async def everybody(omni: System, request: pytest.FixtureRequest) -> AsyncIterator[dict[str, int]]:
+    """Only those that a test needs: who was killed before comes back meanwhile."""
+    victim = request.node.callspec.params["victim"]
+    others = [option for option in ("EV", "EA", "Th", "Ta", "V") if victim == "M"]
+    yield await omni.whole(only=[executor(option) for option in {"M", victim, *others}])
+    await omni.ledger_is_empty()
+
+
+async def answered(answer: httpx.Response, when: str, kill: Any) -> Spoken:
+    """Read a stream to its end; ``kill`` is called at the first piece of ``when``."""
+    said, heard, done = "", b"", False
+    async for line in answer.aiter_lines():
+        if not line.startswith("data: {"):
+            continue
+        event = json.loads(line[6:])
+        assert "error" not in event, event
+        delta = event["choices"][0]["delta"]
+        said += delta.get("content") or ""
+        heard += base64.b64decode(delta.get("audio", {}).get("data", ""))
+        if not done and (heard if when == "sound" else said):
+            done = True
+            kill()
+    assert done
+    return Spoken(said, np.frombuffer(heard, "<i2"))
+
+
+@pytest.mark.parametrize(("victim", "when"), [("V", "sound"), ("Ta", "text"), ("Th", "text"), ("M", "sound")])
+async def test_an_answer_that_has_begun_goes_on_elsewhere(
+    omni: System, everybody: dict[str, int], truth: Spoken, victim: str, when: str
+):
+    body, headers = wanted(QUESTION, stream=True, **LONG), {"x-omnibus-path": "M" if victim == "M" else APART}
+
+    async with (
+        Watch.on(omni) as watch,
+        omni.http() as http,
+        http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer,
+    ):
+        id = answer.headers["x-request-id"]
+        found = await answered(answer, when, lambda: os.kill(everybody[executor(victim)], signal.SIGKILL))
+        await watch.end(id)
+        async with omni.bus() as bus:
+            record = json.loads((await bus.records(f"omnibus.inv.*.{id}"))[-1].data)
+
+    assert record["attempts"] == 2
+    assert (record["path"] == "M") is (victim != "M")
+    same(found, truth)
+
+
+@pytest.mark.parametrize("victim", ["EV", "EA"])
+async def test_a_request_whose_encoder_dies_is_answered_by_another_one(
+    omni: System, everybody: dict[str, int], omni_checkpoint: Path, victim: str
+):
+    pid = everybody[executor(victim)]
+    os.kill(pid, signal.SIGSTOP)  # so that it surely holds the request when it dies
+    async with Watch.on(omni) as watch, omni.http() as http:
+        asking = asyncio.create_task(
+            http.post("/v1/chat/completions", json=wanted(QUESTION), headers={"x-omnibus-path": APART})
+        )
+        component = {"EV": "vision", "EA": "audio"}[victim]
+        await watch.first(f"omnibus.task.encode-qwen2_5-omni-tiny-{component}.{executor(victim)}")
+        os.kill(pid, signal.SIGKILL)
+        answer = await asking
+
+    assert answer.status_code == 200, answer.text
+    same(spoken(answer.json()), whole_model(omni_checkpoint, QUESTION))

@@ -1,0 +1,127 @@
+"""Text and speech of one answer arrive together, piece by piece, and add up to the whole answer."""
+
+import base64
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from openai.types.chat import ChatCompletionChunk
+
+from tests.e2e.omni.speech import Spoken, apart, same, spoken, wanted
+from tests.e2e.questions import ask, audio, image
+from tests.e2e.system import System, events
+
+pytestmark = pytest.mark.e2e
+
+QUESTION = ask(image(2), audio(1.1, 1), "describe")
+LONG = {"max_tokens": 300, "ignore_eos": True}
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+async def streamed(omni: System, path: str = "", **more: Any) -> list[dict[str, Any]]:
+    headers = {"x-omnibus-path": path} if path else {}
+    async with omni.http() as http:
+        answer = await http.post("/v1/chat/completions", json=wanted(QUESTION, **STREAM, **more), headers=headers)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.content.endswith(b"data: [DONE]\n\n")
+    return events(answer.content)
+
+
+def deltas(found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return (event["choices"][0]["delta"] for event in found if event["choices"])
+
+
+def text(found: list[dict[str, Any]]) -> str:
+    return "".join(delta.get("content") or "" for delta in deltas(found))
+
+
+def sound(found: list[dict[str, Any]]) -> bytes:
+    return b"".join(base64.b64decode(delta.get("audio", {}).get("data", "")) for delta in deltas(found))
+
+
+@pytest.mark.parametrize("path", [apart(QUESTION, speech=True), "M"], ids=["apart", "together"])
+async def test_sound_begins_before_the_text_has_ended(omni: System, path: str):
+    found = await streamed(omni, path, **LONG)
+
+    order = ["sound" if delta.get("audio", {}).get("data") else "text" for delta in deltas(found) if spoke(delta)]
+    assert order.index("sound") < len(order) - 1 - order[::-1].index("text")
+    assert order.count("sound") > 1
+
+
+def spoke(delta: dict[str, Any]) -> bool:
+    return bool(delta.get("content") or delta.get("audio", {}).get("data"))
+
+
+@pytest.mark.parametrize("format", ["wav", "pcm16"])
+@pytest.mark.parametrize("path", [apart(QUESTION, speech=True), "M"], ids=["apart", "together"])
+async def test_a_stream_adds_up_to_the_whole_answer(omni: System, path: str, format: str):
+    found = await streamed(omni, path, format=format)
+    async with omni.http() as http:
+        answer = await http.post(
+            "/v1/chat/completions", json=wanted(QUESTION), headers={"x-omnibus-path": path}
+        )
+    whole = spoken(answer.json())
+
+    data = sound(found)
+    heard = played(data) if format == "wav" else np.frombuffer(data, "<i2")
+    same(Spoken(text(found), heard), whole)
+    assert found[-1]["usage"] == answer.json()["usage"]
+
+
+def played(file: bytes) -> np.ndarray:
+    """What a player makes of a WAV file whose length was not known when it began: int16 [n]."""
+    with av.open(io.BytesIO(file)) as container:
+        stream = container.streams.audio[0]
+        assert (stream.rate, stream.channels, container.format.name) == (24_000, 1, "wav")
+        return np.concatenate([frame.to_ndarray()[0] for frame in container.decode(stream)])
+
+
+async def test_every_event_is_a_chunk_of_the_official_types(omni: System):
+    found = await streamed(omni, **LONG)
+
+    for event in found:
+        chunk = ChatCompletionChunk.model_validate_json(json.dumps(event), strict=True)
+        assert chunk.id == found[0]["id"]
+        assert chunk.object == "chat.completion.chunk"
+    head, *_, last, usage = found
+    assert head["choices"][0]["delta"]["role"] == "assistant"
+    assert [event["choices"][0]["finish_reason"] for event in found[:-1]] == [None] * (len(found) - 2) + ["length"]
+    assert last["choices"][0]["delta"] == {}
+    assert usage["choices"] == []
+    assert [event["usage"] for event in found[:-1]] == [None] * (len(found) - 1)
+
+
+async def test_usage_counts_text_image_and_sound(omni: System):
+    found = await streamed(omni, **LONG)
+
+    usage = found[-1]["usage"]
+    prompt, completion = usage["prompt_tokens_details"], usage["completion_tokens_details"]
+    assert completion["text_tokens"] == 300
+    assert completion["audio_tokens"] == len(played(sound(found))) * 50 // 24_000 > 0
+    assert usage["completion_tokens"] == 300 + completion["audio_tokens"]
+    assert prompt["image_tokens"] > 0 < prompt["audio_tokens"]
+    assert usage["prompt_tokens"] == prompt["text_tokens"] + prompt["image_tokens"] + prompt["audio_tokens"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+async def test_the_audio_parts_share_one_id_and_end_with_their_expiry(omni: System):
+    found = [delta["audio"] for delta in deltas(await streamed(omni)) if "audio" in delta]
+
+    assert found[0].keys() == {"id"}
+    assert all(part.keys() == {"data"} for part in found[1:-1])
+    assert found[-1].keys() == {"expires_at"}
+
+
+async def test_the_official_client_reads_the_stream(omni: System):
+    body = wanted(QUESTION, **STREAM)
+    async with omni.client() as client:
+        extra = {key: body.pop(key) for key in ("audio",)}
+        chunks = [chunk async for chunk in await client.chat.completions.create(**body, extra_body=extra)]
+
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert said == text(await streamed(omni))
+    assert chunks[-1].usage is not None

@@ -1,0 +1,118 @@
+"""The outbox: one frame per receiver and turn of the loop, order kept, lazy messages wait for company."""
+
+import asyncio
+
+import pytest
+
+from omnibus.bus import Delivery, outbox
+from omnibus.bus.memory import MemoryBus
+from omnibus.bus.messages import Chunk, decode_replies, encode
+from omnibus.bus.outbox import Outbox
+from omnibus.errors import ProtocolError
+from omnibus.settings import BusSettings
+
+
+def chunk(seq: int, text: str = "x") -> bytes:
+    return encode(Chunk("i", 0, "text", seq, data={"text": text}))
+
+
+class Wire:
+    """A bus, an outbox on it, and the frames that arrived per subject as lists of their numbers."""
+
+    def __init__(self, limit: int = 1000) -> None:
+        self.bus = MemoryBus(BusSettings(max_payload=limit))
+        self.outbox = Outbox(self.bus, limit)
+        self.frames: list[tuple[str, list[int]]] = []
+        self.arrived = asyncio.Event()
+
+    def take(self, delivery: Delivery) -> None:
+        numbers = [message.seq for message in decode_replies(delivery.data) if isinstance(message, Chunk)]
+        self.frames.append((delivery.subject, numbers))
+        self.arrived.set()
+
+    async def more(self) -> None:
+        self.arrived.clear()
+        await asyncio.wait_for(self.arrived.wait(), 5)
+
+
+@pytest.fixture
+async def wire() -> Wire:
+    made = Wire()
+    await made.bus.subscribe("to.>", made.take)
+    return made
+
+
+async def test_what_is_ready_in_one_turn_is_one_frame_per_subject(wire: Wire):
+    for seq in range(3):
+        wire.outbox.send("to.a", chunk(seq))
+    wire.outbox.send("to.b", chunk(7))
+    assert wire.frames == []
+
+    await wire.more()
+
+    assert wire.frames == [("to.a", [0, 1, 2]), ("to.b", [7])]
+
+
+async def test_the_next_turn_makes_the_next_frame(wire: Wire):
+    wire.outbox.send("to.a", chunk(0))
+    await wire.more()
+    wire.outbox.send("to.a", chunk(1))
+    await wire.more()
+
+    assert wire.frames == [("to.a", [0]), ("to.a", [1])]
+
+
+async def test_a_lazy_message_leaves_with_the_next_urgent_one(wire: Wire):
+    wire.outbox.send("to.a", chunk(0), lazy=True)
+    wire.outbox.send("to.b", chunk(5), lazy=True)
+    wire.outbox.send("to.a", chunk(1))
+
+    await wire.more()
+
+    assert wire.frames == [("to.a", [0, 1]), ("to.b", [5])]
+
+
+async def test_a_lazy_message_without_company_leaves_after_a_moment(wire: Wire):
+    began = asyncio.get_running_loop().time()
+    wire.outbox.send("to.a", chunk(0), lazy=True)
+    wire.outbox.send("to.a", chunk(1), lazy=True)
+
+    await wire.more()
+
+    assert wire.frames == [("to.a", [0, 1])]
+    assert asyncio.get_running_loop().time() - began >= outbox.LAZY * 0.9
+
+
+async def test_flushing_sends_everything_at_once_and_nothing_twice(wire: Wire):
+    wire.outbox.send("to.a", chunk(0), lazy=True)
+    wire.outbox.flush()
+    await wire.more()
+    wire.outbox.send("to.a", chunk(1))
+    wire.outbox.flush()
+    await asyncio.sleep(outbox.LAZY * 3)
+
+    assert wire.frames == [("to.a", [0]), ("to.a", [1])]
+
+
+async def test_more_than_a_frame_holds_becomes_several_in_order():
+    wire = Wire(limit=200)
+    await wire.bus.subscribe("to.>", wire.take)
+    for seq in range(10):
+        wire.outbox.send("to.a", chunk(seq))
+
+    await wire.more()
+    await asyncio.sleep(0)
+
+    assert len(wire.frames) > 2
+    assert [seq for _, numbers in wire.frames for seq in numbers] == list(range(10))
+
+
+async def test_a_message_over_the_limit_hits_its_sender_and_nobody_else(wire: Wire):
+    wire.outbox.send("to.a", chunk(0))
+    with pytest.raises(ProtocolError, match="over the bus limit"):
+        wire.outbox.send("to.a", chunk(1, "x" * 2000))
+    wire.outbox.send("to.a", chunk(2))
+
+    await wire.more()
+
+    assert wire.frames == [("to.a", [0, 2])]

@@ -1,0 +1,61 @@
+"""Every subject is built and parsed in one place, as the bus contract writes it."""
+
+import pytest
+
+from omnibus.bus import subjects
+from omnibus.bus.memory import matches
+
+
+def test_subjects_are_those_of_the_contract():
+    assert subjects.task("think-m-thinker") == "omnibus.task.think-m-thinker"
+    assert subjects.task("think-m-thinker", "l-0") == "omnibus.task.think-m-thinker.l-0"
+    assert subjects.edge("l-0") == "omnibus.edge.l-0"
+    assert subjects.reply("g") == "omnibus.reply.g"
+    assert subjects.end("g-0-1") == "omnibus.end.g-0-1"
+    assert subjects.record("chat", "g-0-1") == "omnibus.inv.chat.g-0-1"
+    assert subjects.event("gone") == "omnibus.event.gone"
+    assert (subjects.REPLAY, subjects.RECORD_STREAM) == ("omnibus.replay", "OMNIBUS_INVOCATIONS")
+
+
+def test_a_refused_dispatch_is_told_from_its_reply_subject():
+    subject = subjects.refused("g", "g-0-1", 2, "qwen2_5-vl-tiny-L-0")
+
+    assert subjects.parse_refused(subject) == ("g-0-1", 2, "qwen2_5-vl-tiny-L-0")
+    assert matches(f"{subjects.reply('g')}.>", subject)
+    assert not matches(subjects.reply("g"), subject)
+
+
+@pytest.mark.parametrize("text", ["a.b", "a b", "*", ">", "a\r\nPUB x 0", "", "é", "a/b"])
+def test_any_text_becomes_one_token(text: str):
+    made = subjects.token(text)
+
+    assert made
+    assert all(character.isascii() and (character.isalnum() or character in "_-") for character in made)
+
+
+def test_a_safe_text_is_its_own_token():
+    assert subjects.token("think-qwen2_5-VL") == "think-qwen2_5-VL"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "fits"),
+    [
+        ("a.b", "a.b", True),
+        ("a.b", "a.b.c", False),
+        ("a.*", "a.b", True),
+        ("a.*", "a", False),
+        ("a.*", "a.b.c", False),
+        ("a.*.c", "a.b.c", True),
+        ("a.>", "a.b.c", True),
+        ("a.>", "a", False),
+        (">", "a", True),
+        ("*.b", "a.c", False),
+    ],
+)
+def test_wildcards_follow_the_rules_of_nats(pattern: str, subject: str, fits: bool):
+    assert matches(pattern, subject) is fits
+
+
+def test_records_and_ends_are_caught_by_their_wildcards():
+    assert matches(subjects.RECORDS, subjects.record("my.app", "g-0-1"))
+    assert matches(subjects.ENDS, subjects.end("g-0-1"))
