@@ -1,13 +1,16 @@
 """The bus in one process: the same contract without a server, for tests and single-process runs."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from itertools import count
 from typing import Any
 
 from omnibus.bus import Delivery, Handler, Responder
-from omnibus.errors import DeadlineExceeded, NotFound, TooLarge
+from omnibus.errors import BusUnavailable, DeadlineExceeded, NotFound, TooLarge
 from omnibus.settings import BusSettings
+
+log = logging.getLogger(__name__)
 
 
 def matches(pattern: str, subject: str) -> bool:
@@ -24,10 +27,10 @@ def matches(pattern: str, subject: str) -> bool:
 class MemoryBus:
     """Deliveries happen in order, in a later turn of the event loop, as with a real connection."""
 
-    connected = True
     reconnects = 0
 
     def __init__(self, settings: BusSettings | None = None) -> None:
+        self.connected = True
         self._settings = settings or BusSettings()
         self._subscribers: list[tuple[str, str, Handler]] = []
         self._turn = count()
@@ -36,6 +39,8 @@ class MemoryBus:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
+        if not self.connected:
+            raise BusUnavailable(f"cannot publish to {subject}: the bus is closed")
         if len(data) > self._settings.max_payload:
             raise TooLarge(f"{len(data)} bytes for {subject} are over the bus limit of {self._settings.max_payload}")
         asyncio.get_running_loop().call_soon(self._deliver, Delivery(subject, data, reply, headers))
@@ -48,7 +53,10 @@ class MemoryBus:
                 groups.setdefault((pattern, queue), []).append(handler) if queue else plain.append(handler)
         chosen = plain + [members[next(self._turn) % len(members)] for members in groups.values()]
         for handler in chosen:
-            handler(delivery)
+            try:
+                handler(delivery)
+            except Exception:  # as with a real connection, it costs nobody else a message
+                log.exception("handler of %s failed", delivery.subject)
         if not chosen and delivery.reply:
             self._deliver(Delivery(delivery.reply, b"", refused=True))
 
@@ -89,9 +97,12 @@ class MemoryBus:
 
     async def respond(self, subject: str, responder: Responder, queue: str = "") -> Callable[[], Awaitable[None]]:
         async def answer(delivery: Delivery) -> None:
-            async for part in responder(delivery):
-                if delivery.reply:
-                    self.publish(delivery.reply, part)
+            try:
+                async for part in responder(delivery):
+                    if delivery.reply:
+                        self.publish(delivery.reply, part)
+            except Exception:  # whoever asked must not wait for more
+                log.exception("responder of %s failed", delivery.subject)
             if delivery.reply:
                 self.publish(delivery.reply, b"")
 
@@ -115,8 +126,8 @@ class MemoryBus:
     async def open_records(self, seconds: float, limit: int) -> None: ...
 
     def record(self, subject: str, data: bytes, id: str) -> None:
-        self._records.setdefault(id, Delivery(subject, data))
         self.publish(subject, data)
+        self._records.setdefault(id, Delivery(subject, data))
 
     async def records(self, subject: str) -> list[Delivery]:
         return [delivery for delivery in self._records.values() if matches(subject, delivery.subject)]
@@ -125,3 +136,4 @@ class MemoryBus:
         for task in list(self._tasks):
             task.cancel()
         self._subscribers.clear()
+        self.connected = False

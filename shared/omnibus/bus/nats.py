@@ -51,6 +51,27 @@ class _Connection(Client):
         except Exception:  # the reader must outlive any one message
             log.exception("handler of %s failed", subject.decode())
 
+    def send(self, command: bytes) -> None:
+        """Queue protocol bytes and wake the flusher, as ``Client.publish`` does but without its coroutines."""
+        self._pending.append(command)
+        self._pending_data_size += len(command)
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += len(command)
+        if self._flush_queue is not None and self._flush_queue.empty() and self.is_connected:
+            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+
+
+def _command(subject: str, data: bytes, reply: str, headers: dict[str, str] | None) -> bytes:
+    """PUB or HPUB with its payload. Subjects are built by ``omnibus.bus.subjects``, header values by us."""
+    if headers is None:
+        return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(data), data)
+    lines = "".join(f"{key}: {value}\r\n" for key, value in headers.items())
+    head = f"NATS/1.0\r\n{lines}\r\n".encode()
+    if b"\n" in lines.replace("\r\n", "").encode():
+        raise ValueError("a header value may not hold a line break")
+    sizes = (len(head), len(head) + len(data))
+    return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject.encode(), reply.encode(), *sizes, head, data)
+
 
 class NatsBus:
     """A connection to NATS; ``await NatsBus.connect(settings, name)``."""
@@ -106,18 +127,12 @@ class NatsBus:
                 f"{len(data)} bytes for {subject} are over the bus limit of {self._settings.max_payload}: "
                 "larger inputs travel by handle"
             )
-        if self._nc.pending_data_size + len(data) > BUFFER - (1 << 20):
-            raise BusUnavailable(f"the connection to NATS has {self._nc.pending_data_size} bytes waiting: try again")
-        # Below the limit checked above the coroutine never waits, so it can be run to its end here.
-        step = self._nc.publish(subject, data, reply, headers)
-        try:
-            step.send(None)
-        except StopIteration:
-            return
-        except nats.errors.Error as error:
-            raise BusUnavailable(f"cannot publish to {subject}: {error}") from error
-        step.close()
-        raise BusUnavailable(f"the connection to NATS is congested, {subject} was not sent")
+        nc = self._nc
+        if nc.is_closed or nc.is_draining:
+            raise BusUnavailable(f"cannot publish to {subject}: the connection to NATS is closed")
+        if nc.pending_data_size + len(data) > BUFFER:
+            raise BusUnavailable(f"the connection to NATS has {nc.pending_data_size} bytes waiting: try again")
+        nc.send(_command(subject, data, reply, headers))
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Callable[[], Awaitable[None]]:
         async def never(_: Msg) -> None: ...
@@ -165,9 +180,12 @@ class NatsBus:
         return await self.subscribe(subject, lambda delivery: self._spawn(self._answer(responder, delivery)), queue)
 
     async def _answer(self, responder: Responder, delivery: Delivery) -> None:
-        async for part in responder(delivery):
-            if delivery.reply:
-                self.publish(delivery.reply, part)
+        try:
+            async for part in responder(delivery):
+                if delivery.reply:
+                    self.publish(delivery.reply, part)
+        except Exception:  # whoever asked must not wait for more
+            log.exception("responder of %s failed", delivery.subject)
         if delivery.reply:
             self.publish(delivery.reply, b"")
 

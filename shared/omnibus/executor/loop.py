@@ -214,13 +214,15 @@ class Executor:
             self._finished(live, job)
 
     def _report(self, live: _Live, job: LiveJob, hop: Hop) -> None:
-        """Times go with the last output: to the next executor, or to the gateway."""
+        """Times go with the last output: to the gateway if it reads one, else to the next executor."""
         hops, live.hops = [*live.hops, hop], []
-        if job.next_edge is None and len(live.jobs) > 1 and not job.answers:
+        # Not past the gateway to a talker: that may be done long before the text is.
+        subject = live.invocation.reply if job.answers else job.next_edge
+        if subject is None and len(live.jobs) > 1:
             live.hops = hops  # a later node in this process takes them along
             return
         for each in hops:
-            self._outbox.send(job.next_edge or live.invocation.reply, messages.encode(each))
+            self._outbox.send(subject or live.invocation.reply, messages.encode(each))
 
     def _fail(self, live: _Live, job: LiveJob, error: OmnibusError) -> None:
         error.stage = error.stage or job.node.component

@@ -61,9 +61,7 @@ def spoke(delta: dict[str, Any]) -> bool:
 async def test_a_stream_adds_up_to_the_whole_answer(omni: System, path: str, format: str):
     found = await streamed(omni, path, format=format)
     async with omni.http() as http:
-        answer = await http.post(
-            "/v1/chat/completions", json=wanted(QUESTION), headers={"x-omnibus-path": path}
-        )
+        answer = await http.post("/v1/chat/completions", json=wanted(QUESTION), headers={"x-omnibus-path": path})
     whole = spoken(answer.json())
 
     data = sound(found)
@@ -117,10 +115,8 @@ async def test_the_audio_parts_share_one_id_and_end_with_their_expiry(omni: Syst
 
 
 async def test_the_official_client_reads_the_stream(omni: System):
-    body = wanted(QUESTION, **STREAM)
     async with omni.client() as client:
-        extra = {key: body.pop(key) for key in ("audio",)}
-        chunks = [chunk async for chunk in await client.chat.completions.create(**body, extra_body=extra)]
+        chunks = [chunk async for chunk in await client.chat.completions.create(**wanted(QUESTION, **STREAM))]
 
     said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert said == text(await streamed(omni))

@@ -49,7 +49,9 @@ async def test_every_executor_answers_a_ping(nc: Client):
     found = await everybody(nc, "$SRV.PING")
 
     assert {one["name"] for one in found} == {"omnibus-E", "omnibus-L", "omnibus-EL"}
-    assert {one["metadata"]["executor"] for one in found} == {f"qwen2_5-vl-tiny-{option}-0" for option in ("E", "L", "EL")}
+    assert {one["metadata"]["executor"] for one in found} == {
+        f"qwen2_5-vl-tiny-{option}-0" for option in ("E", "L", "EL")
+    }
 
 
 async def test_info_names_the_unit_tasks_of_each_executor(nc: Client):

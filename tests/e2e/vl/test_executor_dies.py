@@ -73,9 +73,7 @@ async def test_a_request_whose_encoder_dies_is_answered_by_another_one(
 ):
     os.kill(everybody[victim], signal.SIGSTOP)  # so that it surely holds the request when it dies
     async with Watch.on(vl) as watch, vl.http() as http:
-        asking = asyncio.create_task(
-            http.post("/v1/chat/completions", json=body(), headers={"x-omnibus-path": path})
-        )
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json=body(), headers={"x-omnibus-path": path}))
         await watch.first(f"omnibus.task.encode-qwen2_5-vl-tiny-vision.{victim}")
         os.kill(everybody[victim], signal.SIGKILL)
         answer = await asking

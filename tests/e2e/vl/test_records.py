@@ -93,7 +93,9 @@ async def test_a_record_published_with_headers_and_no_reply_runs_again_by_itself
     assert (end["status"], end["answer"]["text"]) == ("done", text)
 
 
-@pytest.mark.parametrize("body", [b"hello", b"{}", b'{"v":99}', b""], ids=["no JSON", "empty", "of version 99", "nothing"])
+@pytest.mark.parametrize(
+    "body", [b"hello", b"{}", b'{"v":99}', b""], ids=["no JSON", "empty", "of version 99", "nothing"]
+)
 async def test_what_is_no_record_is_refused_with_a_reason(vl: System, body: bytes):
     async with vl.bus() as bus:
         (only,) = [json.loads(part) async for part in bus.requests(subjects.REPLAY, body, 10)]

@@ -1,0 +1,417 @@
+"""The bus contract, run on the bus in one process and on a real NATS server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import count
+
+import pytest
+
+from omnibus.bus import Bus, Delivery, subjects
+from omnibus.bus.memory import MemoryBus
+from omnibus.bus.nats import NatsBus
+from omnibus.errors import BusUnavailable, DeadlineExceeded, NotFound, TooLarge
+from omnibus.settings import BusSettings
+
+LIMIT = 1000  # bytes
+PATIENCE = 10.0  # seconds
+_number = count()
+
+
+@pytest.fixture(params=["memory", "nats"])
+def url(request: pytest.FixtureRequest) -> str:
+    return request.getfixturevalue("nats_url") if request.param == "nats" else ""
+
+
+@pytest.fixture
+async def bus(url: str) -> AsyncIterator[Bus]:
+    settings = BusSettings(url=url, max_payload=LIMIT)
+    made: Bus = await NatsBus.connect(settings, "test") if url else MemoryBus(settings)
+    yield made
+    await made.drain()
+
+
+class Heard:
+    """Collects deliveries; ``await heard.until(3)`` waits for the third."""
+
+    def __init__(self) -> None:
+        self.deliveries: list[Delivery] = []
+        self._news = asyncio.Event()
+
+    def __call__(self, delivery: Delivery) -> None:
+        self.deliveries.append(delivery)
+        self._news.set()
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [delivery.data for delivery in self.deliveries]
+
+    async def until(self, count: int) -> list[bytes]:
+        async with asyncio.timeout(PATIENCE):
+            while len(self.deliveries) < count:
+                self._news.clear()
+                await self._news.wait()
+        return self.bodies
+
+
+async def settled(bus: Bus) -> None:
+    """Return when everything that was published before has been delivered."""
+    mark = Heard()
+    stop = await bus.subscribe("settled", mark)
+    bus.publish("settled", b"")
+    await mark.until(1)
+    await stop()
+
+
+async def echo(delivery: Delivery) -> AsyncIterator[bytes]:
+    for part in delivery.data.split():
+        yield part
+
+
+# Publish and subscribe
+
+
+async def test_deliveries_come_in_the_order_of_publishing(bus: Bus):
+    heard = Heard()
+    await bus.subscribe("a.b", heard)
+
+    for number in range(200):
+        bus.publish("a.b", b"%d" % number)
+
+    assert await heard.until(200) == [b"%d" % number for number in range(200)]
+
+
+async def test_a_delivery_comes_in_a_later_turn(bus: Bus):
+    heard = Heard()
+    await bus.subscribe("a", heard)
+
+    bus.publish("a", b"x")
+
+    assert heard.bodies == []
+    assert await heard.until(1) == [b"x"]
+
+
+async def test_a_delivery_says_everything_that_was_published(bus: Bus):
+    heard = Heard()
+    await bus.subscribe("a.>", heard)
+    await bus.subscribe("back", lambda _: None)
+
+    bus.publish("a.b.c", "ünï".encode(), reply="back", headers={"Trace": "t-1"})
+    await heard.until(1)
+
+    [delivery] = heard.deliveries
+    assert (delivery.subject, delivery.data, delivery.reply, delivery.refused) == ("a.b.c", "ünï".encode(), "back", False)
+    assert dict(delivery.headers or {}) == {"Trace": "t-1"}
+
+
+async def test_wildcards_catch_one_token_or_the_rest(bus: Bus):
+    one, rest = Heard(), Heard()
+    await bus.subscribe("a.*.c", one)
+    await bus.subscribe("a.>", rest)
+
+    for subject in ("a.b.c", "a.b", "a.x.c", "a", "b.b.c"):
+        bus.publish(subject, subject.encode())
+    await settled(bus)
+
+    assert one.bodies == [b"a.b.c", b"a.x.c"]
+    assert rest.bodies == [b"a.b.c", b"a.b", b"a.x.c"]
+
+
+async def test_every_subscriber_gets_a_message_and_one_of_each_queue_group(bus: Bus):
+    plain, group, other = [Heard(), Heard()], [Heard(), Heard(), Heard()], [Heard()]
+    for each in plain:
+        await bus.subscribe("a", each)
+    for each in group:
+        await bus.subscribe("a", each, queue="g")
+    for each in other:
+        await bus.subscribe("a", each, queue="h")
+
+    for number in range(60):
+        bus.publish("a", b"%d" % number)
+    await settled(bus)
+
+    everything = [b"%d" % number for number in range(60)]
+    assert [each.bodies for each in plain] == [everything, everything]
+    assert other[0].bodies == everything
+    assert sorted(body for each in group for body in each.bodies) == sorted(everything)
+    assert all(each.bodies for each in group)
+
+
+async def test_nothing_comes_after_unsubscribing(bus: Bus):
+    heard = Heard()
+    stop = await bus.subscribe("a", heard)
+    bus.publish("a", b"before")
+    await heard.until(1)
+
+    await stop()
+    bus.publish("a", b"after")
+    await settled(bus)
+
+    assert heard.bodies == [b"before"]
+
+
+async def test_a_handler_that_fails_costs_nobody_else_a_message(bus: Bus):
+    heard = Heard()
+
+    def broken(_: Delivery) -> None:
+        raise RuntimeError("broken handler")
+
+    await bus.subscribe("a", broken)
+    await bus.subscribe("a", heard)
+
+    bus.publish("a", b"1")
+    bus.publish("a", b"2")
+
+    assert await heard.until(2) == [b"1", b"2"]
+
+
+async def test_publishing_where_nobody_listens_is_told_on_the_reply_subject(bus: Bus):
+    heard = Heard()
+    await bus.subscribe("mine.>", heard)
+
+    bus.publish("nobody.here", b"x", reply="mine.42.e-0")
+    await heard.until(1)
+
+    assert heard.deliveries[0]._replace(headers=None) == Delivery("mine.42.e-0", b"", refused=True)
+
+
+async def test_publishing_where_somebody_listens_tells_nothing(bus: Bus):
+    heard, taken = Heard(), Heard()
+    await bus.subscribe("mine.>", heard)
+    await bus.subscribe("somebody.here", taken)
+
+    bus.publish("somebody.here", b"x", reply="mine.42.e-0")
+    bus.publish("nobody.here", b"x")
+    await taken.until(1)
+    await settled(bus)
+
+    assert heard.deliveries == []
+
+
+async def test_a_message_over_the_limit_is_refused_before_it_is_sent(bus: Bus):
+    heard = Heard()
+    await bus.subscribe("a", heard)
+
+    with pytest.raises(TooLarge, match=f"{LIMIT + 1} bytes for a are over the bus limit of {LIMIT}"):
+        bus.publish("a", b"x" * (LIMIT + 1))
+    bus.publish("a", b"x" * LIMIT)
+
+    assert await heard.until(1) == [b"x" * LIMIT]
+
+
+async def test_a_closed_bus_says_so(bus: Bus):
+    assert bus.connected
+
+    await bus.drain()
+    await bus.drain()
+
+    assert not bus.connected
+    with pytest.raises(BusUnavailable):
+        bus.publish("a", b"x")
+
+
+async def test_the_last_messages_before_closing_are_sent(bus: Bus, url: str):
+    heard = Heard()
+    other: Bus = await NatsBus.connect(BusSettings(url=url), "other") if url else bus
+    await other.subscribe("a", heard)
+
+    bus.publish("a", b"last words")
+    if other is not bus:
+        await bus.drain()
+
+    assert await heard.until(1) == [b"last words"]
+    await other.drain()
+
+
+# Request and respond
+
+
+async def test_a_request_gets_the_first_answer(bus: Bus):
+    await bus.respond("ask", echo)
+
+    assert await bus.request("ask", b"one two", PATIENCE) == b"one"
+
+
+async def test_requests_go_on_until_the_empty_message(bus: Bus):
+    await bus.respond("ask", echo)
+
+    assert [part async for part in bus.requests("ask", b"one two three", PATIENCE)] == [b"one", b"two", b"three"]
+    assert [part async for part in bus.requests("ask", b"", PATIENCE)] == []
+
+
+async def test_many_requests_at_once_get_their_own_answers(bus: Bus):
+    async def slow(delivery: Delivery) -> AsyncIterator[bytes]:
+        await asyncio.sleep(0)
+        yield delivery.data
+        await asyncio.sleep(0)
+        yield delivery.data
+
+    await bus.respond("ask", slow, queue="g")
+    await bus.respond("ask", slow, queue="g")
+
+    async def ask(number: int) -> list[bytes]:
+        return [part async for part in bus.requests("ask", b"%d" % number, PATIENCE)]
+
+    assert await asyncio.gather(*map(ask, range(30))) == [[b"%d" % number] * 2 for number in range(30)]
+
+
+async def test_answers_stream_as_they_are_made(bus: Bus):
+    more = asyncio.Event()
+
+    async def held(_: Delivery) -> AsyncIterator[bytes]:
+        yield b"first"
+        await more.wait()
+        yield b"second"
+
+    await bus.respond("ask", held)
+
+    found = []
+    async for part in bus.requests("ask", b"", PATIENCE):
+        found.append(part)
+        more.set()
+
+    assert found == [b"first", b"second"]
+
+
+async def test_a_request_to_nobody_is_not_found_at_once(bus: Bus):
+    with pytest.raises(NotFound, match=r"nobody listens on who\.is"):
+        await bus.request("who.is", b"", 60)
+    with pytest.raises(NotFound, match=r"nobody listens on who\.is"):
+        [part async for part in bus.requests("who.is", b"", 60)]
+
+
+async def test_a_request_without_an_answer_ends_at_its_deadline(bus: Bus):
+    await bus.subscribe("deaf", lambda _: None)
+
+    with pytest.raises(DeadlineExceeded, match=r"no answer on deaf within 0\.05 s"):
+        await bus.request("deaf", b"", 0.05)
+    with pytest.raises(DeadlineExceeded, match=r"no answer on deaf within 0\.05 s"):
+        [part async for part in bus.requests("deaf", b"", 0.05)]
+
+
+async def test_a_stream_of_answers_that_stops_ends_at_its_deadline(bus: Bus):
+    async def stuck(_: Delivery) -> AsyncIterator[bytes]:
+        yield b"first"
+        await asyncio.Event().wait()
+
+    await bus.respond("ask", stuck)
+    found = []
+
+    with pytest.raises(DeadlineExceeded):
+        async for part in bus.requests("ask", b"", 0.2):
+            found.append(part)
+
+    assert found == [b"first"]
+
+
+async def test_a_responder_that_fails_still_ends_its_answers(bus: Bus):
+    async def breaking(_: Delivery) -> AsyncIterator[bytes]:
+        yield b"first"
+        raise RuntimeError("broken responder")
+
+    await bus.respond("ask", breaking)
+
+    assert [part async for part in bus.requests("ask", b"", PATIENCE)] == [b"first"]
+
+
+async def test_a_responder_may_be_told_without_being_asked(bus: Bus):
+    told = asyncio.Event()
+
+    async def listen(delivery: Delivery) -> AsyncIterator[bytes]:
+        assert not delivery.reply
+        told.set()
+        yield b"to nobody"
+
+    await bus.respond("ask", listen)
+    bus.publish("ask", b"")
+
+    await asyncio.wait_for(told.wait(), PATIENCE)
+    await settled(bus)
+    assert bus.connected
+
+
+async def test_a_registered_service_answers_on_its_endpoints(bus: Bus):
+    await bus.register("omnibus-X", {"node": "n1"}, {"echo": ("task.echo", echo), "twice": ("task.twice", echo)})
+
+    assert [part async for part in bus.requests("task.echo", b"a b", PATIENCE)] == [b"a", b"b"]
+    assert [part async for part in bus.requests("task.twice", b"c", PATIENCE)] == [b"c"]
+
+
+async def test_one_of_several_equal_services_answers(bus: Bus):
+    for _ in range(3):
+        await bus.register("omnibus-X", {}, {"echo": ("task.echo", echo)})
+
+    assert [part async for part in bus.requests("task.echo", b"once", PATIENCE)] == [b"once"]
+
+
+# Records
+
+
+@pytest.fixture
+async def keeping(bus: Bus) -> Bus:
+    await bus.open_records(60.0, 1 << 20)
+    return bus
+
+
+async def test_records_come_back_oldest_first_and_by_their_subject(keeping: Bus):
+    one, two = (subjects.record("chat", f"i-{next(_number)}") for _ in range(2))
+    for number in range(3):
+        keeping.record(one, b"%d" % number, f"{one}.{number}")
+        keeping.record(two, b"other", f"{two}.{number}")
+    await settled(keeping)
+
+    found = await keeping.records(one)
+
+    assert [(delivery.subject, delivery.data) for delivery in found] == [(one, b"0"), (one, b"1"), (one, b"2")]
+
+
+async def test_a_record_that_is_repeated_is_kept_once(keeping: Bus):
+    subject = subjects.record("chat", f"i-{next(_number)}")
+    for _ in range(3):
+        keeping.record(subject, b"begin", f"{subject}.0")
+    keeping.record(subject, b"end", f"{subject}.end")
+    await settled(keeping)
+
+    assert [delivery.data for delivery in await keeping.records(subject)] == [b"begin", b"end"]
+
+
+async def test_records_are_found_without_knowing_their_app(keeping: Bus):
+    invocation = f"i-{next(_number)}"
+    keeping.record(subjects.record("my app", invocation), b"x", invocation)
+    await settled(keeping)
+
+    [found] = await keeping.records(f"{subjects.ROOT}.inv.*.{invocation}")
+
+    assert found.subject == f"omnibus.inv.my_app.{invocation}"
+
+
+async def test_what_was_never_recorded_is_an_empty_list(keeping: Bus):
+    assert await keeping.records(subjects.record("chat", "never")) == []
+
+
+async def test_records_can_be_watched_as_they_are_made(keeping: Bus):
+    heard = Heard()
+    await keeping.subscribe(subjects.RECORDS, heard)
+    subject = subjects.record("chat", f"i-{next(_number)}")
+
+    keeping.record(subject, b"x", subject)
+
+    assert await heard.until(1) == [b"x"]
+
+
+async def test_a_record_over_the_limit_is_refused_and_not_kept(keeping: Bus):
+    subject = subjects.record("chat", f"i-{next(_number)}")
+
+    with pytest.raises(TooLarge):
+        keeping.record(subject, b"x" * (LIMIT + 1), subject)
+
+    await settled(keeping)
+    assert await keeping.records(subject) == []
+
+
+async def test_opening_the_records_again_loses_nothing(keeping: Bus):
+    subject = subjects.record("chat", f"i-{next(_number)}")
+    keeping.record(subject, b"x", subject)
+
+    await keeping.open_records(120.0, 2 << 20)
+
+    assert [delivery.data for delivery in await keeping.records(subject)] == [b"x"]

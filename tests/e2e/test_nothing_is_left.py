@@ -1,0 +1,79 @@
+"""However it is stopped, no process, port, shared memory or directory is left."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from omnibus.up.shm import SHARED_MEMORY
+from tests.e2e.questions import ask, image
+from tests.e2e.system import VL, System, Watch, declaration
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+@pytest.fixture
+def system(tmp_path: Path, vl_checkpoint: Path) -> Iterator[System]:
+    options = {"EL": {"components": ["vision", "thinker"], "service": "llm"}}
+    model = declaration("qwen2_5_vl", vl_checkpoint, options=options, paths=[{"options": ["EL"]}])
+    system = System(tmp_path, {VL: model}, {})
+    system.start()
+    yield system
+    system.stop()
+
+
+async def busy(system: System) -> "asyncio.Task[object]":
+    """A request that takes long, once it is being worked on."""
+    body = {"model": VL, "messages": ask(image(1), "describe").messages, "max_tokens": 3900, "ignore_eos": True}
+
+    async def ask_long() -> object:
+        async with system.http() as http:
+            return await http.post("/v1/chat/completions", json=body)
+
+    async with Watch.on(system) as watch:
+        asking = asyncio.create_task(ask_long())
+        await watch.first("omnibus.reply.")
+    return asking
+
+
+async def test_nothing_is_left_after_a_stop_in_the_middle_of_a_request(system: System):
+    shared = list(SHARED_MEMORY.glob(f"{system.state.shm_prefix}*"))
+    asking = await busy(system)
+
+    left = await asyncio.to_thread(system.stop)
+    await asyncio.gather(asking, return_exceptions=True)
+
+    assert shared
+    assert left == []
+
+
+async def test_no_process_outlives_a_supervisor_that_was_killed(system: System):
+    asking = await busy(system)
+    family = system.processes()
+
+    os.kill(system.state.pid, signal.SIGKILL)
+    await asyncio.to_thread(psutil.wait_procs, family, timeout=10)
+    await asyncio.gather(asking, return_exceptions=True)
+
+    assert len(family) >= 6
+    assert [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_the_next_start_removes_what_a_killed_one_left(system: System, tmp_path: Path):
+    directory, prefix = system.state.directory, system.state.shm_prefix
+    family = system.processes()
+    os.kill(system.state.pid, signal.SIGKILL)
+    psutil.wait_procs(family, timeout=10)
+    (tmp_path / "broken.json").write_text("{}")
+
+    again = system.command("up", "--models", str(tmp_path / "broken.json"), "--port", "0")
+    output, _ = again.communicate(timeout=60)
+
+    assert again.returncode == 1
+    assert "models" in output
+    assert not Path(directory).exists()
+    assert not list(SHARED_MEMORY.glob(f"{prefix}*"))

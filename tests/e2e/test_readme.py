@@ -1,0 +1,101 @@
+"""The README's commands do what it says, exactly as they stand there."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import wave
+from pathlib import Path
+
+import pytest
+
+from omnibus.up.ports import free_ports
+from omnibus.up.stack import ROOT, Stack, tiny_models
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[str]:
+    """Shell commands of the README, continued lines joined and comments cut off."""
+    text = "\n".join(blocks("sh")).replace("\\\n", " ")
+    return [line.partition("    # ")[0].strip() for line in text.splitlines() if line.strip()]
+
+
+def run(command: str, cwd: Path) -> str:
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "shared")},
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}"
+    return done.stdout
+
+
+def here(command: str) -> str:
+    """The command as it runs in this environment: its own interpreter instead of a new .venv."""
+    return command.replace(".venv/bin/omnibus", f"{sys.executable} -m omnibus.cli")
+
+
+def test_the_readme_begins_with_a_sentence_a_picture_and_two_commands() -> None:
+    assert README.index("docs/request.svg") < README.index("make demo") < README.index("make test")
+    assert [command.split()[:2] for command in commands()[:2]] == [["make", "demo"], ["make", "test"]]
+    assert (ROOT / "docs/request.svg").exists()
+
+
+@pytest.mark.parametrize("command", [command for command in commands() if command.startswith("make")])
+def test_every_make_command_exists(command: str) -> None:
+    target = shlex.split(command)[1]
+
+    assert re.search(rf"^{target}:.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_every_link_leads_somewhere() -> None:
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
+
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_demo_answers_in_text_and_speech_and_leaves_nothing_running(tmp_path: Path) -> None:
+    out = tmp_path / "answer.wav"
+
+    printed = run(f"{sys.executable} -m omnibus.cli demo --out {out}", ROOT)
+
+    assert "the way it took" in printed
+    assert "everything is stopped" in printed
+    with wave.open(str(out)) as file:
+        assert file.getframerate() == 24000
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("omnibus-local-")]
+
+
+async def test_the_commands_against_a_running_system_work(tmp_path: Path) -> None:
+    """`omnibus up`, then each curl, the Python example and each look at a request."""
+    (port,) = free_ports(1)
+    async with Stack(await tiny_models(), port=port) as stack:
+        asked = [line.replace("127.0.0.1:8000", f"127.0.0.1:{port}") for line in commands() if line.startswith("curl")]
+        answers = [json.loads(run(f"{line} -s", ROOT).splitlines()[-1]) for line in asked]
+        (example,) = blocks("python")
+        script = tmp_path / "example.py"
+        script.write_text(example.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
+        said = run(f"{sys.executable} {script}", ROOT)
+        id = answers[0]["id"].removeprefix("chatcmpl-")
+        looks = [here(line).replace(" ID", f" {id}") for line in commands() if " show " in line or " replay " in line]
+        seen = [run(f"{look} --nats {stack.nats.url}", ROOT) for look in looks]
+
+    assert answers[0]["choices"][0]["message"]["content"]
+    assert answers[1]["ready"] is True
+    assert int(said.split()[-1]) > 100
+    assert "status  done" in seen[0]
+    assert "identical to the recorded answer" in seen[1]

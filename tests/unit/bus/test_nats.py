@@ -1,0 +1,235 @@
+"""What only a real server has: restarts, old versions, JetStream, micro services, raw clients."""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from omnibus.bus import Delivery, subjects
+from omnibus.bus.nats import NatsBus
+from omnibus.errors import BusUnavailable, Fatal
+from omnibus.settings import BusSettings
+from omnibus.up import infra
+from omnibus.up.infra import Server
+from omnibus.up.lineage import die_with_parent
+from omnibus.up.ports import free_ports
+from tests.unit.sidecar.node import until
+
+PATIENCE = 10.0  # seconds
+
+
+@pytest.fixture
+async def bus(nats_url: str) -> AsyncIterator[NatsBus]:
+    made = await NatsBus.connect(BusSettings(url=nats_url), "test")
+    yield made
+    await made.drain()
+
+
+@pytest.fixture
+async def raw(nats_url: str) -> AsyncIterator[Client]:
+    """A client that knows nothing of Omnibus."""
+    made = await nats.connect(nats_url)
+    yield made
+    await made.close()
+
+
+# Restarts
+
+
+async def start(server: Server) -> "subprocess.Popen[bytes]":
+    process = subprocess.Popen(server.spec.argv, cwd=server.spec.cwd, preexec_fn=die_with_parent())
+    assert server.spec.ready is not None
+    await asyncio.wait_for(server.spec.ready(), PATIENCE)
+    return process
+
+
+async def test_subscriptions_and_records_outlive_a_killed_server(tmp_path: Path):
+    server = infra.nats(tmp_path)
+    process = await start(server)
+    try:
+        bus = await NatsBus.connect(BusSettings(url=server.url), "test")
+        heard: list[bytes] = []
+        await bus.subscribe("a.*", lambda delivery: heard.append(delivery.data))
+        await bus.open_records(60.0, 1 << 20)
+        bus.record(subjects.record("chat", "i"), b"kept", "i")
+        assert len(await bus.records(subjects.record("chat", "i"))) == 1
+        assert (bus.connected, bus.reconnects) == (True, 0)
+
+        process.kill()
+        process.wait()
+        await until(lambda: not bus.connected)
+        bus.publish("a.b", b"while it was away")
+        process = await start(server)
+        await until(lambda: bus.connected)
+
+        assert bus.reconnects == 1
+        bus.publish("a.b", b"afterwards")
+        await until(lambda: bool(heard) and heard[-1] == b"afterwards")
+        assert heard == [b"while it was away", b"afterwards"]
+        assert [found.data for found in await bus.records(subjects.record("chat", "i"))] == [b"kept"]
+        await bus.drain()
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_a_server_that_is_not_there_is_named():
+    [port] = free_ports(1)
+
+    with pytest.raises(BusUnavailable, match=f"no NATS server at nats://127.0.0.1:{port}"):
+        await NatsBus.connect(BusSettings(url=f"nats://127.0.0.1:{port}", connect_timeout=0.3), "test")
+
+
+async def test_a_server_that_says_nothing_is_given_up_in_time():
+    silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(BusUnavailable, match=str(port)):
+            await NatsBus.connect(BusSettings(url=f"nats://127.0.0.1:{port}", connect_timeout=0.3), "test")
+    silent.close()
+
+
+async def speak(version: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """The little of the protocol that a client needs to believe that it is connected."""
+    info = {"server_id": "X", "version": version, "max_payload": 1 << 20, "headers": True, "proto": 1}
+    writer.write(b"INFO " + json.dumps(info).encode() + b"\r\n")
+    while line := await reader.readline():
+        if line.startswith(b"PING"):
+            writer.write(b"PONG\r\n")
+    writer.close()
+
+
+@pytest.mark.parametrize("version", ["2.9.10", "2.11.99", "1.99.0"])
+async def test_a_server_that_is_too_old_is_refused(version: str):
+    old = await asyncio.start_server(lambda reader, writer: speak(version, reader, writer), "127.0.0.1", 0)
+    port = old.sockets[0].getsockname()[1]
+
+    with pytest.raises(Fatal, match=rf"{version}.* is too old: Omnibus needs 2\.12"):
+        await NatsBus.connect(BusSettings(url=f"nats://127.0.0.1:{port}"), "test")
+    old.close()
+
+
+async def test_the_oldest_server_that_will_do_is_accepted():
+    enough = await asyncio.start_server(lambda reader, writer: speak("2.12.0", reader, writer), "127.0.0.1", 0)
+    port = enough.sockets[0].getsockname()[1]
+
+    bus = await NatsBus.connect(BusSettings(url=f"nats://127.0.0.1:{port}"), "test")
+
+    assert bus.connected
+    await bus.drain()
+    enough.close()
+
+
+async def test_a_wrong_password_is_said(tmp_path: Path):
+    config = tmp_path / "users.conf"
+    config.write_text('authorization { users = [ {user: "gateway", password: "right"} ] }')
+    server = infra.nats(tmp_path, config=config)
+    process = await start(server)
+    try:
+        good = BusSettings(url=server.url, user="gateway", password="right", connect_timeout=5)
+        await (await NatsBus.connect(good, "test")).drain()
+
+        with pytest.raises(BusUnavailable, match=server.url):
+            bad = BusSettings(url=server.url, user="gateway", password="wrong", connect_timeout=1)
+            await NatsBus.connect(bad, "test")
+    finally:
+        process.kill()
+        process.wait()
+
+
+# JetStream
+
+
+async def test_the_record_stream_is_limited_by_age_and_bytes(bus: NatsBus, raw: Client):
+    await bus.open_records(90.0, 1 << 19)
+    await bus.open_records(60.0, 1 << 20)  # the settings have changed
+
+    config = (await raw.jetstream().stream_info(subjects.RECORD_STREAM)).config
+
+    assert list(config.subjects or []) == ["omnibus.inv.>"]
+    assert (config.retention, config.discard) == ("limits", "old")
+    assert (config.max_age, config.max_bytes) == (60.0, 1 << 20)
+
+
+async def test_a_foreign_stream_of_the_same_name_is_left_alone(bus: NatsBus, raw: Client):
+    await bus.open_records(60.0, 1 << 20)
+    await raw.jetstream().delete_stream(subjects.RECORD_STREAM)
+    await raw.jetstream().add_stream(name=subjects.RECORD_STREAM, subjects=["elsewhere.>"])
+
+    with pytest.raises(Fatal, match="elsewhere"):
+        await bus.open_records(60.0, 1 << 20)
+    await raw.jetstream().delete_stream(subjects.RECORD_STREAM)
+
+
+async def test_a_server_without_jetstream_is_refused_with_advice(tmp_path: Path):
+    server = infra.nats(tmp_path)
+    argv = tuple(argument for argument in server.spec.argv if argument != "-js")
+    process = subprocess.Popen(argv, cwd=server.spec.cwd, preexec_fn=die_with_parent())
+    try:
+        assert server.spec.ready is not None
+        await asyncio.wait_for(server.spec.ready(), PATIENCE)
+        bus = await NatsBus.connect(BusSettings(url=server.url), "test")
+
+        with pytest.raises(Fatal, match="start nats-server with -js"):
+            await bus.open_records(60.0, 1 << 20)
+        await bus.drain()
+    finally:
+        process.kill()
+        process.wait()
+
+
+# Micro services and raw clients
+
+
+async def echo(delivery: Delivery) -> AsyncIterator[bytes]:
+    yield delivery.data
+
+
+async def srv(raw: Client, verb: str, name: str) -> dict[str, Any]:
+    return json.loads((await raw.request(f"$SRV.{verb}.{name}", b"", timeout=PATIENCE)).data)
+
+
+async def test_a_registered_service_answers_ping_info_and_stats(bus: NatsBus, raw: Client):
+    await bus.register(
+        "omnibus-EL", {"executor": "e-0"}, {"encode-m": ("omnibus.task.encode-m", echo)}, lambda name: {"of": name}
+    )
+
+    ping, info = await srv(raw, "PING", "omnibus-EL"), await srv(raw, "INFO", "omnibus-EL")
+    stats = await srv(raw, "STATS", "omnibus-EL")
+
+    assert (ping["name"], ping["metadata"]["executor"]) == ("omnibus-EL", "e-0")
+    assert [each["subject"] for each in info["endpoints"]] == ["omnibus.task.encode-m"]
+    assert stats["endpoints"][0]["data"] == {"of": "encode-m"}
+
+
+async def test_any_client_may_ask_a_registered_service(bus: NatsBus, raw: Client):
+    await bus.register("omnibus-Q", {}, {"echo": ("omnibus.task.echo", echo)})
+
+    assert (await raw.request("omnibus.task.echo", b"hello", timeout=PATIENCE)).data == b"hello"
+
+
+async def test_nobody_who_asks_for_nothing_disturbs_a_service(bus: NatsBus, raw: Client):
+    await bus.register("omnibus-Q", {}, {"quiet": ("omnibus.task.quiet", echo)})
+
+    await raw.publish("omnibus.task.quiet", b"no reply wanted")
+
+    assert (await raw.request("omnibus.task.quiet", b"hello", timeout=PATIENCE)).data == b"hello"
+    assert (bus.connected, bus.reconnects) == (True, 0)
+
+
+@pytest.mark.parametrize("subject", ["", "a b", "a\r\nPUB b 0\r\n", "a\tb"])
+async def test_a_subject_that_would_break_the_protocol_is_refused(bus: NatsBus, subject: str):
+    with pytest.raises(BusUnavailable):
+        bus.publish(subject, b"x")
+    with pytest.raises(BusUnavailable):
+        bus.publish("fine", b"x", reply=subject or " ")
+
+    assert await bus.records("omnibus.inv.none.none") == []  # the connection lives
+    assert bus.reconnects == 0

@@ -1,0 +1,135 @@
+"""A nursery of small modules, and sprouts of it."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from omnibus.up import sprout
+from omnibus.up.lineage import die_with_parent
+from omnibus.up.stack import ROOT
+from tests.unit.up.programs import WITHIN
+
+SHARED_MODULE = """
+import os, numpy
+imported_by = os.getpid()
+"""
+TELLS = """
+import json, os, random, sys, numpy, shared_module
+json.dump({
+    "argv": sys.argv[1:], "environ": dict(os.environ), "cwd": os.getcwd(), "path": sys.path[0], "in": sys.stdin.read(),
+    "pid": os.getpid(), "group": os.getpgid(0), "imported_by": shared_module.imported_by, "main": __name__,
+    "descriptors": sorted(os.listdir("/proc/self/fd")), "dice": [random.random(), numpy.random.random()],
+}, sys.stdout)
+print("a complaint", file=sys.stderr)
+"""
+SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
+#: Starts a process of its own, says both ids and stays, or ends when it is told to.
+FAMILY = """
+import os, subprocess, sys, time
+other = subprocess.Popen(["sleep", "1000"])
+print(os.getpid(), other.pid, flush=True)
+if sys.argv[1] == "stays":
+    time.sleep(1000)
+"""
+HANDLES = """
+import signal, sys, time
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, lambda number, frame: sys.exit(10 + number))
+print("up", flush=True)
+time.sleep(1000)
+"""
+MODULES = {
+    "shared_module": SHARED_MODULE,
+    "tells": TELLS,
+    "returns": "",
+    "exits": "import sys; sys.exit(int(sys.argv[1]))",
+    "exits_with_text": "import sys; sys.exit('no such model')",
+    "raises": "raise LookupError('lost')",
+    "kills_itself": "import os, sys; os.kill(os.getpid(), int(sys.argv[1]))",
+    "sleeps": SLEEPS,
+    "family": FAMILY,
+    "handles": HANDLES,
+    "threads": "import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
+}
+
+
+class Nursery:
+    """A running nursery that knows ``MODULES``, and sprouts of it."""
+
+    def __init__(self, directory: Path, *imports: str) -> None:
+        self.directory = directory
+        for name, text in MODULES.items():
+            (directory / f"{name}.py").write_text(text)
+        self.socket = str(directory / "nursery.sock")
+        self._command = (sys.executable, "-u", "-m", "omnibus.up.nursery", self.socket, *(imports or ["shared_module"]))
+        self.environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": f"{directory}:{ROOT / 'shared'}"}
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator["subprocess.Popen[str]"]:
+        with started(self._command, cwd=self.directory, env=self.environ) as process:
+            asyncio.run(asyncio.wait_for(self._listens(), WITHIN))
+            yield process
+
+    async def _listens(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_unix_connection(self.socket)
+                return writer.close()
+            await asyncio.sleep(0.01)
+
+    def fails(self) -> str:
+        """What a nursery says that cannot start."""
+        end = subprocess.run(
+            self._command,
+            cwd=self.directory,
+            env=self.environ,
+            text=True,
+            capture_output=True,
+            check=False,
+            timeout=WITHIN,
+        )
+        assert end.returncode == 1
+        return end.stderr
+
+    def sprout(
+        self, module: str, *arguments: str, **options: Any
+    ) -> "contextlib.AbstractContextManager[subprocess.Popen[str]]":
+        """A sprout that runs ``module`` until the block ends."""
+        return started(sprout.command(self.socket, module, *arguments), **options)
+
+    def run(
+        self,
+        module: str,
+        *arguments: str,
+        stdin: str = "",
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> "subprocess.CompletedProcess[str]":
+        command = sprout.command(self.socket, module, *arguments)
+        return subprocess.run(
+            command, input=stdin, env=env, cwd=cwd, text=True, capture_output=True, check=False, timeout=WITHIN
+        )
+
+
+@contextlib.contextmanager
+def started(command: tuple[str, ...], **options: Any) -> Iterator["subprocess.Popen[str]"]:
+    pipe = subprocess.PIPE
+    process: subprocess.Popen[str] = subprocess.Popen(
+        command, stdout=pipe, text=True, preexec_fn=die_with_parent(), **options
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def numbers(process: "subprocess.Popen[str]") -> list[int]:
+    """The process ids on the next line."""
+    assert process.stdout is not None
+    return [int(word) for word in process.stdout.readline().split()]

@@ -1,0 +1,302 @@
+"""Processes that are forked from a template behave like processes of their own."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from omnibus import catalog
+from omnibus.up import nursery, sprout
+from omnibus.up.stack import ROOT, SHARED, Stack, tiny_models
+from tests.unit.up.births import Nursery, numbers
+from tests.unit.up.programs import WITHIN, Lines, all_gone, log_to
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Nursery:
+    return Nursery(tmp_path_factory.mktemp("nursery"))
+
+
+@pytest.fixture(scope="module")
+def process(home) -> Iterator["subprocess.Popen[str]"]:
+    """One nursery for the tests that leave it as it was."""
+    with home.running() as process:
+        yield process
+
+
+@pytest.fixture
+def nursery_(home, process) -> Nursery:
+    return home
+
+
+def test_a_process_has_the_streams_arguments_environment_and_directory_of_its_sprout(nursery_, tmp_path):
+    environ = {"WHO": "me", "ODD": "=\n", "LC_ALL": "C.UTF-8"}
+    end = nursery_.run("tells", "a", "b c", stdin="hello", env=environ, cwd=tmp_path)
+
+    told = json.loads(end.stdout)
+    assert told["argv"] == ["a", "b c"]
+    assert told["environ"] == environ
+    assert told["cwd"] == told["path"] == str(tmp_path)
+    assert told["in"] == "hello"
+    assert told["main"] == "__main__"
+    assert end.stderr == "a complaint\n"
+    assert end.returncode == 0
+
+
+def test_what_the_nursery_has_imported_is_shared_and_chance_is_not(nursery_, process):
+    one, other = (json.loads(nursery_.run("tells").stdout) for _ in range(2))
+
+    assert one["imported_by"] == other["imported_by"] == process.pid
+    assert one["pid"] != other["pid"]
+    assert not set(one["dice"]) & set(other["dice"])
+
+
+def test_a_process_leads_a_group_of_its_own_and_holds_no_descriptor_of_others(nursery_):
+    with nursery_.sprout("sleeps") as neighbour:
+        numbers(neighbour)
+
+        told = json.loads(nursery_.run("tells").stdout)
+
+    assert told["group"] == told["pid"]
+    assert told["descriptors"] == ["0", "1", "2", "3"]  # 3: the directory that it lists
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "says"),
+    [
+        (["returns"], 0, ""),
+        (["exits", "0"], 0, ""),
+        (["exits", "77"], 77, ""),
+        (["exits_with_text"], 1, "no such model\n"),
+        (["raises"], 1, r"(?s)Traceback.*LookupError: lost\n"),
+        (["no_such_module"], 1, "(?s).*No module named no_such_module\n"),
+        (["kills_itself", "9"], -signal.SIGKILL, ""),
+        (["kills_itself", "6"], -signal.SIGABRT, ""),
+        (["kills_itself", "15"], -signal.SIGTERM, ""),
+    ],
+)
+def test_a_sprout_ends_as_its_process_ends(nursery_, call, code, says):
+    end = nursery_.run(*call)
+
+    assert end.returncode == code
+    assert re.fullmatch(says, end.stderr)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_sprout_reaches_the_process(nursery_, number):
+    with nursery_.sprout("handles") as process:
+        assert process.stdout.readline() == "up\n"
+
+        process.send_signal(number)
+
+        assert process.wait(WITHIN) == 10 + number
+
+
+def test_a_process_that_handles_no_signal_dies_of_it(nursery_):
+    with nursery_.sprout("sleeps") as process:
+        pids = numbers(process)
+
+        process.terminate()
+
+        assert process.wait(WITHIN) == -signal.SIGTERM
+        assert all_gone(pids)
+
+
+def test_a_killed_process_ends_its_sprout_the_same_way(nursery_):
+    with nursery_.sprout("sleeps") as process:
+        (pid,) = numbers(process)
+
+        os.kill(pid, signal.SIGKILL)
+
+        assert process.wait(WITHIN) == -signal.SIGKILL
+
+
+def test_a_killed_sprout_takes_the_process_and_its_children_along(nursery_):
+    with nursery_.sprout("family", "stays") as process:
+        pids = numbers(process)
+
+        process.kill()
+
+        assert all_gone(pids)
+
+
+def test_a_process_that_ends_leaves_no_child_behind(nursery_):
+    with nursery_.sprout("family", "ends") as process:
+        pids = numbers(process)
+
+        assert process.wait(WITHIN) == 0
+        assert all_gone(pids)
+
+
+def test_a_killed_nursery_takes_every_process_along(tmp_path):
+    home = Nursery(tmp_path)
+    with home.running() as nursery_process, home.sprout("sleeps", stderr=subprocess.PIPE) as process:
+        pids = numbers(process)
+
+        nursery_process.kill()
+
+        assert process.wait(WITHIN) == 1
+        assert process.stderr is not None
+        assert "the nursery has gone" in process.stderr.read()
+        assert all_gone(pids)
+
+
+def test_a_sprout_waits_for_a_nursery_that_starts_again(tmp_path):
+    home = Nursery(tmp_path)
+    with home.running() as killed:
+        killed.kill()
+        killed.wait(WITHIN)
+    with home.sprout("exits", "5") as process, home.running():
+        assert process.wait(WITHIN) == 5
+
+
+def test_a_hundred_births_leave_no_descriptor_and_no_zombie(nursery_, process):
+    template = psutil.Process(process.pid)
+    nursery_.run("returns")
+    before = template.num_fds()
+
+    with ThreadPoolExecutor(8) as pool:
+        codes = list(pool.map(lambda n: nursery_.run("exits", str(n)).returncode, range(100)))
+
+    assert codes == list(range(100))
+    assert template.num_fds() == before
+    assert template.children() == []
+
+
+@pytest.mark.parametrize("garbage", [b"\xff" * 100, b"\0\0\0\0", b"\0\0\0\4hey!", sprout.pack(["returns"], {}, "/")])
+def test_a_connection_that_makes_no_sense_is_closed_and_harms_nobody(nursery_, garbage):
+    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as stranger:
+        for each in (silent, stranger):
+            each.settimeout(WITHIN)
+            each.connect(nursery_.socket)
+        stranger.sendall(garbage)
+
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+        assert nursery_.run("exits", "3").returncode == 3
+
+
+def test_a_request_may_come_in_pieces():
+    request = sprout.pack(["a", "b"], {b"X": b"\xff", b"EMPTY": b""}, "/tmp")
+
+    assert [sprout.unpack(request[:end]) for end in range(len(request))] == [None] * len(request)
+    assert sprout.unpack(request + b"\x0f") == (["a", "b"], {"X": "\udcff", "EMPTY": ""}, "/tmp", b"\x0f")
+
+
+def test_only_its_owner_may_connect(nursery_):
+    assert stat.S_IMODE(Path(nursery_.socket).stat().st_mode) == 0o600
+
+
+def test_a_nursery_does_not_fork_when_an_import_has_started_threads(tmp_path):
+    assert "started threads" in Nursery(tmp_path, "threads").fails()
+
+
+def test_an_import_that_fails_is_named(tmp_path):
+    assert "LookupError: lost" in Nursery(tmp_path, "raises").fails()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"OMNIBUS_UP_NURSERY": "0"},
+        {"OMNIBUS_EXECUTOR_ENGINE": "tests.bench.null:engine"},
+        {"OMNIBUS_EXECUTOR_DEVICE": "cuda"},
+    ],
+)
+def test_other_engines_and_devices_have_no_nursery(setting):
+    assert nursery.suits({})
+    assert not nursery.suits(setting)
+
+
+# With real engines
+
+#: Prints the number of threads, then what loading every component of a family imports.
+LOADS = """
+import importlib, os, sys, pathlib
+for name in sys.argv[3:]:
+    importlib.import_module(name)
+print(len(os.listdir("/proc/self/task")))
+from omnibus_models.families import family
+before = set(sys.modules)
+found = family(sys.argv[1])
+for component in found.components:
+    found.load(component, pathlib.Path(sys.argv[2]))
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> Path:
+    """Where tiny models are built once for all of these tests."""
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", catalog.TINY)
+async def test_a_loading_executor_imports_nothing_that_the_nursery_could_have(checkpoints, model):
+    await tiny_models([model], checkpoints)
+    family = catalog.TINY[model]
+
+    loads = [sys.executable, "-c", LOADS, family, str(checkpoints / family), *SHARED]
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}", "OMP_NUM_THREADS": "1"}
+    output = await asyncio.to_thread(subprocess.check_output, loads, env=environ, text=True, timeout=120)
+    threads, imported = output.splitlines()
+
+    assert threads == "1"
+    assert imported == ""
+
+
+@pytest.mark.slow
+async def test_executors_are_born_and_come_back_after_they_or_the_nursery_are_killed(checkpoints):
+    lines, model = Lines(), "qwen2.5-vl-tiny"
+    models = await tiny_models([model], checkpoints)
+    two = {"OMP_NUM_THREADS": "2", "OMNIBUS_EXECUTOR_THREADS": "2"}
+
+    async with Stack(models, log=log_to(lines), env=two) as stack:
+        first = await born(stack, 3)
+        answers = [await answer(stack, model)]
+
+        first[0].kill()
+        second = await born(stack, 3, but=first[:1])
+        assert set(first[1:]) < set(second)
+
+        os.kill(stack.supervisor.pids["nursery"], signal.SIGKILL)
+        assert all_gone([one.pid for one in second])
+        await born(stack, 3, but=second)
+        await stack.ready(90)
+        answers.append(await answer(stack, model))
+        everything = psutil.Process().children(recursive=True)
+
+    assert answers[0] == answers[1] != ""
+    assert all_gone([one.pid for one in everything])
+
+
+async def born(stack: Stack, count: int, but: Sequence[psutil.Process] = ()) -> list[psutil.Process]:
+    """Wait until the stack's nursery has ``count`` children that live, none of them in ``but``."""
+    async with asyncio.timeout(90):
+        while True:
+            with contextlib.suppress(KeyError, psutil.NoSuchProcess):  # between two lives
+                children = psutil.Process(stack.supervisor.pids["nursery"]).children()
+                if len(children) == count and not set(children) & set(but):
+                    return children
+            await asyncio.sleep(0.05)
+
+
+async def answer(stack: Stack, model: str) -> str:
+    body = {"model": model, "messages": [{"role": "user", "content": "hello"}], "temperature": 0, "max_tokens": 20}
+    async with httpx.AsyncClient(base_url=stack.url, timeout=60) as client:
+        response = await client.post("/v1/chat/completions", json=body)
+    return response.raise_for_status().json()["choices"][0]["message"]["content"]
