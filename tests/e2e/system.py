@@ -216,14 +216,14 @@ class System:
     async def becomes_ready(self, within: float = _BACK_WITHIN) -> None:
         """Wait for 200 of ``/readyz``."""
         async with asyncio.timeout(within):
-            while (await asyncio.to_thread(self.ready))[0] != 200:
+            while (await asyncio.to_thread(self.ready))[0] != 200:  # noqa: ASYNC110 it cannot tell us
                 await asyncio.sleep(0.1)
 
     async def ledger_is_empty(self, within: float = 1.0) -> None:
         """Fails unless every lease of the node's arena is given back ``within`` seconds."""
         end = time.monotonic() + within
         async with self.tensors() as tensors:
-            while (stats := await tensors.stats())["blocks"] and time.monotonic() < end:
+            while (stats := await tensors.stats())["blocks"] and time.monotonic() < end:  # noqa: ASYNC110 as above
                 await asyncio.sleep(0.02)
             assert (stats["blocks"], stats["used_bytes"]) == (0, 0), await tensors.ledger()
 

@@ -19,7 +19,6 @@ ROOT = "omnibus"
 REPLAY = f"{ROOT}.replay"
 RECORD_STREAM = "OMNIBUS_INVOCATIONS"
 RECORDS = f"{ROOT}.inv.>"
-ENDS = f"{ROOT}.end.*"
 
 #: Kinds of ``omnibus.event.<kind>``.
 EXECUTOR, CENSUS, PLAN, GONE = "executor", "census", "plan", "gone"

@@ -15,8 +15,10 @@ from omnibus.errors import BadRequest
 from omnibus.up.logs import Log
 from omnibus.up.stack import Stack, tiny_models
 
-#: Length of the answer: long enough that the first sound leaves before the last word.
-TOKENS, CODES = 400, 400
+#: Length of the answer: so long that the first sound leaves well before the last word.
+TOKENS, CODES = 1500, 400
+#: Characters of it that are shown.
+SHOWN = 400
 
 
 async def demo(options: argparse.Namespace) -> int:
@@ -85,7 +87,8 @@ def _ask(url: str, options: argparse.Namespace, content: list[dict[str, Any]], s
     _say(f"asking {options.model}: {options.prompt!r} with {len(content) - 1} media items")
     began = time.monotonic()
     try:
-        stream = client.chat.completions.create(**wanted, max_tokens=TOKENS, temperature=0.7, seed=1, stream=True)
+        wanted |= {"max_tokens": TOKENS, "temperature": 0.7, "seed": 1, "extra_body": {"ignore_eos": True}}
+        stream = client.chat.completions.create(**wanted, stream=True)
         _print_stream(stream, began, Path(options.out))
     except openai.APIStatusError as error:
         raise BadRequest(f"the gateway answered {error.status_code}: {error.message}") from error
@@ -96,16 +99,20 @@ def _print_stream(stream: Any, began: float, out: Path) -> None:
     sound = bytearray()
     first: dict[str, float] = {}
     last_text = 0.0
+    shown = 0
     for chunk in stream:
         delta = chunk.choices[0].delta if chunk.choices else None
         if delta is not None and delta.content:
             last_text = time.monotonic() - began
             first.setdefault("text", last_text)
-            print(delta.content, end="", flush=True)
+            if shown < SHOWN:
+                print(delta.content, end="", flush=True)
+            shown += len(delta.content)
         if delta is not None and (audio := getattr(delta, "audio", None)) and audio.data:
             first.setdefault("sound", time.monotonic() - began)
             sound += base64.b64decode(audio.data)
-    _say(f"\n\nfirst text after {first.get('text', 0):.2f} s, last text after {last_text:.2f} s")
+    _say(f" … and {shown - SHOWN} more characters" if shown > SHOWN else "")
+    _say(f"\nfirst text after {first.get('text', 0):.2f} s, last text after {last_text:.2f} s")
     if sound:
         out.write_bytes(sound)
         _say(f"first sound after {first['sound']:.2f} s; all of it is in {out} ({len(sound)} bytes)")

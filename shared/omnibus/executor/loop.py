@@ -30,7 +30,7 @@ from omnibus.tensors.client import TensorClient
 log = logging.getLogger(__name__)
 
 HEARTBEAT = 0.5  # seconds between status events
-ACCEPT = 0.2  # seconds after which unfinished work is confirmed; a result confirms it as well
+ACCEPT = 0.2  # seconds within which the gateway is told that an invocation was taken
 EARLY = 10.0  # seconds that an edge may wait for its invocation
 EARLY_LIMIT = 4096  # invocations whose edges may wait
 
@@ -53,7 +53,6 @@ class _Live:
     jobs: dict[int, LiveJob] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     hops: list[Hop] = field(default_factory=list)  # of nodes before, to be passed on
-    accepted: bool = False
 
 
 class Executor:
@@ -73,6 +72,7 @@ class Executor:
         self._steps = 0
         self._heart: asyncio.Task[None] | None = None
         self._confirm: asyncio.TimerHandle | None = None
+        self._taken: dict[str, tuple[Invocation, list[bytes]]] = {}  # to be confirmed
 
     # Life
 
@@ -164,17 +164,18 @@ class Executor:
             self._reply(invocation, Busy(invocation.id, self.identity.id, invocation.attempt))
             return
         self._begin(invocation)
+        accepted = Accepted(invocation.id, self.identity.id, invocation.attempt)
+        self._taken[invocation.id] = (invocation, [messages.encode(accepted)])
         if self._confirm is None:
             self._confirm = asyncio.get_running_loop().call_later(ACCEPT, self._accept)
 
     def _accept(self) -> None:
-        """Confirm all that was taken and is not finished."""
+        """Tell gateways what was taken, and which of it is finished, in one frame each."""
         self._confirm = None
-        for live in self._live.values():
-            if not live.accepted:
-                live.accepted = True
-                invocation = live.invocation
-                self._reply(invocation, Accepted(invocation.id, self.identity.id, invocation.attempt))
+        taken, self._taken = self._taken, {}
+        for invocation, told in taken.values():
+            for message in told:
+                self._outbox.send(invocation.reply, message)
 
     def _begin(self, invocation: Invocation) -> _Live:
         live = self._live[invocation.id] = _Live(invocation)
@@ -214,15 +215,25 @@ class Executor:
             self._finished(live, job)
 
     def _report(self, live: _Live, job: LiveJob, hop: Hop) -> None:
-        """Times go with the last output: to the gateway if it reads one, else to the next executor."""
+        """Times go with the last output: to the next executor, or to the gateway.
+
+        The next executor may work for long, so the gateway hears of it by itself as well, without haste.
+        """
         hops, live.hops = [*live.hops, hop], []
-        # Not past the gateway to a talker: that may be done long before the text is.
-        subject = live.invocation.reply if job.answers else job.next_edge
-        if subject is None and len(live.jobs) > 1:
+        if job.next_edge is None and len(live.jobs) > 1 and not job.answers:
             live.hops = hops  # a later node in this process takes them along
             return
         for each in hops:
-            self._outbox.send(subject or live.invocation.reply, messages.encode(each))
+            self._outbox.send(job.next_edge or live.invocation.reply, messages.encode(each))
+        if job.next_edge is not None:
+            self._tell_later(live.invocation, hop)
+
+    def _tell_later(self, invocation: Invocation, hop: Hop) -> None:
+        taken = self._taken.get(invocation.id)
+        if taken is not None:
+            taken[1].append(messages.encode(hop))
+        else:
+            self._reply(invocation, hop, lazy=True)
 
     def _fail(self, live: _Live, job: LiveJob, error: OmnibusError) -> None:
         error.stage = error.stage or job.node.component

@@ -14,7 +14,7 @@ from pathlib import Path
 from omnibus import errors
 
 # Raise when a recipe changes, so that checkpoints of an older recipe are not taken for current ones.
-RECIPE = 3
+RECIPE = 4
 MARKER = "tiny.json"
 _RECIPES = {
     "qwen2_5_vl": "omnibus_models.tiny.qwen2_5_vl",

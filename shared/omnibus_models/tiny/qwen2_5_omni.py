@@ -58,6 +58,8 @@ def write(directory: Path, seed: int) -> None:
     _listen(model.thinker.audio_tower)
     _calm(model.token2wav)
     weights.speak_words(model.thinker.lm_head.weight, tokenizer, stop_gain=2.0)
+    # Ends of speech rarely win, so that an answer is usually heard to the end of its two seconds.
+    weights.soften(model.talker.codec_head.weight, range(_CODES, _CODES + 8))
     parts.greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     processor = Qwen2_5OmniProcessor(

@@ -1,5 +1,7 @@
 """Random weights that keep greedy decoding meaningful."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
@@ -10,6 +12,7 @@ from omnibus_models.tiny.text import WORDS
 _ATTENTION_GAIN = 2.0
 # Logits spread far enough that sampling at temperature 1 prefers some words.
 _HEAD_GAIN = 3.0
+_SOFT_GAIN = 0.1
 
 
 @torch.no_grad()
@@ -38,6 +41,13 @@ def speak_words(head: Tensor, tokenizer: PreTrainedTokenizerFast, stop_gain: flo
     gains = [_HEAD_GAIN if _readable(tokenizer.decode([index])) else 0.0 for index in range(len(head))]
     gains[tokenizer.eos_token_id] = stop_gain
     head *= torch.tensor(gains)[:, None]
+
+
+@torch.no_grad()
+def soften(head: Tensor, ids: Iterable[int]) -> None:
+    """Bring the logits of ``ids`` close to 0: in the middle of the others, so hardly ever sampled."""
+    for index in ids:
+        head[index] *= _SOFT_GAIN
 
 
 def _readable(text: str) -> bool:

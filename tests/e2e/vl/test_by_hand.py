@@ -45,7 +45,7 @@ async def everybody(nc: Client, subject: str, payload: bytes = b"") -> list[dict
     return found
 
 
-async def test_every_executor_answers_a_ping(nc: Client):
+async def test_every_executor_answers_a_ping(vl: System, nc: Client):
     found = await everybody(nc, "$SRV.PING")
 
     assert {one["name"] for one in found} == {"omnibus-E", "omnibus-L", "omnibus-EL"}

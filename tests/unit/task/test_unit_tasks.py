@@ -52,9 +52,11 @@ def test_a_field_that_no_task_has_is_refused():
 
 def test_inputs_are_checked():
     with pytest.raises(ValidationError):
-        ThinkInput(messages=[], items=[], params="hot")  # type: ignore[arg-type]
+        StepInput(text=3)  # type: ignore[arg-type]
     with pytest.raises(ValidationError):
         StepInput(colour=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        ThinkInput(messages=[], items=[], params={}, colour=1)  # type: ignore[call-arg]
 
 
 def test_a_composite_without_invoke_says_so():

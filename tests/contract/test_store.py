@@ -1,0 +1,233 @@
+"""The store contract on a real server: one atomic, epoch-guarded swap; readers that survive restarts."""
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+import redis.asyncio as redis
+
+from omnibus import plan as plans
+from omnibus import store as stores
+from omnibus.errors import ProtocolError, Retryable, StoreUnavailable
+from omnibus.plan import Plan
+from omnibus.settings import StoreSettings
+from omnibus.store import StaleEpoch, Store
+from omnibus.up import infra
+from omnibus.up.infra import Server
+from omnibus.up.lineage import die_with_parent
+from omnibus.up.ports import free_ports
+
+PATIENCE = 15.0  # seconds
+
+
+def plan(epoch: int, seed: int = 0) -> Plan:
+    return Plan(epoch, seed, 1000.0, {})
+
+
+@pytest.fixture
+async def raw(valkey_url: str) -> AsyncIterator[redis.Redis]:
+    """A client that knows nothing of Omnibus; the server is empty when a test begins."""
+    client = redis.Redis.from_url(valkey_url)
+    await client.flushall()
+    await client.function_flush()
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def store(valkey_url: str, raw: redis.Redis) -> AsyncIterator[Store]:
+    made = Store(StoreSettings(url=valkey_url, prefix="test"))
+    await made.open()
+    yield made
+    await made.close()
+
+
+async def test_an_empty_store_has_no_plan(store: Store):
+    assert await store.epoch() == 0
+    assert await store.plan() is None
+    assert await store.plan(7) is None
+
+
+async def test_a_plan_that_was_swapped_in_is_current(store: Store):
+    await store.swap_plan(plan(1))
+    await store.swap_plan(plan(5, seed=9))
+
+    assert await store.epoch() == 5
+    assert await store.plan() == plan(5, seed=9)
+    assert await store.plan(1) == plan(1)
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+async def test_an_epoch_that_is_not_newer_is_refused_with_the_current_one(store: Store, epoch: int):
+    await store.swap_plan(plan(3, seed=1))
+
+    with pytest.raises(StaleEpoch, match="epoch 3 is already current") as caught:
+        await store.swap_plan(plan(epoch, seed=2))
+
+    assert caught.value.current == 3
+    assert await store.plan() == plan(3, seed=1)
+
+
+async def test_of_planners_that_cross_one_wins_each_epoch(store: Store, valkey_url: str):
+    rivals = [Store(StoreSettings(url=valkey_url, prefix="test")) for _ in range(8)]
+
+    outcomes = await asyncio.gather(
+        *(rival.swap_plan(plan(1, seed=number)) for number, rival in enumerate(rivals)), return_exceptions=True
+    )
+
+    won = [number for number, outcome in enumerate(outcomes) if outcome is None]
+    assert len(won) == 1
+    assert all(isinstance(outcome, StaleEpoch) for number, outcome in enumerate(outcomes) if number not in won)
+    assert await store.plan() == plan(1, seed=won[0])
+    for rival in rivals:
+        await rival.close()
+
+
+async def test_current_epoch_document_and_history_change_together(store: Store, raw: redis.Redis):
+    await raw.set("test:plan:history", "not a sorted set")  # the swap cannot be finished
+
+    with pytest.raises(StoreUnavailable):
+        await store.swap_plan(plan(1))
+
+    assert await store.epoch() == 0
+
+
+async def test_keys_are_those_of_the_contract(store: Store, raw: redis.Redis):
+    await store.swap_plan(plan(2))
+
+    assert {key.decode() for key in await raw.keys()} == {"test:plan:epoch", "test:plan:2", "test:plan:history"}
+    assert await raw.get("test:plan:epoch") == b"2"
+    assert plans.decode(await raw.get("test:plan:2")) == plan(2)
+    assert await raw.zrange("test:plan:history", 0, -1) == [b"2"]
+
+
+async def test_two_prefixes_do_not_meet(store: Store, valkey_url: str):
+    other = Store(StoreSettings(url=valkey_url, prefix="other"))
+    await store.swap_plan(plan(4))
+
+    assert await other.epoch() == 0
+    await other.close()
+
+
+async def test_a_plan_that_this_build_cannot_read_is_said(store: Store, raw: redis.Redis):
+    await store.swap_plan(plan(1))
+    await raw.set("test:plan:1", b'{"epoch":1,"colour":"blue"}')
+
+    with pytest.raises(ProtocolError, match="write it again"):
+        await store.plan()
+
+
+async def test_a_server_that_forgot_its_functions_gets_them_again(store: Store, raw: redis.Redis):
+    await raw.function_flush()
+
+    await store.swap_plan(plan(1))
+
+    assert await store.epoch() == 1
+
+
+# Swaps
+
+
+async def test_the_current_epoch_comes_first(store: Store):
+    await store.swap_plan(plan(3))
+
+    async with aclosing(store.swaps()) as swaps:  # type: ignore[type-var]
+        assert await asyncio.wait_for(anext(swaps), PATIENCE) == 3
+
+
+async def test_each_swap_is_announced_well_before_anybody_would_look(store: Store):
+    async with aclosing(store.swaps()) as swaps:  # type: ignore[type-var]
+        assert await asyncio.wait_for(anext(swaps), PATIENCE) == 0
+        for epoch in (1, 2, 5):
+            coming = asyncio.ensure_future(anext(swaps))
+            await asyncio.sleep(0.05)
+            await store.swap_plan(plan(epoch))
+            assert await asyncio.wait_for(coming, stores.REREAD / 2) == epoch
+
+
+async def test_a_refused_swap_is_not_announced(store: Store):
+    await store.swap_plan(plan(2))
+
+    async with aclosing(store.swaps()) as swaps:  # type: ignore[type-var]
+        assert await asyncio.wait_for(anext(swaps), PATIENCE) == 2
+        coming = asyncio.ensure_future(anext(swaps))
+        with pytest.raises(StaleEpoch):
+            await store.swap_plan(plan(1))
+        await store.swap_plan(plan(3))
+        assert await asyncio.wait_for(coming, PATIENCE) == 3
+
+
+# Restarts
+
+
+async def start(server: Server) -> "subprocess.Popen[bytes]":
+    process = subprocess.Popen(server.spec.argv, cwd=server.spec.cwd, preexec_fn=die_with_parent())
+    assert server.spec.ready is not None
+    await asyncio.wait_for(server.spec.ready(), PATIENCE)
+    return process
+
+
+async def test_a_killed_server_loses_the_plan_and_swaps_say_so(tmp_path: Path):
+    server = infra.valkey(tmp_path)
+    process = await start(server)
+    store = Store(StoreSettings(url=server.url))
+    try:
+        await store.swap_plan(plan(4))
+        async with aclosing(store.swaps()) as swaps:  # type: ignore[type-var]
+            assert await asyncio.wait_for(anext(swaps), PATIENCE) == 4
+            coming = asyncio.ensure_future(anext(swaps))
+            await asyncio.sleep(0.05)
+
+            process.kill()
+            process.wait()
+            process = await start(server)
+
+            assert await asyncio.wait_for(coming, PATIENCE) == 0
+            coming = asyncio.ensure_future(anext(swaps))
+            await store.swap_plan(plan(5))
+            assert await asyncio.wait_for(coming, PATIENCE) == 5
+        assert await store.ping()
+    finally:
+        await store.close()
+        process.kill()
+        process.wait()
+
+
+async def test_a_store_that_is_not_there_is_said_at_once():
+    [port] = free_ports(1)
+    store = Store(StoreSettings(url=f"redis://127.0.0.1:{port}/0"))
+
+    for call in (store.open, store.epoch, store.plan, lambda: store.swap_plan(plan(1))):
+        async with asyncio.timeout(3):
+            with pytest.raises(StoreUnavailable, match=f"no store at redis://127.0.0.1:{port}") as caught:
+                await call()
+        assert isinstance(caught.value, Retryable)
+    assert not await store.ping()
+    await store.close()
+
+
+async def test_a_store_that_says_nothing_is_given_up_in_time():
+    silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    store = Store(StoreSettings(url=f"redis://127.0.0.1:{port}/0", timeout=0.2))
+
+    async with asyncio.timeout(5):
+        with pytest.raises(StoreUnavailable):
+            await store.epoch()
+
+    await store.close()
+    silent.close()
+
+
+async def test_what_the_server_does_not_allow_is_an_error_of_ours(valkey_url: str, raw: redis.Redis):
+    await raw.acl_setuser("reader", enabled=True, nopass=True, keys=["*"], commands=["+get", "+ping"], categories=["-@all"])
+    store = Store(StoreSettings(url=valkey_url.replace("redis://", "redis://reader:x@")))
+
+    with pytest.raises(StoreUnavailable):
+        await store.open()
+
+    assert await store.epoch() == 0
+    await store.close()
