@@ -1,6 +1,8 @@
 """HTTP: a FastAPI application, and in front of it the chat route as plain ASGI, the one hot path."""
 
+import logging
 from collections.abc import AsyncIterator
+from secrets import token_hex
 from typing import Any
 
 from fastapi import FastAPI
@@ -10,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnibus import __version__
-from omnibus.errors import BadRequest, NotFound, OmnibusError, Rejected
+from omnibus.errors import BadRequest, Fatal, NotFound, OmnibusError, Rejected
 from omnibus.metrics import GATEWAY, exposition
 from omnibus.settings import GatewaySettings
 from services.gateway.chat import Chat
@@ -21,6 +23,8 @@ from services.gateway.openai.problems import error_body
 from services.gateway.openai.requests import parse_chat, read_body
 from services.gateway.records import Records
 from services.gateway.route import Router
+
+log = logging.getLogger(__name__)
 
 
 class Frontend:
@@ -76,7 +80,13 @@ class Frontend:
             running, output = await self._chat.start(wanted, pinned)
         except OmnibusError as error:
             GATEWAY.outcome("" if isinstance(error, NotFound) else model, error.code).inc()
-            await problem(send, error)
+            await problem(send, error, f"req-{token_hex(8)}")
+            return
+        except Exception:  # a defect of ours: the client gets an error in the usual shape, the log the rest
+            id = f"req-{token_hex(8)}"
+            log.exception("%s failed", id)
+            GATEWAY.outcome(model, Fatal.code).inc()
+            await problem(send, Fatal("internal error: the gateway's log has more under this request id"), id)
             return
         await Exchange(running, wanted, output, self._dispatcher, self._records).answer(scope, receive, send)
 

@@ -40,12 +40,12 @@ class Router:
         self._kinds: dict[str, tuple[int, count[int]]] = {}
 
     def model(self, name: str) -> ModelPlan:
-        """Raises ``NotFound`` naming what there is."""
-        models = self.plan.models if self.plan is not None else {}
+        """Raises ``NotFound`` naming what there is, and ``StageUnavailable`` before the first plan."""
+        if self.plan is None:
+            raise StageUnavailable("the planner has written no plan yet: try again in a moment", stage="planner")
+        models = self.plan.models
         if name not in models:
-            raise NotFound(
-                f"there is no model {name!r}; there is {', '.join(sorted(models)) or 'none yet'}", param="model"
-            )
+            raise NotFound(f"there is no model {name!r}; there is {', '.join(sorted(models)) or 'none'}", param="model")
         return models[name]
 
     def ticket(self, model: str, kind: str) -> Ticket:

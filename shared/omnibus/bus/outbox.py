@@ -14,11 +14,15 @@ LAZY = 0.005
 
 
 class Outbox:
-    """One per process. ``send`` never waits; order per subject is kept."""
+    """One per process. ``send`` never waits; order per subject is kept.
 
-    def __init__(self, bus: Bus, limit: int) -> None:
+    With ``unheard`` set, a frame that nobody listens for comes back as refused on ``<unheard>.<receiver>``.
+    """
+
+    def __init__(self, bus: Bus, limit: int, unheard: str = "") -> None:
         self._bus = bus
         self._limit = limit
+        self._unheard = unheard
         self._waiting: dict[str, list[bytes]] = {}
         self._soon = False
         self._timer: asyncio.TimerHandle | None = None
@@ -48,8 +52,9 @@ class Outbox:
             self._timer = None
         waiting, self._waiting = self._waiting, {}
         for subject, messages in waiting.items():
+            reply = f"{self._unheard}.{subject.rpartition('.')[2]}" if self._unheard else ""
             try:
                 for frame in frames(messages, self._limit):
-                    self._bus.publish(subject, frame)
+                    self._bus.publish(subject, frame, reply=reply)
             except OmnibusError as error:  # the receivers' deadlines cover what is lost here
                 log.error("%d messages for %s were not sent: %s", len(messages), subject, error)

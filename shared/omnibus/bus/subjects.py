@@ -41,6 +41,11 @@ def edge(executor: str) -> str:
     return f"{ROOT}.edge.{executor}"
 
 
+def unheard(executor: str) -> str:
+    """Prefix of the reply-to of an executor's frames: the server answers there when nobody listens."""
+    return f"{ROOT}.edge.{executor}.unheard"
+
+
 def reply(gateway: str) -> str:
     return f"{ROOT}.reply.{gateway}"
 

@@ -9,7 +9,8 @@ from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import token
 from omnibus.errors import BadRequest
 from omnibus.executor.contract import Runner
-from omnibus.executor.loop import Executor, Identity
+from omnibus.executor.identity import Identity
+from omnibus.executor.loop import Executor
 from omnibus.settings import BusSettings, ExecutorSettings, SidecarSettings, load
 from omnibus.tensors.client import TensorClient
 

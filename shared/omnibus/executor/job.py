@@ -55,6 +55,7 @@ class LiveJob:
         self._channels = {key: Channel(self.node.task, key) for key in self.node.uses}
         self._literals: Mapping[str, Any] | None = None
         self._outputs: dict[str, _Output] = {}
+        self._values: dict[tuple[int, str], Item] = {}
         self._views: dict[Handle, np.ndarray] = {}
         self._blocks: list[Block] = []
         self.taken = time.time()
@@ -118,10 +119,7 @@ class LiveJob:
     async def _resolve(self, value: Any) -> Any:
         key = as_ref(value)
         if key is not None:
-            piece = await self._channels[key].next()
-            if piece is None:
-                raise ProtocolError(f"{self.node.task}: {key[1]} of node {key[0]} ended without a value")
-            return self._open(piece)
+            return await self._value(key)
         if type(value) is list:
             return [await self._resolve(element) for element in value]
         if type(value) is dict and HANDLE in value:
@@ -129,6 +127,15 @@ class LiveJob:
             rest = {key: entry for key, entry in value.items() if key != HANDLE}
             return Item(rest, self._view(handle))
         return value
+
+    async def _value(self, key: tuple[int, str]) -> Item:
+        """The one value of a channel; several inputs may name it."""
+        if key not in self._values:
+            piece = await self._channels[key].next()
+            if piece is None:
+                raise ProtocolError(f"{self.node.task}: {key[1]} of node {key[0]} ended without a value")
+            self._values[key] = self._open(piece)
+        return self._values[key]
 
     async def stream(self, name: str) -> AsyncIterator[Item]:
         key = as_ref(self.node.inputs.get(name))

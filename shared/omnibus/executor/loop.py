@@ -17,11 +17,13 @@ import msgspec
 
 from omnibus import graph
 from omnibus.bus import Bus, Delivery, messages, subjects
-from omnibus.bus.messages import Accepted, Busy, Chunk, End, ExecutorStatus, Failed, Hop
+from omnibus.bus.messages import Busy, Chunk, End, ExecutorStatus, Failed, Hop
 from omnibus.bus.outbox import Outbox
 from omnibus.errors import DeadlineExceeded, OmnibusError, ProtocolError, StageFailed
 from omnibus.executor.channels import Piece
+from omnibus.executor.confirm import Confirmations
 from omnibus.executor.contract import Item, Runner
+from omnibus.executor.identity import Identity
 from omnibus.executor.job import LiveJob
 from omnibus.graph import Invocation
 from omnibus.metrics import EXECUTOR
@@ -30,21 +32,8 @@ from omnibus.tensors.client import TensorClient
 log = logging.getLogger(__name__)
 
 HEARTBEAT = 0.5  # seconds between status events
-ACCEPT = 0.2  # seconds within which the gateway is told that an invocation was taken
 EARLY = 10.0  # seconds that an edge may wait for its invocation
 EARLY_LIMIT = 4096  # invocations whose edges may wait
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Who this executor is: set once at start, repeated in every status event."""
-
-    id: str
-    model: str
-    option: str
-    node: str
-    tasks: Mapping[str, str]  # unit task name to component
-    credits: int
 
 
 @dataclass
@@ -65,14 +54,13 @@ class Executor:
         self._runners = runners
         self._bus = bus
         self._tensors = tensors
-        self._outbox = Outbox(bus, limit)
+        self._outbox = Outbox(bus, limit, subjects.unheard(identity.id))
         self._live: dict[str, _Live] = {}
         self._early: dict[str, tuple[float, list[Chunk | Hop]]] = {}
         self._state = "ready"
         self._steps = 0
         self._heart: asyncio.Task[None] | None = None
-        self._confirm: asyncio.TimerHandle | None = None
-        self._taken: dict[str, tuple[Invocation, list[bytes]]] = {}  # to be confirmed
+        self._confirmations = Confirmations(identity.id, self._outbox)
 
     # Life
 
@@ -84,6 +72,7 @@ class Executor:
         EXECUTOR.inflight.set_function(lambda: len(self._live))
         await self._bus.subscribe(subjects.task("*", me.id), self._take)
         await self._bus.subscribe(subjects.edge(me.id), self._feed)
+        await self._bus.subscribe(f"{subjects.unheard(me.id)}.*", self._nobody)
         await self._bus.subscribe(subjects.event(subjects.CENSUS), lambda _: self._announce())
         await self._bus.register(
             f"omnibus-{me.option}",
@@ -121,20 +110,7 @@ class Executor:
             log.warning("status not sent: %s", error)
 
     def status(self) -> ExecutorStatus:
-        me = self.identity
-        return ExecutorStatus(
-            id=me.id,
-            model=me.model,
-            option=me.option,
-            components=tuple(me.tasks.values()),
-            tasks=tuple(me.tasks),
-            node=me.node,
-            state=self._state,
-            credits=me.credits,
-            inflight=len(self._live),
-            steps=self._steps,
-            pid=os.getpid(),
-        )
+        return self.identity.status(self._state, inflight=len(self._live), steps=self._steps)
 
     def _purge(self) -> None:
         """End what is past its deadline, whether or not its gateway still lives; forget early edges."""
@@ -164,18 +140,7 @@ class Executor:
             self._reply(invocation, Busy(invocation.id, self.identity.id, invocation.attempt))
             return
         self._begin(invocation)
-        accepted = Accepted(invocation.id, self.identity.id, invocation.attempt)
-        self._taken[invocation.id] = (invocation, [messages.encode(accepted)])
-        if self._confirm is None:
-            self._confirm = asyncio.get_running_loop().call_later(ACCEPT, self._accept)
-
-    def _accept(self) -> None:
-        """Tell gateways what was taken, and which of it is finished, in one frame each."""
-        self._confirm = None
-        taken, self._taken = self._taken, {}
-        for invocation, told in taken.values():
-            for message in told:
-                self._outbox.send(invocation.reply, message)
+        self._confirmations.taken(invocation)
 
     def _begin(self, invocation: Invocation) -> _Live:
         live = self._live[invocation.id] = _Live(invocation)
@@ -226,14 +191,7 @@ class Executor:
         for each in hops:
             self._outbox.send(job.next_edge or live.invocation.reply, messages.encode(each))
         if job.next_edge is not None:
-            self._tell_later(live.invocation, hop)
-
-    def _tell_later(self, invocation: Invocation, hop: Hop) -> None:
-        taken = self._taken.get(invocation.id)
-        if taken is not None:
-            taken[1].append(messages.encode(hop))
-        else:
-            self._reply(invocation, hop, lazy=True)
+            self._confirmations.finished(live.invocation, hop)
 
     def _fail(self, live: _Live, job: LiveJob, error: OmnibusError) -> None:
         error.stage = error.stage or job.node.component
@@ -246,6 +204,8 @@ class Executor:
         live.jobs.pop(job.index, None)
         if not live.jobs and self._live.get(job.invocation) is live:
             del self._live[job.invocation]
+            if job.answers and job.next_edge is None:
+                self._confirmations.answered(job.invocation)
 
     # Feed
 
@@ -287,6 +247,15 @@ class Executor:
             self._early.pop(end.inv, None)
         elif end.status != "moved" or end.attempt >= live.invocation.attempt:
             self._stop(end.inv)
+
+    def _nobody(self, delivery: Delivery) -> None:
+        """The server says that a receiver is gone. Without its gateway an invocation has no client."""
+        if not delivery.refused:
+            return
+        gateway = subjects.reply(delivery.subject.rpartition(".")[2])
+        for invocation in [id for id, live in self._live.items() if live.invocation.reply == gateway]:
+            log.warning("stopping %s: its gateway is gone", invocation)
+            self._stop(invocation)
 
     def _stop(self, invocation: str) -> None:
         """Cancel the jobs; each runner stops before its next step."""

@@ -275,13 +275,13 @@ async def test_executors_are_born_and_come_back_after_they_or_the_nursery_are_ki
 
         os.kill(stack.supervisor.pids["nursery"], signal.SIGKILL)
         assert all_gone([one.pid for one in second])
-        await born(stack, 3, but=second)
+        third = await born(stack, 3, but=second)
         await stack.ready(90)
         answers.append(await answer(stack, model))
-        everything = psutil.Process().children(recursive=True)
+        pids = [*stack.supervisor.pids.values(), *(one.pid for one in third)]
 
     assert answers[0] == answers[1] != ""
-    assert all_gone([one.pid for one in everything])
+    assert all_gone(pids)
 
 
 async def born(stack: Stack, count: int, but: Sequence[psutil.Process] = ()) -> list[psutil.Process]:

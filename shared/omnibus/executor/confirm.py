@@ -1,0 +1,46 @@
+"""Telling gateways what was taken, without a message for each: one frame per gateway and interval."""
+
+import asyncio
+
+from omnibus.bus import messages
+from omnibus.bus.messages import Accepted, Hop
+from omnibus.bus.outbox import Outbox
+from omnibus.graph import Invocation
+
+ACCEPT = 0.2  # seconds within which the gateway is told that an invocation was taken
+
+
+class Confirmations:
+    """Collects ``accepted``, and the times of nodes that finished meanwhile, until the interval is over."""
+
+    def __init__(self, executor: str, outbox: Outbox) -> None:
+        self._executor = executor
+        self._outbox = outbox
+        self._taken: dict[str, tuple[Invocation, list[bytes]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def taken(self, invocation: Invocation) -> None:
+        """This executor works on ``invocation``."""
+        accepted = Accepted(invocation.id, self._executor, invocation.attempt)
+        self._taken[invocation.id] = (invocation, [messages.encode(accepted)])
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(ACCEPT, self._tell)
+
+    def finished(self, invocation: Invocation, hop: Hop) -> None:
+        """A node is finished whose times travel a longer way."""
+        known = self._taken.get(invocation.id)
+        if known is not None:
+            known[1].append(messages.encode(hop))
+        else:
+            self._outbox.send(invocation.reply, messages.encode(hop), lazy=True)
+
+    def answered(self, invocation: str) -> None:
+        """The gateway has this executor's own results, which say more than a confirmation."""
+        self._taken.pop(invocation, None)
+
+    def _tell(self) -> None:
+        self._timer = None
+        taken, self._taken = self._taken, {}
+        for invocation, told in taken.values():
+            for message in told:
+                self._outbox.send(invocation.reply, message)

@@ -1,0 +1,35 @@
+"""Who an executor is, and what it says of itself on the bus."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from omnibus.bus.messages import ExecutorStatus
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this executor is: set once at start, repeated in every status event."""
+
+    id: str
+    model: str
+    option: str
+    node: str
+    tasks: Mapping[str, str]  # unit task name to component
+    credits: int
+
+    def status(self, state: str, inflight: int, steps: int) -> ExecutorStatus:
+        """The status event; ``state`` is ready, draining or gone."""
+        return ExecutorStatus(
+            id=self.id,
+            model=self.model,
+            option=self.option,
+            components=tuple(self.tasks.values()),
+            tasks=tuple(self.tasks),
+            node=self.node,
+            state=state,
+            credits=self.credits,
+            inflight=inflight,
+            steps=steps,
+            pid=os.getpid(),
+        )

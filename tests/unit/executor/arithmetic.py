@@ -1,0 +1,231 @@
+"""Executors that do sums, on a bus in this process and a real sidecar, and an office that sends them work."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from omnibus import graph
+from omnibus.bus import Delivery, messages, subjects
+from omnibus.bus.memory import MemoryBus
+from omnibus.bus.messages import Chunk, End, ExecutorStatus, Failed, Hop
+from omnibus.executor.contract import Job
+from omnibus.executor.identity import Identity
+from omnibus.executor.loop import Executor
+from omnibus.graph import WIRE_VERSION, Invocation, Node, digest, refs
+from omnibus.settings import BusSettings
+from omnibus.tensors.client import TensorClient
+from services.sidecar.server import Sidecar
+from tests.unit.sidecar import node as nodes
+from tests.unit.sidecar.node import NODE, PATIENCE
+
+LIMIT = 64 * 1024
+REPLY = subjects.reply("office")
+Work = Callable[[Job], Awaitable[None]]
+Of = TypeVar("Of")
+_number = count()
+
+
+class Does:
+    """A runner made of one function."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.loaded = False
+        self.closed = False
+
+    async def load(self) -> None:
+        self.loaded = True
+
+    async def run(self, job: Job) -> None:
+        await self._work(job)
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def stats(self) -> dict[str, Any]:
+        return {"sums": 1}
+
+
+# Works
+
+
+async def number(job: Job) -> None:
+    """``x`` as a tensor ``y`` of four equal numbers."""
+    await job.put("y", {"n": job.inputs["x"]}, np.full(4, job.inputs["x"], np.float32))
+
+
+async def add(job: Job) -> None:
+    """The sum of ``items`` (tensors) and ``more`` (a literal) as the tensor ``y``."""
+    items = await job.value("items")
+    total = np.sum([item.array for item in items], axis=0) + np.float32(job.inputs.get("more", 0))
+    await job.put("y", {"n": float(total[0])}, total)
+
+
+async def tell(job: Job) -> None:
+    """The tensor ``item`` as a stream ``said`` of its numbers, each as small JSON."""
+    item = await job.value("item")
+    for value in item.array:
+        await job.send("said", {"n": float(value)})
+    job.close("said", {"end": True})
+
+
+async def forever(job: Job) -> None:
+    await asyncio.Event().wait()
+
+
+# Documents
+
+
+def task(component: str) -> str:
+    return f"do-m-{component}"
+
+
+def call(component: str, **inputs: Any) -> Node:
+    uses = tuple(dict.fromkeys(found for value in inputs.values() for found in refs(value)))
+    return Node(task(component), component, inputs, digest(task(component), inputs), uses)
+
+
+def invocation(
+    calls: list[Node], route: list[str], outputs: list[tuple[int, str]], id: str = "", within: float = 60.0, **more: Any
+) -> Invocation:
+    now = time.time()
+    return Invocation(
+        v=WIRE_VERSION,
+        id=id or f"office-0-{next(_number):x}",
+        app="sums",
+        model="m",
+        type="t",
+        path="p",
+        epoch=1,
+        seed=7,
+        created=now,
+        deadline=now + within,
+        reply=REPLY,
+        nodes=tuple(calls),
+        outputs=tuple(outputs),
+        options=tuple("O" for _ in calls),
+        route=tuple(route),
+        **more,
+    )
+
+
+# The place
+
+
+class Office:
+    """What a gateway does, by hand: sends invocations, collects what comes back in order."""
+
+    def __init__(self, bus: MemoryBus, tensors: TensorClient) -> None:
+        self.bus = bus
+        self.tensors = tensors
+        self.replies: list[Any] = []
+        self.events: list[Any] = []  # replies and statuses as they came
+
+    async def open(self) -> None:
+        await self.bus.subscribe(REPLY, self._heard)
+        await self.bus.subscribe(subjects.event(subjects.EXECUTOR), self._status)
+
+    def _heard(self, delivery: Delivery) -> None:
+        found = messages.decode_replies(delivery.data)
+        self.replies += found
+        self.events += found
+
+    def _status(self, delivery: Delivery) -> None:
+        self.events.append(messages.decode_status(delivery.data))
+
+    def send(self, given: Invocation, *only: str) -> Invocation:
+        for node, executor in zip(given.nodes, given.route, strict=True):
+            if executor in (only or given.route):
+                self.bus.publish(subjects.task(node.task, executor), graph.encode(given))
+        return given
+
+    def end(self, given: Invocation, status: str = "cancelled", attempt: int = 0) -> None:
+        end = messages.encode(End(given.id, status, attempt))
+        for executor in dict.fromkeys(given.route):
+            self.bus.publish(subjects.edge(executor), next(messages.frames([end], LIMIT)))
+
+    def of(self, kind: type[Of], given: Invocation) -> list[Of]:
+        return [reply for reply in self.replies if isinstance(reply, kind) and reply.inv == given.id]  # type: ignore[attr-defined]
+
+    async def until(self, kind: type[Of], given: Invocation, number: int = 1) -> list[Of]:
+        await nodes.until(lambda: len(self.of(kind, given)) >= number)
+        return self.of(kind, given)
+
+    async def done(self, given: Invocation) -> list[Chunk]:
+        """Wait for all nodes; returns the chunks that came."""
+        await self.until(Hop, given, len(given.nodes))
+        assert self.of(Failed, given) == []
+        return self.of(Chunk, given)
+
+    def read(self, chunk: Chunk) -> list[float]:
+        assert chunk.handle is not None
+        array = self.tensors.view(chunk.handle).copy()
+        self.tensors.release(chunk.handle)
+        return [float(value) for value in array.reshape(-1)]
+
+
+class Place:
+    """One node: a bus, a sidecar, an office and the executors that were started."""
+
+    def __init__(self, directory: Path, sidecar: Sidecar, office: Office) -> None:
+        self.directory = directory
+        self.sidecar = sidecar
+        self.office = office
+        self.bus = office.bus
+        self.clients: list[TensorClient] = [office.tensors]
+        self.executors: dict[str, Executor] = {}
+
+    async def executor(self, id: str, works: dict[str, Work], option: str = "O", credits: int = 8) -> Executor:
+        tensors = await nodes.connect(self.directory, id)
+        self.clients.append(tensors)
+        identity = Identity(id, "m", option, NODE, {task(component): component for component in works}, credits)
+        runners = {component: Does(work) for component, work in works.items()}
+        made = self.executors[id] = Executor(identity, runners, self.bus, tensors, LIMIT)
+        await made.startup()
+        return made
+
+    def status(self, id: str) -> ExecutorStatus:
+        return self.executors[id].status()
+
+    async def blocks(self) -> int:
+        """Blocks of the arena after everything that all clients have said."""
+        for client in self.clients:
+            await client.stats()
+        return int(self.sidecar.snapshot()["blocks"])
+
+    @property
+    def granted(self) -> int:
+        return int(self.sidecar.snapshot()["granted_total"])
+
+    async def emptied(self) -> None:
+        """Wait until the ledger is back at zero and no executor holds anything."""
+
+        async def empty() -> bool:
+            return not await self.blocks() and not any(self.status(id).inflight for id in self.executors)
+
+        await nodes.until(empty)
+
+    async def close(self) -> None:
+        for executor in self.executors.values():
+            await executor.drain(0.1)
+        await self.bus.drain()
+        for client in self.clients:
+            await client.close()
+
+
+@asynccontextmanager
+async def place(directory: Path) -> AsyncIterator[Place]:
+    async with asyncio.timeout(PATIENCE * 2), nodes.running(directory) as sidecar:
+        office = Office(MemoryBus(BusSettings(max_payload=LIMIT)), await nodes.connect(directory, "office"))
+        await office.open()
+        made = Place(directory, sidecar, office)
+        try:
+            yield made
+        finally:
+            await made.close()
