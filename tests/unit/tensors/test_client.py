@@ -2,43 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import pytest
 
-from omnibus.errors import ArenaFull, DeadlineExceeded, ProtocolError, Retryable, StaleHandle, TooLarge
-from omnibus.tensors.client import TensorClient
-from services.sidecar.server import Sidecar
-from tests.unit.sidecar.node import connect, process, running, soon, until
-
-HALF = 600_000
-
-
-@dataclass
-class Pair:
-    """A producer and a consumer on one node."""
-
-    sidecar: Sidecar
-    producer: TensorClient
-    consumer: TensorClient
-
-    async def settle(self) -> dict[str, object]:
-        """Counters after everything that both clients have sent."""
-        await self.producer.stats()
-        return await self.consumer.stats()
-
-
-@pytest.fixture
-async def pair(tmp_path) -> AsyncIterator[Pair]:
-    async with (
-        running(tmp_path) as sidecar,
-        await connect(tmp_path, "producer") as producer,
-        await connect(tmp_path, "consumer") as consumer,
-    ):
-        yield Pair(sidecar, producer, consumer)
+from omnibus.errors import DeadlineExceeded, ProtocolError, Retryable, StaleHandle, TooLarge
+from tests.unit.sidecar.node import connect, running, soon, until
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float32"])
@@ -222,106 +192,6 @@ async def test_a_client_that_leaves_drops_what_it_was_writing_and_reading(pair):
     assert pair.sidecar.snapshot()["blocks"] == 0
 
 
-async def test_a_full_arena_lets_wait_and_then_says_so(pair):
-    await pair.producer.allocate(HALF, invocation="i", deadline=soon())
-
-    with pytest.raises(ArenaFull, match="bytes are free"):
-        await pair.consumer.allocate(HALF, invocation="j", deadline=soon(), wait=0.05)
-    with pytest.raises(ArenaFull):
-        await pair.consumer.allocate(HALF, invocation="j", deadline=soon(), wait=0)
-
-    assert (await pair.settle())["refused_total"] == 2
-
-
-async def test_those_who_wait_are_served_in_order_and_nobody_overtakes(pair):
-    first = await pair.producer.allocate(HALF, invocation="i", deadline=soon())
-    served: list[str] = []
-
-    async def want(name: str, nbytes: int) -> None:
-        block = await pair.consumer.allocate(nbytes, invocation=name, deadline=soon(), wait=30)
-        served.append(name)
-        await asyncio.sleep(0)
-        block.discard()
-
-    waiting = [asyncio.create_task(want(*each)) for each in [("large", HALF), ("small", 10), ("larger", HALF + 1)]]
-    await until(lambda: pair.sidecar.snapshot()["waiting"] == 3)
-    assert served == []
-    first.discard()
-    await asyncio.gather(*waiting)
-
-    assert served == ["large", "small", "larger"]
-    assert (await pair.settle())["blocks"] == 0
-
-
-async def test_memory_of_a_client_that_leaves_goes_to_those_who_wait(pair):
-    await pair.producer.allocate(HALF, invocation="i", deadline=soon())
-    waiting = asyncio.create_task(pair.consumer.allocate(HALF, invocation="j", deadline=soon(), wait=15))
-    await until(lambda: pair.sidecar.snapshot()["waiting"] == 1)
-
-    await pair.producer.close()
-
-    assert (await waiting).array.nbytes == HALF
-
-
-async def test_a_waiter_that_gives_up_lets_the_next_one_pass(pair):
-    await pair.producer.allocate(HALF, invocation="i", deadline=soon())
-
-    blocked = asyncio.create_task(pair.consumer.allocate(HALF, invocation="j", deadline=soon(), wait=0.05))
-    small = asyncio.create_task(pair.consumer.allocate(10, invocation="j", deadline=soon(), wait=30))
-
-    assert (await small).array.nbytes == 10
-    with pytest.raises(ArenaFull):
-        await blocked
-
-
-async def test_a_cancelled_waiter_leaves_the_queue(pair):
-    await pair.producer.allocate(HALF, invocation="i", deadline=soon())
-    waiting = asyncio.create_task(pair.consumer.allocate(HALF, invocation="j", deadline=soon(), wait=30))
-    await until(lambda: pair.sidecar.snapshot()["waiting"] == 1)
-
-    waiting.cancel()
-
-    await until(lambda: pair.sidecar.snapshot()["waiting"] == 0)
-    pair.producer.end("i")
-    assert (await pair.settle())["blocks"] == 0
-
-
-@pytest.mark.parametrize("turns", range(6))
-async def test_memory_granted_to_a_cancelled_caller_is_given_back(pair, turns):
-    asking = asyncio.create_task(pair.consumer.allocate(100, invocation="i", deadline=soon()))
-    for _ in range(turns):
-        await asyncio.sleep(0)
-
-    granted = asking.done()
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
-
-    await until(lambda: pair.sidecar.snapshot()["blocks"] == granted)
-    assert (await pair.settle())["blocks"] == granted
-
-
-async def test_the_end_of_an_invocation_ends_its_waiting(pair):
-    await pair.producer.allocate(HALF, invocation="i", deadline=soon())
-    waiting = asyncio.create_task(pair.consumer.allocate(HALF, invocation="j", deadline=soon(), wait=30))
-    await until(lambda: pair.sidecar.snapshot()["waiting"] == 1)
-
-    pair.producer.end("j")
-
-    with pytest.raises(DeadlineExceeded, match="ended"):
-        await waiting
-
-
-async def test_the_queue_is_bounded(tmp_path):
-    async with running(tmp_path, max_waiting=1) as sidecar, await connect(tmp_path) as client:
-        await client.allocate(HALF, invocation="i", deadline=soon())
-        waiting = asyncio.create_task(client.allocate(HALF, invocation="i", deadline=soon(), wait=30))
-        await until(lambda: sidecar.snapshot()["waiting"] == 1)
-
-        with pytest.raises(ArenaFull):
-            await client.allocate(10, invocation="i", deadline=soon(), wait=30)
-        waiting.cancel()
-
-
 async def test_what_never_fits_is_refused_at_once(pair):
     with pytest.raises(TooLarge, match="never fits"):
         await pair.producer.allocate(1 << 20, invocation="i", deadline=soon(), wait=30)
@@ -386,92 +256,3 @@ async def test_thousands_of_transfers_at_once_leave_nothing(pair):
     stats = await pair.settle()
     assert (stats["blocks"], stats["used_bytes"], stats["holes"], stats["stale_total"]) == (0, 0, 1, 0)
     assert stats["granted_total"] == 3000
-
-
-async def test_without_a_sidecar_connecting_fails_typed(tmp_path):
-    with pytest.raises(Retryable, match="is it running"):
-        await connect(tmp_path)
-
-
-async def test_a_sidecar_of_another_node_is_refused(tmp_path):
-    async with running(tmp_path):
-        with pytest.raises(ProtocolError, match="serves node 'n1'"):
-            await TensorClient.connect(str(tmp_path / "s"), "client", "n2")
-
-
-async def test_a_silent_sidecar_cannot_hold_a_client(tmp_path):
-    left = asyncio.Event()
-
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-        await writer.wait_closed()
-        left.set()
-
-    async with await asyncio.start_unix_server(silent, str(tmp_path / "s")):
-        with pytest.raises(Retryable):
-            await connect(tmp_path, timeout=0.1)
-        await asyncio.wait_for(left.wait(), 20)
-
-
-async def test_a_restarted_sidecar_is_found_again_and_old_handles_are_stale(tmp_path):
-    async with running(tmp_path) as sidecar, await connect(tmp_path) as client:
-        old = await client.put(np.arange(9), invocation="i", deadline=soon())
-        held = client.view(old)
-        await client.allocate(HALF, invocation="i", deadline=soon())
-        waiting = asyncio.create_task(client.allocate(HALF, invocation="i", deadline=soon(), wait=30))
-        await until(lambda: sidecar.snapshot()["waiting"] == 1)
-
-        await sidecar.stop()
-
-        with pytest.raises(Retryable):
-            await waiting
-        await until(lambda: not client.connected)
-        with pytest.raises(Retryable):
-            client.view(old)
-        with pytest.raises(Retryable):
-            await client.ready(0.01)
-        with pytest.raises(Retryable):
-            await client.stats()
-        client.release(old)
-        client.end("i")
-
-        async with running(tmp_path):
-            await client.ready(20)
-            new = await client.put(np.arange(9), invocation="i", deadline=soon())
-            assert (new.offset, new.arena) == (old.offset, old.arena)
-            assert new.generation > old.generation
-            with pytest.raises(StaleHandle):
-                client.view(old)
-            assert held.sum() == 36
-            assert client.view(new).sum() == 36
-
-
-async def test_closing_stops_the_search_for_a_lost_sidecar(tmp_path):
-    async with running(tmp_path) as sidecar:
-        client = await connect(tmp_path)
-        await sidecar.stop()
-        await until(lambda: not client.connected)
-
-    await client.close()
-
-    async with running(tmp_path) as sidecar:
-        await asyncio.sleep(0.1)
-        assert sidecar.snapshot()["clients"] == 0
-
-
-async def test_a_sidecar_process_that_is_killed_is_replaced_under_the_same_names(tmp_path):
-    async with process("sidecar", tmp_path) as first:
-        assert first.stdout is not None
-        assert await first.stdout.readline() == b"ready\n"
-        client = await connect(tmp_path)
-        old = await client.put(np.arange(9), invocation="i", deadline=soon())
-        first.kill()
-        await first.wait()  # the arena's lock goes with the process, not with its sockets
-        await until(lambda: not client.connected)
-
-        async with running(tmp_path), client:
-            await client.ready(20)
-            await client.put(np.arange(9), invocation="i", deadline=soon())
-            with pytest.raises(StaleHandle):
-                client.view(old)

@@ -1,0 +1,36 @@
+"""A producer and a consumer on one node, against a real sidecar in the same loop."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnibus.tensors.client import TensorClient
+from services.sidecar.server import Sidecar
+from tests.unit.sidecar.node import connect, running
+
+HALF = 600_000
+
+
+@dataclass
+class Pair:
+    """A producer and a consumer on one node."""
+
+    sidecar: Sidecar
+    producer: TensorClient
+    consumer: TensorClient
+
+    async def settle(self) -> dict[str, object]:
+        """Counters after everything that both clients have sent."""
+        await self.producer.stats()
+        return await self.consumer.stats()
+
+
+@asynccontextmanager
+async def pairs(path: Path) -> AsyncIterator[Pair]:
+    async with (
+        running(path) as sidecar,
+        await connect(path, "producer") as producer,
+        await connect(path, "consumer") as consumer,
+    ):
+        yield Pair(sidecar, producer, consumer)
