@@ -4,6 +4,7 @@ An ``Invocation`` is one JSON document. It holds all that is needed to run the r
 graph with its literal inputs, the route, the plan epoch, the seed and the deadline.
 """
 
+import re
 from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
@@ -141,6 +142,9 @@ def decode(body: bytes) -> Invocation:
 
 def _check(invocation: Invocation) -> None:
     """Documents also come from hands: one that cannot run must not take a place in an executor."""
+    names = [invocation.id, invocation.reply, *invocation.route, *(node.task for node in invocation.nodes)]
+    if not all(map(addressable, names)):
+        raise ProtocolError("the invocation's id, reply, route and tasks become subjects: no blanks, no wildcards")
     count = len(invocation.nodes)
     if not count or len(invocation.route) != count or len(invocation.options) != count:
         raise ProtocolError(f"invocation {invocation.id}: nodes, options and route must be of one length, at least 1")
@@ -149,6 +153,15 @@ def _check(invocation: Invocation) -> None:
     for index, node in enumerate(invocation.nodes):
         if not all(0 <= source < index for source, _ in node.uses):
             raise ProtocolError(f"invocation {invocation.id}: node {index} uses {node.uses}; only earlier nodes exist")
+
+
+#: Printable ASCII but blank, ``*`` and ``>``: anything else would end a subject or widen it.
+_ADDRESS = re.compile(r"[!-)+-=?-~]+")
+
+
+def addressable(name: str) -> bool:
+    """Whether ``name`` may stand in a subject of the bus."""
+    return _ADDRESS.fullmatch(name) is not None
 
 
 def _explain(body: bytes, error: Exception) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from omnibus.errors import Problem, ProtocolError
-from omnibus.graph import WIRE_VERSION
+from omnibus.graph import WIRE_VERSION, addressable
 from omnibus.tensors.handle import Handle
 
 
@@ -187,7 +187,10 @@ def decode_end(body: bytes) -> End:
 
 
 def decode_status(body: bytes) -> ExecutorStatus:
-    return _read(_status, body, "executor status")
+    status = _read(_status, body, "executor status")
+    if not addressable(status.id):
+        raise ProtocolError(f"executor {status.id[:80]!r} cannot be addressed: no blanks, no wildcards in ids")
+    return status
 
 
 def decode_plan_event(body: bytes) -> PlanEvent:

@@ -24,7 +24,7 @@ class Confirmations:
         accepted = Accepted(invocation.id, self._executor, invocation.attempt)
         self._taken[invocation.id] = (invocation, [messages.encode(accepted)])
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(ACCEPT, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(ACCEPT, self.tell)
 
     def finished(self, invocation: Invocation, hop: Hop) -> None:
         """A node is finished whose times travel a longer way."""
@@ -38,8 +38,11 @@ class Confirmations:
         """The gateway has this executor's own results, which say more than a confirmation."""
         self._taken.pop(invocation, None)
 
-    def _tell(self) -> None:
-        self._timer = None
+    def tell(self) -> None:
+        """Tell it all now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         taken, self._taken = self._taken, {}
         for invocation, told in taken.values():
             for message in told:

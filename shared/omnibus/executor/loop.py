@@ -42,6 +42,7 @@ class _Live:
     jobs: dict[int, LiveJob] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     hops: list[Hop] = field(default_factory=list)  # of nodes before, to be passed on
+    over: bool = False  # the invocation has ended: nobody will read what it has in the arena
 
 
 class Executor:
@@ -90,6 +91,9 @@ class Executor:
         tasks = [task for live in self._live.values() for task in live.tasks]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
+        # Before the last word: what a gateway does not know to be finished runs again elsewhere.
+        self._confirmations.tell()
+        self._outbox.flush()
         self._state = "gone"
         self._announce()
         if self._heart is not None:
@@ -118,7 +122,7 @@ class Executor:
         for live in [live for live in self._live.values() if live.invocation.deadline < now]:
             for job in live.jobs.values():
                 self._fail(live, job, DeadlineExceeded(f"the deadline passed in {job.node.component}"))
-            self._stop(live.invocation.id)
+            self._stop(live.invocation.id, over=True)
         oldest = time.monotonic() - EARLY
         for invocation in [key for key, (arrived, _) in self._early.items() if arrived < oldest]:
             del self._early[invocation]
@@ -202,6 +206,8 @@ class Executor:
 
     def _finished(self, live: _Live, job: LiveJob) -> None:
         live.jobs.pop(job.index, None)
+        if live.over and not live.jobs:
+            self._tensors.end(job.invocation)
         if not live.jobs and self._live.get(job.invocation) is live:
             del self._live[job.invocation]
             if job.answers and job.next_edge is None:
@@ -243,10 +249,13 @@ class Executor:
 
     def _end(self, end: End) -> None:
         live = self._live.get(end.inv)
-        if live is None:
+        over = end.status != "moved"
+        if live is not None and (over or end.attempt >= live.invocation.attempt):
+            self._stop(end.inv, over)
+        elif live is None:
             self._early.pop(end.inv, None)
-        elif end.status != "moved" or end.attempt >= live.invocation.attempt:
-            self._stop(end.inv)
+            if over:
+                self._tensors.end(end.inv)
 
     def _nobody(self, delivery: Delivery) -> None:
         """The server says that a receiver is gone. Without its gateway an invocation has no client."""
@@ -255,12 +264,17 @@ class Executor:
         gateway = subjects.reply(delivery.subject.rpartition(".")[2])
         for invocation in [id for id, live in self._live.items() if live.invocation.reply == gateway]:
             log.warning("stopping %s: its gateway is gone", invocation)
-            self._stop(invocation)
+            self._stop(invocation, over=True)
 
-    def _stop(self, invocation: str) -> None:
-        """Cancel the jobs; each runner stops before its next step."""
+    def _stop(self, invocation: str, over: bool = False) -> None:
+        """Cancel the jobs; each runner stops before its next step.
+
+        When all is ``over`` the sidecar is told here as well: memory may have been granted to a runner
+        after the gateway's word reached the sidecar and before it reached this executor.
+        """
         live = self._live.pop(invocation, None)
         if live is not None:
+            live.over = over
             for task in live.tasks:
                 task.cancel()
 
@@ -268,6 +282,9 @@ class Executor:
 
     async def _by_hand(self, delivery: Delivery) -> AsyncIterator[bytes]:
         """Run the nodes of a recorded invocation that are of this executor's tasks; stream frames back."""
+        if not delivery.reply:
+            log.warning("%s: asked without a reply subject, so there is nothing to do", delivery.subject)
+            return
         try:
             recorded = graph.decode(delivery.data)
         except ProtocolError as error:

@@ -74,6 +74,8 @@ class Cradle:
             return
         try:
             data, descriptors, _, _ = socket.recv_fds(self._connection, _CHUNK, _STREAMS)
+        except BlockingIOError:
+            return
         except OSError:
             data, descriptors = b"", []
         self._streams += descriptors

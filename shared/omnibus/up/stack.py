@@ -99,6 +99,7 @@ class Stack:
             self._specs(), log=self._log, on_exit=self._exited, shm_prefix=f"omnibus-{NODE}-{os.getpid()}"
         )
         await self._stack.enter_async_context(self.supervisor)
+        self._publish_state(run)  # early: whoever cleans up after a kill needs to know what there was
         self._bus = await NatsBus.connect(BusSettings(url=self.nats.url), "supervisor")
         self._stack.push_async_callback(self._bus.drain)
         plan = await self.supervisor.unless_over(self._plan())
@@ -216,7 +217,7 @@ class Stack:
         store = Store(StoreSettings(url=self.valkey.url))
         try:
             async with asyncio.timeout(30):
-                while (plan := await store.plan()) is None:
+                while (plan := await store.plan()) is None:  # noqa: ASYNC110 the store cannot tell us
                     await asyncio.sleep(0.05)
                 return plan
         except TimeoutError:
@@ -229,7 +230,7 @@ class Stack:
         missing = ""
         try:
             async with asyncio.timeout(seconds):
-                while missing := await asyncio.to_thread(_not_ready, self.url):
+                while missing := await asyncio.to_thread(_not_ready, self.url):  # noqa: ASYNC110 HTTP cannot either
                     await asyncio.sleep(0.1)
         except TimeoutError:
             raise DeadlineExceeded(f"not ready within {seconds:g} s: {missing}") from None
@@ -279,8 +280,7 @@ async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> st
     chosen = {name: family for name, family in catalog.TINY.items() if not only or name in only}
     if not chosen:
         raise BadRequest(f"no tiny model {', '.join(only)}; there is {', '.join(catalog.TINY)}")
-    for family in chosen.values():
-        await _build(family, cache / family)
+    await asyncio.gather(*(_build(family, cache / family) for family in chosen.values()))
     return json.dumps(
         {"models": {name: catalog.declaration(family, str(cache / family)) for name, family in chosen.items()}}
     )

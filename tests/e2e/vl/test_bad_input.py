@@ -85,7 +85,7 @@ CASES: dict[str, Case] = {
         chat(max_tokens=CONTEXT + 1), 400, "bad_request", "max_tokens", f"context of {CONTEXT}"
     ),
     "text longer than the context": Case(
-        chat("cat dog " * CONTEXT), 400, "context_length_exceeded", "messages", "this model takes"
+        chat("cat dog " * CONTEXT), 400, "context_length_exceeded", None, "this model takes"
     ),
     "sound to a model that does not listen": Case(
         chat(ask(audio(0.5), "what?").messages[0]["content"]), 400, "bad_request", "messages", "image, video"

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -134,6 +135,12 @@ def test_unknown_fields_are_refused_where_a_request_depends_on_them():
 
 def test_a_status_may_say_more_than_this_build_knows():
     assert decode_status(encode(STATUS)[:-1] + b',"load":0.5}') == STATUS
+
+
+@pytest.mark.parametrize("id", ["", "a b", "x\r\n", "*", "a.>"])
+def test_an_executor_that_cannot_be_addressed_is_refused(id: str):
+    with pytest.raises(ProtocolError, match="cannot be addressed"):
+        decode_status(encode(msgspec.structs.replace(STATUS, id=id)))
 
 
 def test_an_executor_takes_nothing_but_chunks_on_its_edge():

@@ -113,6 +113,18 @@ def test_a_document_whose_parts_do_not_fit_is_refused(fields: dict[str, Any]):
         graph.decode(changed(**fields))
 
 
+@pytest.mark.parametrize("name", ["", "a b", "a\r\nPUB x 0\r\n", "a\n", "*", ">", "é", "a\x00"])
+@pytest.mark.parametrize("field", ["id", "reply", "route"])
+def test_what_would_break_a_subject_is_refused(field: str, name: str):
+    with pytest.raises(ProtocolError, match="subjects"):
+        graph.decode(changed(**{field: [name, name, name] if field == "route" else name}))
+
+
+def test_a_task_that_would_break_a_subject_is_refused():
+    with pytest.raises(ProtocolError, match="subjects"):
+        graph.decode(graph.encode(invocation(node("a b"))))
+
+
 @pytest.mark.parametrize("uses", [(1, "y"), (2, "y"), (-1, "y")])
 def test_a_node_that_waits_for_itself_or_a_later_one_is_refused(uses: tuple[int, str]):
     body = graph.encode(invocation(node("a"), node("b", (uses,), x=ref(*uses))))

@@ -78,14 +78,12 @@ def test_a_process_leads_a_group_of_its_own_and_holds_no_descriptor_of_others(nu
     ("call", "code", "says"),
     [
         (["returns"], 0, ""),
-        (["exits", "0"], 0, ""),
         (["exits", "77"], 77, ""),
         (["exits_with_text"], 1, "no such model\n"),
         (["raises"], 1, r"(?s)Traceback.*LookupError: lost\n"),
         (["no_such_module"], 1, "(?s).*No module named no_such_module\n"),
         (["kills_itself", "9"], -signal.SIGKILL, ""),
         (["kills_itself", "6"], -signal.SIGABRT, ""),
-        (["kills_itself", "15"], -signal.SIGTERM, ""),
     ],
 )
 def test_a_sprout_ends_as_its_process_ends(nursery_, call, code, says):

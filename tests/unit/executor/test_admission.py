@@ -1,0 +1,226 @@
+"""Who is let in: credits, draining, attempts, and what an executor says of itself."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from omnibus.bus import subjects
+from omnibus.bus.messages import Accepted, Busy, Chunk, ExecutorStatus, Failed, Hop
+from omnibus.executor.contract import Job
+from tests.unit.executor.arithmetic import Does, Place, call, forever, invocation, number
+from tests.unit.sidecar.node import until
+
+
+class Gate:
+    """A work that waits until it is opened, and counts who came in, finished and was cancelled."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+        self.began: list[str] = []
+        self.finished: list[str] = []
+        self.cancelled: list[str] = []
+
+    async def __call__(self, job: Job) -> None:
+        self.began.append(job.invocation)
+        try:
+            await self.opened.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(job.invocation)
+            raise
+        self.finished.append(job.invocation)
+        await job.put("y", {})
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+def one(**more) -> dict:
+    return {"calls": [call("gate")], "route": ["a"], "outputs": [(0, "y")], **more}
+
+
+async def test_without_a_credit_left_the_answer_is_busy(here: Place, gate: Gate):
+    await here.executor("a", {"gate": gate}, credits=2)
+    held = [here.office.send(invocation(**one())) for _ in range(2)]
+    await until(lambda: len(gate.began) == 2)
+
+    late = here.office.send(invocation(**one()))
+
+    assert await here.office.until(Busy, late) == [Busy(late.id, "a", 0)]
+    assert here.status("a").inflight == 2
+    gate.opened.set()
+    for given in held:
+        await here.office.done(given)
+    assert late.id not in gate.began
+
+
+async def test_a_credit_comes_back_when_work_is_done(here: Place, gate: Gate):
+    gate.opened.set()
+    await here.executor("a", {"gate": gate}, credits=1)
+
+    for _ in range(5):
+        await here.office.done(here.office.send(invocation(**one())))
+
+    assert here.status("a").inflight == 0
+    assert not [reply for reply in here.office.replies if isinstance(reply, Busy)]
+
+
+async def test_a_draining_executor_refuses_finishes_and_leaves_in_this_order(here: Place, gate: Gate):
+    executor = await here.executor("a", {"gate": gate})
+    held = here.office.send(invocation(**one()))
+    await until(lambda: gate.began == [held.id])
+
+    leaving = asyncio.ensure_future(executor.drain(10))
+    late = here.office.send(invocation(**one()))
+    await here.office.until(Busy, late)
+    gate.opened.set()
+    await asyncio.wait_for(leaving, 10)
+    await until(lambda: here.office.events[-1:] != [] and getattr(here.office.events[-1], "state", "") == "gone")
+
+    kinds = [(type(event).__name__, getattr(event, "state", "")) for event in here.office.events]
+    assert kinds.index(("Hop", "")) > kinds.index(("ExecutorStatus", "draining"))
+    assert kinds[-1] == ("ExecutorStatus", "gone")
+    assert here.office.events[-1].inflight == 0
+    assert gate.finished == [held.id]
+
+
+async def test_draining_does_not_wait_for_ever(here: Place):
+    executor = await here.executor("a", {"gate": forever})
+    here.office.send(invocation(**one()))
+    await until(lambda: here.status("a").inflight == 1)
+
+    await asyncio.wait_for(executor.drain(0.05), 10)
+
+    assert executor.status().state == "gone"
+
+
+async def test_runners_are_loaded_before_and_closed_after(here: Place):
+    executor = await here.executor("a", {"gate": forever})
+    [runner] = executor._runners.values()
+    assert isinstance(runner, Does)
+    assert (runner.loaded, runner.closed) == (True, False)
+
+    await executor.drain(0)
+
+    assert runner.closed
+
+
+async def test_a_repeated_dispatch_is_run_once(here: Place, gate: Gate):
+    await here.executor("a", {"gate": gate})
+    given = invocation(**one())
+    for _ in range(3):
+        here.office.send(given)
+    await until(lambda: bool(gate.began))
+
+    gate.opened.set()
+
+    assert len(await here.office.done(given)) == 1
+    assert gate.began == [given.id]
+
+
+async def test_a_later_attempt_takes_the_place_of_an_earlier_one(here: Place, gate: Gate):
+    await here.executor("a", {"gate": gate}, credits=1)
+    given = invocation(**one())
+    here.office.send(given)
+    await until(lambda: len(gate.began) == 1)
+
+    again = msgspec.structs.replace(given, attempt=1)
+    here.office.send(again)
+    await until(lambda: len(gate.began) == 2)
+    here.office.send(given)  # the first one once more, late
+    gate.opened.set()
+
+    [chunk] = await here.office.done(again)
+    assert (chunk.attempt, gate.cancelled, gate.finished) == (1, [given.id], [given.id])
+    assert {hop.attempt for hop in here.office.of(Hop, again)} == {1}
+    assert here.status("a").inflight == 0
+
+
+async def test_edges_of_another_attempt_are_not_mixed_in(here: Place):
+    async def take(job: Job) -> None:
+        await job.put("y", {"got": [item.data["n"] async for item in job.stream("x")]})
+
+    await here.executor("a", {"number": number, "take": take})
+    calls = [call("number", x=1), call("take", x={"$ref": [0, "said"]})]
+    given = invocation(calls, ["elsewhere", "a"], [(1, "y")], attempt=1)
+    here.office.send(given, "a")
+    await until(lambda: here.status("a").inflight == 1)
+
+    def chunk(attempt: int, seq: int, last: bool = False) -> bytes:
+        made = Chunk(given.id, 0, "said", seq, attempt, {"n": 10 * attempt + seq}, last=last)
+        return b'{"v":1,"msgs":[' + msgspec.json.encode(made) + b"]}"
+
+    for attempt, seq, last in ((0, 0, False), (1, 0, False), (0, 1, True), (1, 1, True)):
+        here.bus.publish(subjects.edge("a"), chunk(attempt, seq, last))
+
+    [answer] = await here.office.until(Chunk, given)
+    assert answer.data == {"got": [10, 11]}
+
+
+# What it says of itself
+
+
+async def test_its_status_says_who_it_is_and_what_it_holds(here: Place, gate: Gate):
+    await here.executor("a", {"gate": gate, "number": number}, option="GN", credits=5)
+    here.office.send(invocation(**one()))
+    await until(lambda: bool(gate.began))
+
+    status = here.status("a")
+
+    assert (status.id, status.model, status.option, status.components) == ("a", "m", "GN", ("gate", "number"))
+    assert (status.state, status.credits, status.inflight) == ("ready", 5, 1)
+
+
+async def test_it_is_heard_of_without_being_asked_and_at_once_when_asked(here: Place):
+    await here.executor("a", {"gate": forever})
+
+    def heard() -> int:
+        return len([event for event in here.office.events if isinstance(event, ExecutorStatus)])
+
+    await until(lambda: heard() >= 2)
+    before = heard()
+    here.bus.publish(subjects.event(subjects.CENSUS), b"{}")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    assert heard() == before + 1
+
+
+async def test_steps_grow_with_work(here: Place, gate: Gate):
+    gate.opened.set()
+    await here.executor("a", {"gate": gate})
+    before = here.status("a").steps
+
+    await here.office.done(here.office.send(invocation(**one())))
+    await until(lambda: here.status("a").inflight == 0)
+
+    assert here.status("a").steps > before
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"nonsense", b'{"v":9}'])
+async def test_what_is_no_invocation_disturbs_nobody(here: Place, gate: Gate, body: bytes):
+    gate.opened.set()
+    await here.executor("a", {"gate": gate})
+
+    here.bus.publish(subjects.task("do-m-gate", "a"), body)
+    here.bus.publish(subjects.edge("a"), body)
+
+    assert await here.office.done(here.office.send(invocation(**one())))
+    assert here.office.replies == [each for each in here.office.replies if isinstance(each, Chunk | Hop | Accepted)]
+    assert not [reply for reply in here.office.replies if isinstance(reply, Failed)]
+
+
+async def test_an_executor_that_leaves_tells_first_what_it_has_finished(here: Place, gate: Gate):
+    """Else its gateway would take finished work for lost, and run whole invocations again."""
+    encoder = await here.executor("e", {"number": number})
+    await here.executor("a", {"gate": gate})
+    calls = [call("number", x=1), call("gate", item={"$ref": [0, "y"]})]
+    given = here.office.send(invocation(calls, ["e", "a"], [(1, "y")]))
+    await until(lambda: bool(gate.began) and not here.status("e").inflight)
+
+    await encoder.drain(5)
+    await until(lambda: getattr(here.office.events[-1], "state", "") == "gone")
+
+    assert [hop.node for hop in here.office.of(Hop, given)] == [0]

@@ -1,0 +1,108 @@
+"""A unit task asked by hand: frames stream back, then an empty message ends them."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from omnibus import graph
+from omnibus.bus import messages, subjects
+from omnibus.bus.messages import Chunk, Failed, Hop
+from omnibus.executor.contract import Job
+from omnibus.graph import ref
+from tests.unit.executor.arithmetic import Place, call, invocation, number, task
+from tests.unit.sidecar.node import until
+
+PATIENCE = 10.0  # seconds
+
+
+async def ask(here: Place, component: str, body: bytes) -> list[Any]:
+    """All replies, read as frames."""
+    parts = [part async for part in here.bus.requests(subjects.task(task(component)), body, PATIENCE)]
+    return [message for part in parts for message in messages.decode_replies(part)]
+
+
+async def count(job: Job) -> None:
+    for n in range(job.inputs["to"]):
+        await job.send("said", {"n": n})
+
+
+async def test_frames_stream_back_until_the_empty_message(here: Place):
+    await here.executor("a", {"count": count})
+    recorded = invocation([call("count", to=3)], ["whoever"], [(0, "said")])
+
+    replies = await ask(here, "count", graph.encode(recorded))
+
+    chunks = [reply for reply in replies if isinstance(reply, Chunk)]
+    assert [chunk.data for chunk in chunks] == [{"n": 0}, {"n": 1}, {"n": 2}, {}]
+    assert isinstance(replies[-1], Hop)
+    assert {reply.inv for reply in replies} == {chunks[0].inv}
+    assert chunks[0].inv != recorded.id
+    assert here.office.replies == []
+    await until(lambda: here.status("a").inflight == 0)
+
+
+async def test_only_the_nodes_of_the_asked_executor_are_run(here: Place):
+    await here.executor("a", {"number": number})
+    calls = [call("number", x=2), call("number", x=3), call("elsewhere", items=[ref(0, "y"), ref(1, "y")])]
+    recorded = invocation(calls, ["x", "x", "y"], [(2, "said")])
+
+    replies = await ask(here, "number", graph.encode(recorded))
+
+    assert [(reply.node, reply.data) for reply in replies if isinstance(reply, Chunk)] == [(0, {"n": 2}), (1, {"n": 3})]
+
+
+async def test_the_same_recording_may_be_asked_at_the_same_time(here: Place):
+    await here.executor("a", {"count": count})
+    body = graph.encode(invocation([call("count", to=2)], ["x"], [(0, "said")]))
+
+    answers = await asyncio.gather(*(ask(here, "count", body) for _ in range(5)))
+
+    assert [[reply.data for reply in replies if isinstance(reply, Chunk)] for replies in answers] == [
+        [{"n": 0}, {"n": 1}, {}]
+    ] * 5
+
+
+async def test_a_failure_is_one_of_the_replies(here: Place):
+    await here.executor("a", {"count": count})
+    body = graph.encode(invocation([call("count")], ["x"], [(0, "said")]))
+
+    [failed] = await ask(here, "count", body)
+
+    assert isinstance(failed, Failed)
+    assert (failed.problem.code, failed.problem.stage) == ("stage_failed", "count")
+
+
+async def test_an_input_that_nobody_will_send_ends_at_the_deadline(here: Place):
+    async def wait(job: Job) -> None:
+        await job.value("item")
+
+    await here.executor("a", {"wait": wait})
+    recorded = invocation([call("elsewhere"), call("wait", item=ref(0, "y"))], ["x", "y"], [(1, "y")], within=1.0)
+
+    [failed] = await ask(here, "wait", graph.encode(recorded))
+
+    assert failed.problem.code == "deadline_exceeded"
+
+
+@pytest.mark.parametrize("body", [b"", b"hello", b"{}", b'{"v":7}'])
+async def test_what_is_no_invocation_is_answered_with_a_problem(here: Place, body: bytes):
+    await here.executor("a", {"count": count})
+
+    [answer] = [part async for part in here.bus.requests(subjects.task(task("count")), body, PATIENCE)]
+
+    assert json.loads(answer)["code"] == "protocol_error"
+
+
+async def test_asking_without_a_reply_subject_disturbs_nobody(here: Place):
+    await here.executor("a", {"count": count})
+    empty: list[str] = []
+    await here.bus.subscribe(">", lambda delivery: empty.append(delivery.subject))
+    body = graph.encode(invocation([call("count", to=2)], ["x"], [(0, "said")]))
+
+    here.bus.publish(subjects.task(task("count")), body)
+    await ask(here, "count", body)
+
+    assert "" not in empty
+    await until(lambda: here.status("a").inflight == 0)
