@@ -47,8 +47,9 @@ class Collected:
         if name == "text":
             if text := data.get("text"):
                 self._text.append(text)
-            self.finish = data.get("finish_reason", self.finish)
-            self._usage = data.get("usage", self._usage)
+            if "usage" in data:  # the closing chunk
+                self.finish = data.get("finish_reason", self.finish)
+                self._usage = data["usage"]
         elif array is not None:
             self.rate = data.get("rate", self.rate)
             self._samples += len(array)

@@ -20,6 +20,7 @@ from omnibus.errors import (
     OmnibusError,
     Overloaded,
     ProtocolError,
+    SequenceGap,
     StageUnavailable,
     StaleHandle,
     from_problem,
@@ -188,12 +189,14 @@ class Dispatcher:
             return
         try:
             stream.feed(chunk)
+        except SequenceGap as error:  # the bus lost a message: run again, without repeats
+            self._move(running, "", error, "gap")
         except (StaleHandle, ProtocolError) as error:
             running.fail(error)
 
     def _on_failed(self, running: Running, failed: Failed) -> None:
         error = from_problem(failed.problem)
-        if isinstance(error, StaleHandle | ProtocolError) and running.invocation.attempt + 1 < ATTEMPTS:
+        if isinstance(error, StaleHandle | ProtocolError | SequenceGap) and running.invocation.attempt + 1 < ATTEMPTS:
             self._again(running, error, "retry")
         else:
             running.fail(error)

@@ -5,7 +5,6 @@ same chunks, so a stream skips what the client already has and checks that it is
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 
 import numpy as np
@@ -27,7 +26,7 @@ class ResultStream:
         self.ended = False
         self.notify: Callable[[], None] | None = None
         self._fetch = fetch
-        self._ready: deque[Item] = deque()
+        self._ready: list[Item] = []
         self._failure: OmnibusError | None = None
         self._expected = 0
         self._seen: list[dict] = []  # data of chunks without arrays, for the check after a move
@@ -35,12 +34,11 @@ class ResultStream:
         self._skip = 0  # array rows still to be skipped in this attempt
 
     def feed(self, chunk: Chunk) -> None:
-        """Take a chunk of the current attempt."""
+        """Take a chunk of the current attempt. Raises ``SequenceGap`` when one before it was lost."""
         if self.ended:
             return
         if chunk.seq != self._expected:
-            self.fail(SequenceGap(f"{chunk.output} of node {chunk.node}: chunk {chunk.seq}, expected {self._expected}"))
-            return
+            raise SequenceGap(f"{chunk.output} of node {chunk.node}: chunk {chunk.seq}, expected {self._expected}")
         self._expected += 1
         if chunk.handle is not None:
             self._take_rows(chunk)
@@ -80,9 +78,10 @@ class ResultStream:
 
     def take(self) -> list[Item]:
         """Everything that is ready. Raises the failure once all before it was taken."""
-        items = list(self._ready)
-        self._ready.clear()
-        if not items and self._failure is not None:
+        items = self._ready
+        if items:
+            self._ready = []
+        elif self._failure is not None:
             raise self._failure
         return items
 
@@ -109,7 +108,8 @@ async def merge(streams: Mapping[str, ResultStream]) -> AsyncIterator[list[tuple
     left = dict(streams)
     while left:
         batch = [(name, item) for name, stream in left.items() for item in stream.take()]
-        left = {name: stream for name, stream in left.items() if not stream.exhausted}
+        if any(stream.ended for stream in left.values()):
+            left = {name: stream for name, stream in left.items() if not stream.exhausted}
         if batch:
             yield batch
         elif left:

@@ -21,7 +21,7 @@ from nats.micro.request import Request
 from nats.micro.service import EndpointConfig
 
 from omnibus.bus import Delivery, Handler, Responder, subjects
-from omnibus.errors import BusUnavailable, DeadlineExceeded, Fatal, NotFound, TooLarge
+from omnibus.errors import BusUnavailable, DeadlineExceeded, Fatal, NotFound, ProtocolError, TooLarge
 from omnibus.settings import BusSettings
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,13 @@ class _Connection(Client):
 
 
 def _command(subject: str, data: bytes, reply: str, headers: dict[str, str] | None) -> bytes:
-    """PUB or HPUB with its payload. Subjects are built by ``omnibus.bus.subjects``, header values by us."""
+    """PUB or HPUB with its payload.
+
+    Parts of subjects come from messages, so a blank or line break in one must not become protocol.
+    """
+    for name in (subject, reply):
+        if " " in name or not name.isprintable():
+            raise ProtocolError(f"{name[:80]!r} is no subject")
     if headers is None:
         return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(data), data)
     lines = "".join(f"{key}: {value}\r\n" for key, value in headers.items())
@@ -225,6 +231,7 @@ class NatsBus:
             await service.add_endpoint(
                 EndpointConfig(name=key, subject=subject, handler=endpoint(responder), metadata={})
             )
+        await self._nc.flush(timeout=5)
 
     async def open_records(self, seconds: float, limit: int) -> None:
         wanted = nats.js.api.StreamConfig(

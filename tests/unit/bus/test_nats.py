@@ -58,7 +58,11 @@ async def test_subscriptions_and_records_outlive_a_killed_server(tmp_path: Path)
         await bus.subscribe("a.*", lambda delivery: heard.append(delivery.data))
         await bus.open_records(60.0, 1 << 20)
         bus.record(subjects.record("chat", "i"), b"kept", "i")
-        assert len(await bus.records(subjects.record("chat", "i"))) == 1
+
+        async def kept() -> bool:
+            return len(await bus.records(subjects.record("chat", "i"))) == 1
+
+        await until(kept)
         assert (bus.connected, bus.reconnects) == (True, 0)
 
         process.kill()
