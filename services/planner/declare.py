@@ -100,6 +100,7 @@ def _paths(declared: Declared, used: frozenset[str]) -> Iterator[Path]:
 
 def _check(name: str, declared: Declared) -> None:
     known = set(declared.components)
+    _require("thinker" in known, name, "has no thinker, which every chat request needs")
     for modality, component in declared.encoders.items():
         _require(component in known, name, f"encoder of {modality} is {component!r}, which is no component")
     for option, spec in declared.options.items():

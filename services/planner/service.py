@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 #: Offset of the path sequence; a constant, so that a plan's decisions can be computed by anybody.
 SEED = 0
+#: Seconds between two attempts to write a plan that the store lost.
+AGAIN = 0.5
 
 
 class PlannerService:
@@ -62,12 +64,14 @@ class PlannerService:
 
     async def _keep(self, models: dict[str, ModelPlan]) -> None:
         async for epoch in self._store.swaps():
-            if self._plan is not None and epoch < self._plan.epoch:
+            while self._plan is not None and epoch < self._plan.epoch:
                 log.warning("the store lost plan epoch %d: writing it again", self._plan.epoch)
                 try:
                     await self._write(models)
-                except StoreUnavailable as error:
+                    break
+                except StoreUnavailable as error:  # the same epoch is not announced twice, so stay here
                     log.warning("%s", error)
+                    await asyncio.sleep(AGAIN)
 
     async def drain(self, seconds: float) -> None: ...
 

@@ -143,7 +143,7 @@ def decode(body: bytes) -> Invocation:
 def _check(invocation: Invocation) -> None:
     """Documents also come from hands: one that cannot run must not take a place in an executor."""
     names = [invocation.id, invocation.reply, *invocation.route, *(node.task for node in invocation.nodes)]
-    if not all(map(addressable, names)):
+    if not all(names) or not addressable("".join(names)):
         raise ProtocolError("the invocation's id, reply, route and tasks become subjects: no blanks, no wildcards")
     count = len(invocation.nodes)
     if not count or len(invocation.route) != count or len(invocation.options) != count:

@@ -102,6 +102,7 @@ class Store:
                     await channel.subscribe(self._key("plan"))
                     while True:
                         epoch = await self.epoch()
+                        _heed_cancellation()
                         if epoch != last:
                             last = epoch
                             yield epoch
@@ -129,3 +130,11 @@ class Store:
             raise StoreUnavailable(f"the store at {self._settings.url} refuses: {error}") from error
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailable(f"no store at {self._settings.url}: {error}") from error
+
+
+def _heed_cancellation() -> None:
+    """redis-py sends with ``asyncio.wait_for``, which in Python 3.11 loses a cancellation that comes in the
+    same turn as its result. Whoever cancelled would wait for ever."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

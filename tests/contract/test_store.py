@@ -160,6 +160,19 @@ async def test_a_refused_swap_is_not_announced(store: Store):
         assert await asyncio.wait_for(coming, PATIENCE) == 3
 
 
+async def test_whoever_follows_swaps_can_be_stopped_at_any_moment(store: Store):
+    async def follow() -> None:
+        async for _ in store.swaps():
+            pass
+
+    for moment in range(80):
+        following = asyncio.ensure_future(follow())
+        await asyncio.sleep(moment * 5e-5)
+        following.cancel()
+        done, _ = await asyncio.wait({following}, timeout=stores.REREAD / 2)
+        assert done, f"still following, cancelled after {moment * 0.05:.2f} ms"
+
+
 # Restarts
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -216,14 +216,22 @@ class System:
     async def becomes_ready(self, within: float = _BACK_WITHIN) -> None:
         """Wait for 200 of ``/readyz``."""
         async with asyncio.timeout(within):
-            while (await asyncio.to_thread(self.ready))[0] != 200:  # noqa: ASYNC110 it cannot tell us
+            while (await asyncio.to_thread(self.ready))[0] != 200:  # noqa: ASYNC110 no news of it
                 await asyncio.sleep(0.1)
+
+    async def record(self, id: str, within: float = 10.0) -> tuple[bytes, dict[str, Any]]:
+        """The recorded invocation ``id`` as its very bytes, and its end, once both are in the stream."""
+        async with asyncio.timeout(within), self.bus() as bus:
+            while len(found := await bus.records(f"omnibus.inv.*.{id}")) < 2:  # noqa: ASYNC110 no news of it
+                await asyncio.sleep(0.05)
+        begin, end = (delivery.data for delivery in found)
+        return begin, json.loads(end)
 
     async def ledger_is_empty(self, within: float = 1.0) -> None:
         """Fails unless every lease of the node's arena is given back ``within`` seconds."""
         end = time.monotonic() + within
         async with self.tensors() as tensors:
-            while (stats := await tensors.stats())["blocks"] and time.monotonic() < end:  # noqa: ASYNC110 as above
+            while (stats := await tensors.stats())["blocks"] and time.monotonic() < end:  # noqa: ASYNC110 no news of it
                 await asyncio.sleep(0.02)
             assert (stats["blocks"], stats["used_bytes"]) == (0, 0), await tensors.ledger()
 
@@ -247,15 +255,18 @@ class Watch:
         self.seen.append(delivery)
         self._news.set()
 
-    async def first(self, subject: str, within: float = 20.0) -> Delivery:
-        """The first message whose subject begins with ``subject``."""
+    async def until(self, true: Callable[[], object], within: float = 20.0) -> None:
+        """Wait until ``true``, which is asked after every message."""
         async with asyncio.timeout(within):
-            while True:
-                for delivery in self.seen:
-                    if delivery.subject.startswith(subject):
-                        return delivery
+            while not true():
                 self._news.clear()
                 await self._news.wait()
+
+    async def first(self, subject: str) -> Delivery:
+        """The first message whose subject begins with ``subject``."""
+        found: list[Delivery] = []
+        await self.until(lambda: found.extend(d for d in self.seen if d.subject.startswith(subject)) or found)
+        return found[0]
 
     async def end(self, invocation: str) -> End:
         return messages.decode_end((await self.first(subjects.end(invocation))).data)

@@ -151,6 +151,9 @@ def check(message: bytes, limit: int) -> None:
 
 def frames(messages: list[bytes], limit: int) -> Iterator[bytes]:
     """Join encoded messages into frames of at most ``limit`` bytes each. Raises as ``check`` does."""
+    if messages and _FRAME + sum(map(len, messages)) + len(messages) <= limit:
+        yield _HEAD + b",".join(messages) + _TAIL
+        return
     batch: list[bytes] = []
     size = _FRAME
     for message in messages:

@@ -55,6 +55,10 @@ class LiveJob:
         self._channels = {key: Channel(self.node.task, key) for key in self.node.uses}
         self._literals: Mapping[str, Any] | None = None
         self._outputs: dict[str, _Output] = {}
+        #: Subject of another executor that reads an output of this node.
+        self.next_edge: str | None = None
+        #: Whether the gateway reads an output of this node.
+        self.answers = False
         self._values: dict[tuple[int, str], Item] = {}
         self._views: dict[Handle, np.ndarray] = {}
         self._blocks: list[Block] = []
@@ -75,16 +79,9 @@ class LiveJob:
                 readers=len(elsewhere) + (output in asked),
                 gateway=output in asked,
             )
-
-    @property
-    def answers(self) -> bool:
-        """Whether the gateway reads an output of this node."""
-        return any(target.gateway for target in self._outputs.values())
-
-    @property
-    def next_edge(self) -> str | None:
-        """Subject of another executor that reads an output of this node."""
-        return next((target.edges[0] for target in self._outputs.values() if target.edges), None)
+            self.answers = self.answers or output in asked
+            if elsewhere and self.next_edge is None:
+                self.next_edge = subjects.edge(elsewhere[0])
 
     # What the runner reads
 

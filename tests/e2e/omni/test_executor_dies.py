@@ -75,8 +75,7 @@ async def test_an_answer_that_has_begun_goes_on_elsewhere(
         id = answer.headers["x-request-id"]
         found = await answered(answer, when, lambda: os.kill(everybody[executor(victim)], signal.SIGKILL))
         await watch.end(id)
-        async with omni.bus() as bus:
-            record = json.loads((await bus.records(f"omnibus.inv.*.{id}"))[-1].data)
+    _, record = await omni.record(id)
 
     assert record["attempts"] == 2
     assert (record["path"] == "M") is (victim != "M")

@@ -15,7 +15,7 @@ from omnibus.bus.messages import Chunk, Hop
 from tests import models_oracle as oracle
 from tests.e2e.questions import ask
 from tests.e2e.system import VL, System
-from tests.e2e.vl.test_records import asked, recorded
+from tests.e2e.vl.test_records import asked
 
 pytestmark = pytest.mark.e2e
 
@@ -81,7 +81,7 @@ async def test_stats_count_tokens_and_the_parameters_of_each_component(nc: Clien
 
 async def test_any_executor_of_a_unit_task_answers_a_recorded_invocation(vl: System, nc: Client):
     id, text = await asked(vl, ask("one two three"), temperature=0)
-    body = await recorded(vl, id)
+    body, _ = await vl.record(id)
 
     inbox = nc.new_inbox()
     subscription = await nc.subscribe(inbox)

@@ -31,12 +31,6 @@ async def asked(system: System, question: Question, **more: Any) -> tuple[str, s
     return id, raw.parse().choices[0].message.content or ""
 
 
-async def recorded(system: System, id: str) -> bytes:
-    """The very bytes of the record, as `nats stream get` shows them."""
-    async with system.bus() as bus:
-        return (await bus.records(f"omnibus.inv.*.{id}"))[0].data
-
-
 async def requested(nc: Client, subject: str, payload: bytes) -> list[dict[str, Any]]:
     """What `nats req --replies=0` does: a plain payload and an inbox; replies up to the empty message."""
     inbox = nc.new_inbox()
@@ -53,7 +47,7 @@ async def test_a_recorded_body_published_again_gives_the_same_answer_and_says_so
     id, text = await asked(vl, QUESTIONS[name], temperature=0.9, seed=5)
     nc = await nats.connect(vl.state.nats_url)
     try:
-        first, last = await requested(nc, "omnibus.replay", await recorded(vl, id))
+        first, last = await requested(nc, "omnibus.replay", (await vl.record(id))[0])
     finally:
         await nc.close()
 
@@ -68,7 +62,7 @@ async def test_a_recorded_body_published_again_gives_the_same_answer_and_says_so
 async def test_a_replay_takes_the_recorded_path(vl: System, path: str):
     id, _ = await asked(vl, ask(image(1), "describe"), extra_headers={"x-omnibus-path": path})
     async with vl.bus() as bus:
-        parts = [json.loads(part) async for part in bus.requests(subjects.REPLAY, await recorded(vl, id), 30)]
+        parts = [json.loads(part) async for part in bus.requests(subjects.REPLAY, (await vl.record(id))[0], 30)]
 
     assert parts[0]["path"] == path
     assert parts[-1]["identical"] is True
@@ -76,7 +70,7 @@ async def test_a_replay_takes_the_recorded_path(vl: System, path: str):
 
 async def test_a_record_published_with_headers_and_no_reply_runs_again_by_itself(vl: System):
     id, text = await asked(vl, ask(image(2), "describe"), temperature=0)
-    body = await recorded(vl, id)
+    body = (await vl.record(id))[0]
 
     async with Watch.on(vl) as watch:
         nc = await nats.connect(vl.state.nats_url)
@@ -85,8 +79,7 @@ async def test_a_record_published_with_headers_and_no_reply_runs_again_by_itself
         await nc.close()
         again = json.loads((await watch.first("omnibus.inv.")).data)
         await watch.end(again["id"])
-        async with vl.bus() as bus:
-            _, end = [json.loads(record.data) for record in await bus.records(f"omnibus.inv.*.{again['id']}")]
+    _, end = await vl.record(again["id"])
 
     assert again["replay_of"] == id
     assert again["id"] != id

@@ -1,0 +1,228 @@
+"""``omnibus tail``, ``show`` and ``replay``: lines for people, JSON for programs, exit codes for scripts."""
+
+import argparse
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnibus.bus import Delivery, subjects
+from omnibus.bus.memory import MemoryBus
+from omnibus.bus.nats import NatsBus
+from omnibus.cli import look, main
+from omnibus.errors import NotFound
+from omnibus.settings import BusSettings
+from tests.unit.cli.documents import ENDED, INVOCATION
+from tests.unit.sidecar.node import until
+
+PATIENCE = 20.0  # seconds
+
+
+def line(document: dict[str, Any]) -> str:
+    """The line of ``omnibus tail`` without its clock."""
+    clock, _, rest = look._line(Delivery("s", json.dumps(document).encode())).partition(" ")
+    assert len(clock) == len("12:00:00")
+    return rest
+
+
+def test_tail_shows_a_beginning():
+    assert line(INVOCATION) == "begin g-0-1  m  vision+thinker  via E>L"
+    assert line({**INVOCATION, "replay_of": "g-0-0"}).endswith("via E>L (replay of g-0-0)")
+
+
+def test_tail_shows_an_end_and_why():
+    problem = {"code": "stage_failed", "message": "vision failed"}
+
+    assert line(ENDED) == "end   g-0-1  done after 1000 ms"
+    assert line({**ENDED, "status": "failed", "problem": problem}) == (
+        "end   g-0-1  failed after 1000 ms  stage_failed: vision failed"
+    )
+
+
+def test_an_invocation_is_described_from_beginning_to_end():
+    lines = look.describe(INVOCATION, ENDED)
+
+    assert lines[0] == "g-0-1  m  seed 7"
+    assert lines[-3:] == ["status  done", "answer  'hello'", "sound   1.50 s, sha256 0123456789abcdef…"]
+    assert sum(line.startswith("  [") for line in lines) == 6
+
+
+def test_a_failure_is_described_with_its_attempts():
+    problem = {"code": "stage_failed", "message": "vision failed"}
+    ended = {**ENDED, "status": "failed", "attempts": 3, "problem": problem, "answer": {}}
+
+    assert look.describe(INVOCATION, ended)[-2:] == [
+        "status  failed, after 3 attempts",
+        "problem stage_failed: vision failed",
+    ]
+
+
+def test_what_has_not_ended_says_so():
+    assert look.describe(INVOCATION, None)[-1] == "it has not ended yet"
+
+
+@pytest.mark.parametrize(
+    ("part", "shown"),
+    [
+        ({"status": "running", "id": "b", "replay_of": "a", "path": "EL"}, "replaying a as b via EL"),
+        ({"status": "failed", "problem": {"code": "not_found", "message": "gone"}}, "failed: not_found: gone"),
+        ({"status": "done", "answer": {"text": "hi"}, "identical": True}, "answer  'hi'\nidentical to the recorded answer"),
+        (
+            {"status": "done", "answer": {}, "identical": False, "why": "the text differs"},
+            "answer  ''\nDIFFERENT: the text differs",
+        ),
+        (
+            {"status": "done", "answer": {"audio_seconds": 2.0}, "identical": None, "why": "unknown"},
+            "answer  ''\nsound   2.00 s\nnot compared: unknown",
+        ),
+    ],
+)
+def test_the_progress_of_a_replay_is_said(part: dict[str, Any], shown: str):
+    assert look._progress(part) == shown
+
+
+# Reading records
+
+
+async def remembering(*documents: dict[str, Any]) -> MemoryBus:
+    bus = MemoryBus()
+    for number, document in enumerate(documents):
+        bus.record(subjects.record("chat", "g-0-1"), json.dumps(document).encode(), str(number))
+    return bus
+
+
+async def test_a_record_is_read_with_its_end():
+    assert await look.read(await remembering(INVOCATION, ENDED), "g-0-1") == (INVOCATION, ENDED)
+    assert await look.read(await remembering(INVOCATION), "g-0-1") == (INVOCATION, None)
+
+
+async def test_the_first_beginning_and_the_last_end_count():
+    later = {**ENDED, "status": "failed"}
+
+    found = await look.read(await remembering(INVOCATION, {**INVOCATION, "path": "EL"}, ENDED, later), "g-0-1")
+
+    assert found == (INVOCATION, later)
+
+
+async def test_an_unknown_invocation_is_not_found_with_advice():
+    with pytest.raises(NotFound, match="omnibus tail"):
+        await look.read(MemoryBus(), "g-0-9")
+
+
+# The commands on a real bus
+
+
+@pytest.fixture
+async def bus(nats_url: str) -> AsyncIterator[NatsBus]:
+    made = await NatsBus.connect(BusSettings(url=nats_url), "test")
+    await made.open_records(60.0, 1 << 20)
+    yield made
+    await made.drain()
+
+
+async def run(*arguments: str) -> int:
+    """``omnibus`` with ``arguments``, as the shell runs it: in a loop of its own."""
+    return await asyncio.wait_for(asyncio.to_thread(main, arguments), PATIENCE)
+
+
+async def keep(bus: NatsBus, id: str, *documents: dict[str, Any]) -> None:
+    for number, document in enumerate(documents):
+        name = "inv" if document.get("kind") == "end" else "id"
+        bus.record(subjects.record("chat", id), json.dumps({**document, name: id}).encode(), f"{id}.{number}")
+
+    async def kept() -> bool:
+        return len(await bus.records(subjects.record("chat", id))) == len(documents)
+
+    await until(kept)
+
+
+async def test_show_prints_lines_or_json(bus: NatsBus, nats_url: str, capsys: pytest.CaptureFixture[str]):
+    await keep(bus, "show-1", INVOCATION, ENDED)
+
+    assert await run("show", "show-1", "--nats", nats_url) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "show-1  m  seed 7"
+
+    assert await run("show", "show-1", "--json", "--nats", nats_url) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["invocation"]["id"], printed["end"]["status"]) == ("show-1", "done")
+
+
+async def test_show_of_nothing_is_one_line_and_exit_code_1(
+    bus: NatsBus, nats_url: str, capsys: pytest.CaptureFixture[str]
+):
+    assert await run("show", "nothing", "--nats", nats_url) == 1
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("omnibus: no record of invocation nothing")
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [
+        ({"status": "done", "answer": {}, "identical": True}, 0),
+        ({"status": "done", "answer": {}, "identical": None, "why": "unknown"}, 0),
+        ({"status": "done", "answer": {}, "identical": False, "why": "differs"}, 1),
+        ({"status": "failed", "problem": {"code": "not_found", "message": "gone"}}, 1),
+    ],
+)
+async def test_the_exit_code_of_replay_says_whether_the_answers_agree(
+    bus: NatsBus, nats_url: str, capsys: pytest.CaptureFixture[str], last: dict[str, Any], code: int
+):
+    await keep(bus, "again-1", INVOCATION)
+    asked: list[dict[str, Any]] = []
+
+    async def gateway(delivery: Delivery) -> AsyncIterator[bytes]:
+        asked.append(json.loads(delivery.data))
+        yield json.dumps({"status": "running", "id": "b", "replay_of": "again-1", "path": "E>L"}).encode()
+        yield json.dumps(last).encode()
+
+    stop = await bus.respond(subjects.REPLAY, gateway)
+
+    assert await run("replay", "again-1", "--nats", nats_url) == code
+    assert asked == [{**INVOCATION, "id": "again-1"}]
+    assert capsys.readouterr().out.startswith("replaying again-1 as b via E>L\n")
+
+    assert await run("replay", "again-1", "--json", "--nats", nats_url) == code
+    assert [json.loads(each)["status"] for each in capsys.readouterr().out.splitlines()] == ["running", last["status"]]
+    await stop()
+
+
+async def test_replay_without_a_gateway_says_so(bus: NatsBus, nats_url: str, capsys: pytest.CaptureFixture[str]):
+    await keep(bus, "alone-1", INVOCATION)
+
+    assert await run("replay", "alone-1", "--nats", nats_url) == 1
+    assert "nobody listens on omnibus.replay" in capsys.readouterr().err
+
+
+async def test_tail_prints_what_begins_and_ends(bus: NatsBus, nats_url: str, capsys: pytest.CaptureFixture[str]):
+    options = argparse.Namespace(nats=nats_url)
+    tailing = asyncio.ensure_future(look.tail(options))
+    seen: list[str] = []
+
+    async def both() -> bool:
+        bus.record(subjects.record("chat", "tail-1"), json.dumps(INVOCATION).encode(), "tail-1.0")
+        bus.record(subjects.record("chat", "tail-1"), json.dumps(ENDED).encode(), "tail-1.end")
+        await asyncio.sleep(0.02)
+        seen.append(capsys.readouterr().out)
+        return "done after 1000 ms" in "".join(seen)
+
+    await until(both)
+    tailing.cancel()
+    await asyncio.gather(tailing, return_exceptions=True)
+
+    assert "begin g-0-1  m  vision+thinker  via E>L" in "".join(seen)
+
+
+async def test_without_a_bus_and_without_a_running_system_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delenv("OMNIBUS_BUS_URL", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    assert await run("show", "x") == 1
+    assert "start one with `omnibus up`" in capsys.readouterr().err

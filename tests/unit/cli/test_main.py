@@ -1,0 +1,78 @@
+"""The ``omnibus`` command: arguments, errors, exit codes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omnibus import __version__
+from omnibus.cli import main
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["fly"],
+        ["show"],
+        ["replay"],
+        ["up", "--port", "eighty"],
+        ["tail", "--json"],
+        ["show", "a", "b"],
+        ["demo", "--picture", "x"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_arguments_are_explained_with_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+
+    assert caught.value.code == 2
+    assert "usage: omnibus" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["up", "demo", "tail", "show", "replay"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+
+    assert caught.value.code == 0
+    assert f"usage: omnibus {command}" in capsys.readouterr().out
+
+
+def test_it_knows_its_version(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"omnibus {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["up", "--models", "/none/models.json"], "--models /none/models.json: No such file or directory"),
+        (["demo", "--model", "gpt"], "the demo runs qwen2.5-vl-tiny or qwen2.5-omni-tiny, not gpt"),
+        (["demo", "--image", "/none.jpg"], "/none.jpg: No such file or directory"),
+        (["demo", "--model", "qwen2.5-vl-tiny", "--audio", "/x.wav"], "does not listen"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_1(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(arguments) == 1
+
+    said = capsys.readouterr().err
+    assert said.startswith("omnibus: ")
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_it_runs_as_a_module(tmp_path: Path):
+    found = subprocess.run(
+        [sys.executable, "-m", "omnibus.cli", "show"], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert found.returncode == 2
+    assert "the following arguments are required: id" in found.stderr

@@ -1,0 +1,147 @@
+"""Who may get work: executors that are ready, were heard of lately and move."""
+
+import msgspec
+import pytest
+
+from omnibus.bus.messages import ExecutorStatus
+from services.gateway import members as module
+from services.gateway.members import Members
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module.time, "monotonic", made.monotonic)
+    return made
+
+
+def status(id: str = "e-0", option: str = "E", **changes) -> ExecutorStatus:
+    usual = ExecutorStatus(id, "m", option, ("vision",), ("encode-m-vision",), "n1", "ready", 8)
+    return msgspec.structs.replace(usual, **changes)
+
+
+def fit(members: Members, option: str = "E", **more) -> list[str]:
+    return [member.status.id for member in members.fit("m", option, **more)]
+
+
+def test_an_executor_is_known_from_its_own_word(clock: Clock):
+    members = Members()
+
+    assert members.heard(status()) is False
+
+    assert fit(members) == ["e-0"]
+    assert members.get("e-0") is not None
+    assert [each.id for each in members.statuses()] == ["e-0"]
+
+
+def test_model_option_and_exclusion_are_respected(clock: Clock):
+    members = Members()
+    for each in (status("a"), status("b"), status("c", "L"), status("d", model="other")):
+        members.heard(each)
+
+    assert fit(members) == ["a", "b"]
+    assert fit(members, exclude=frozenset({"a"})) == ["b"]
+    assert fit(members, "L") == ["c"]
+    assert fit(members, "X") == []
+
+
+def test_a_silent_executor_gets_nothing_until_it_speaks_again(clock: Clock):
+    members = Members()
+    members.heard(status())
+
+    clock.now += module.SUSPECT - 0.01
+    assert (fit(members), list(members.silent())) == (["e-0"], [])
+    clock.now += 0.01
+    assert (fit(members), list(members.silent())) == ([], ["e-0"])
+
+    members.heard(status())
+    assert (fit(members), list(members.silent())) == (["e-0"], [])
+
+
+def test_a_draining_executor_is_known_but_gets_nothing(clock: Clock):
+    members = Members()
+    members.heard(status())
+
+    assert members.heard(status(state="draining")) is False
+
+    assert fit(members) == []
+    assert members.get("e-0") is not None
+
+
+def test_an_executor_that_leaves_is_told_once(clock: Clock):
+    members = Members()
+    members.heard(status())
+
+    assert members.heard(status(state="gone")) is True
+    assert members.heard(status(state="gone")) is False
+    assert members.get("e-0") is None
+
+
+def test_outstanding_work_survives_a_heartbeat(clock: Clock):
+    members = Members()
+    members.heard(status())
+    member = members.get("e-0")
+    assert member is not None
+    member.outstanding = 70
+
+    members.heard(status(inflight=3))
+
+    assert members.get("e-0") is member
+    assert (member.outstanding, member.status.inflight) == (70, 3)
+
+
+def test_work_without_a_step_is_stuck(clock: Clock):
+    members = Members()
+    members.heard(status(inflight=1, steps=5))
+    member = members.get("e-0")
+    assert member is not None
+
+    clock.now += module.STUCK + 0.01
+    members.heard(status(inflight=1, steps=5))
+    assert member.stuck(clock.now)
+
+    members.heard(status(inflight=1, steps=6))
+    assert not member.stuck(clock.now)
+
+
+def test_idleness_is_not_being_stuck(clock: Clock):
+    members = Members()
+    members.heard(status(steps=5))
+    member = members.get("e-0")
+    assert member is not None
+
+    clock.now += module.STUCK * 2
+    members.heard(status(steps=5))
+    members.heard(status(steps=5, inflight=1))
+
+    assert not member.stuck(clock.now)
+
+
+def test_stages_say_which_components_can_make_progress(clock: Clock):
+    members = Members()
+    members.heard(status("e-0", components=("vision",)))
+    members.heard(status("l-0", "L", components=("thinker",), inflight=1))
+    members.heard(status("x-0", "X", components=("vocoder",), model="other"))
+
+    assert members.stages("m") == {"vision": "ok", "thinker": "ok"}
+    clock.now += module.STUCK + 1
+    members.heard(status("l-0", "L", components=("thinker",), inflight=1))
+    assert members.stages("m") == {"vision": "silent", "thinker": "stuck"}
+
+
+def test_one_good_executor_makes_a_stage_good(clock: Clock):
+    members = Members()
+    members.heard(status("old"))
+    clock.now += 10
+    members.heard(status("new"))
+
+    assert members.stages("m") == {"vision": "ok"}
+    assert members.stages("unknown") == {}

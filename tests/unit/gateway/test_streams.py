@@ -1,0 +1,267 @@
+"""Results as the app sees them: in order, once, and the same after a change of executor."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnibus.bus.messages import Chunk
+from omnibus.errors import SequenceGap, StageFailed
+from omnibus.tensors.handle import Handle
+from services.gateway.streams import ResultStream, merge
+
+
+class Memory:
+    """Arrays by handle, each given out once."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[int, np.ndarray] = {}
+
+    def fetch(self, handle: Handle) -> np.ndarray:
+        return self.arrays.pop(handle.id)
+
+    def put(self, *values: float) -> Handle:
+        array = np.array(values, np.float32)
+        id = len(self.arrays) + 1000
+        self.arrays[id] = array
+        return Handle(id, "n", "a", 0, array.nbytes, "float32", array.shape, 1)
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+def stream(memory: Memory) -> ResultStream:
+    return ResultStream(1, "out", memory.fetch)
+
+
+def text(seq: int, said: str, last: bool = False) -> Chunk:
+    return Chunk("i", 1, "out", seq, data={"text": said}, last=last)
+
+
+def end(seq: int, data: dict[str, Any] | None = None) -> Chunk:
+    return Chunk("i", 1, "out", seq, data=data or {}, last=True, empty=data is None)
+
+
+def said(stream: ResultStream) -> list[str]:
+    return [item.data["text"] for item in stream.take()]
+
+
+def heard(stream: ResultStream) -> list[float]:
+    arrays = [item.array for item in stream.take() if item.array is not None]
+    return [float(value) for array in arrays for value in array]
+
+
+def test_chunks_are_taken_in_order_until_the_end(stream: ResultStream):
+    stream.feed(text(0, "a"))
+    stream.feed(text(1, "b"))
+    assert said(stream) == ["a", "b"]
+    assert not stream.exhausted
+
+    stream.feed(text(2, "c", last=True))
+
+    assert stream.ended
+    assert not stream.exhausted
+    assert said(stream) == ["c"]
+    assert stream.exhausted
+
+
+def test_an_empty_end_is_no_item(stream: ResultStream):
+    stream.feed(end(0))
+
+    assert stream.take() == []
+    assert stream.exhausted
+
+
+def test_an_end_may_say_something(stream: ResultStream):
+    stream.feed(end(0, {"text": "usage"}))
+
+    assert said(stream) == ["usage"]
+
+
+def test_nothing_follows_the_end(stream: ResultStream):
+    stream.feed(text(0, "a", last=True))
+    stream.feed(text(0, "a", last=True))
+    stream.feed(text(7, "z"))
+
+    assert said(stream) == ["a"]
+
+
+@pytest.mark.parametrize("seq", [2, 0])
+def test_a_lost_or_repeated_chunk_is_a_gap(stream: ResultStream, seq: int):
+    stream.feed(text(0, "a"))
+
+    with pytest.raises(SequenceGap, match=f"out of node 1: chunk {seq}, expected 1"):
+        stream.feed(text(seq, "x"))
+
+    assert said(stream) == ["a"]
+
+
+def test_after_a_restart_nothing_is_said_twice(stream: ResultStream):
+    for seq, word in enumerate("abc"):
+        stream.feed(text(seq, word))
+    assert said(stream) == ["a", "b", "c"]
+
+    stream.restart()
+    for seq, word in enumerate("abcde"):
+        stream.feed(text(seq, word, last=word == "e"))
+
+    assert said(stream) == ["d", "e"]
+    assert stream.exhausted
+
+
+def test_what_was_not_yet_read_before_a_restart_is_read_once(stream: ResultStream):
+    stream.feed(text(0, "a"))
+    stream.feed(text(1, "b"))
+    stream.restart()
+    for seq, word in enumerate("abc"):
+        stream.feed(text(seq, word))
+
+    assert said(stream) == ["a", "b", "c"]
+
+
+def test_another_continuation_is_detected(stream: ResultStream):
+    stream.feed(text(0, "a"))
+    stream.feed(text(1, "b"))
+    said(stream)
+
+    stream.restart()
+    stream.feed(text(0, "a"))
+    stream.feed(text(1, "x"))
+    stream.feed(text(2, "y"))
+
+    with pytest.raises(StageFailed, match="continued differently"):
+        stream.take()
+    assert stream.ended
+    assert not stream.exhausted
+
+
+def test_a_second_attempt_that_ends_earlier_is_detected(stream: ResultStream):
+    stream.feed(text(0, "a"))
+    stream.feed(text(1, "b"))
+    said(stream)
+
+    stream.restart()
+    stream.feed(text(0, "a"))
+    stream.feed(end(1))
+
+    with pytest.raises(StageFailed):
+        stream.take()
+
+
+def test_several_restarts_are_one_answer(stream: ResultStream):
+    found = []
+    for attempt in range(1, 5):
+        for seq, word in enumerate("abcdefgh"[: 2 * attempt]):
+            stream.feed(text(seq, word))
+        found += said(stream)
+        stream.restart()
+
+    assert "".join(found) == "abcdefgh"
+
+
+def test_samples_are_skipped_exactly_whatever_the_chunks(stream: ResultStream, memory: Memory):
+    stream.feed(Chunk("i", 1, "out", 0, handle=memory.put(0, 1, 2)))
+    stream.feed(Chunk("i", 1, "out", 1, handle=memory.put(3, 4)))
+    assert heard(stream) == [0, 1, 2, 3, 4]
+
+    stream.restart()
+    stream.feed(Chunk("i", 1, "out", 0, handle=memory.put(0, 1)))
+    stream.feed(Chunk("i", 1, "out", 1, handle=memory.put(2, 3, 4, 5)))
+    stream.feed(Chunk("i", 1, "out", 2, handle=memory.put(6), last=True))
+
+    assert heard(stream) == [5, 6]
+    assert stream.exhausted
+    assert memory.arrays == {}
+
+
+CUTS = st.lists(st.integers(1, 5), min_size=1, max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(CUTS, min_size=1, max_size=4), st.booleans())
+def test_any_attempts_in_any_chunks_give_every_sample_once(attempts: list[list[int]], read: bool):
+    memory = Memory()
+    stream = ResultStream(0, "audio", memory.fetch)
+    whole = max(sum(cuts) for cuts in attempts)
+    found: list[float] = []
+
+    for cuts in [*attempts, [whole]]:
+        at = 0
+        for seq, length in enumerate(cuts):
+            stream.feed(Chunk("i", 0, "audio", seq, handle=memory.put(*range(at, at + length))))
+            at += length
+        found += heard(stream) if read else []
+        stream.restart()
+    found += heard(stream)
+
+    assert found == list(range(whole))
+
+
+def test_a_failure_comes_after_what_came_before_it(stream: ResultStream):
+    stream.feed(text(0, "a"))
+    stream.fail(StageFailed("broken"))
+    stream.feed(text(1, "b"))
+
+    assert said(stream) == ["a"]
+    with pytest.raises(StageFailed, match="broken"):
+        stream.take()
+
+
+# Several streams together
+
+
+async def collect(streams: dict[str, ResultStream]) -> list[list[tuple[str, str]]]:
+    return [[(name, item.data["text"]) for name, item in batch] async for batch in merge(streams)]
+
+
+def pair() -> dict[str, ResultStream]:
+    return {"text": ResultStream(0, "out", Memory().fetch), "audio": ResultStream(1, "out", Memory().fetch)}
+
+
+async def test_what_is_ready_together_comes_together():
+    streams = pair()
+    streams["text"].feed(text(0, "a"))
+    streams["text"].feed(text(1, "b", last=True))
+    streams["audio"].feed(text(0, "x", last=True))
+
+    assert await asyncio.wait_for(collect(streams), 5) == [[("text", "a"), ("text", "b"), ("audio", "x")]]
+
+
+async def test_streams_are_merged_as_they_come_until_all_have_ended():
+    streams = pair()
+    reading = asyncio.ensure_future(collect(streams))
+    for name, chunk in (("text", text(0, "a")), ("audio", text(0, "x")), ("text", end(1)), ("audio", end(1))):
+        await asyncio.sleep(0)
+        streams[name].feed(chunk)
+    found = await asyncio.wait_for(reading, 5)
+
+    assert [each for batch in found for each in batch] == [("text", "a"), ("audio", "x")]
+
+
+async def test_a_stream_that_had_ended_before_is_read_too():
+    streams = pair()
+    for stream in streams.values():
+        stream.feed(end(0))
+
+    assert await asyncio.wait_for(collect(streams), 5) == []
+
+
+async def test_a_failure_of_one_stream_ends_the_answer():
+    streams = pair()
+    reading = asyncio.ensure_future(collect(streams))
+    await asyncio.sleep(0)
+
+    streams["audio"].fail(StageFailed("vocoder broke"))
+
+    with pytest.raises(StageFailed, match="vocoder broke"):
+        await asyncio.wait_for(reading, 5)
+
+
+async def test_no_streams_are_no_answer():
+    assert await asyncio.wait_for(collect({}), 5) == []

@@ -1,0 +1,201 @@
+"""A gateway's inside on a bus in this process and a real sidecar, and puppets that speak as executors do."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path as File
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from omnibus import graph
+from omnibus.bus import Delivery, messages, subjects
+from omnibus.bus.memory import MemoryBus
+from omnibus.bus.messages import Accepted, Chunk, End, ExecutorStatus, Hop
+from omnibus.graph import WIRE_VERSION, Invocation
+from omnibus.plan import ModelPlan, Option, Path, Plan
+from omnibus.settings import BusSettings
+from omnibus.tensors.client import TensorClient
+from services.gateway.dispatch import Dispatcher
+from services.gateway.members import Members
+from services.gateway.route import Router
+from services.gateway.running import Running
+from services.sidecar.server import Sidecar
+from tests.unit.executor.arithmetic import LIMIT, call
+from tests.unit.sidecar import node as nodes
+
+KIND = "vision+thinker"
+WORK = [10, 100]  # tokens per node
+APART = Path("E>L", {"vision": "E", "thinker": "L"}, 1.0)
+TOGETHER = Path("EL", {"vision": "EL", "thinker": "EL"}, 0.0)
+
+
+def plan(*paths: Path) -> Plan:
+    options = {
+        "E": Option(("vision",), "encoder"),
+        "L": Option(("thinker",), "llm"),
+        "EL": Option(("vision", "thinker"), "llm"),
+    }
+    model = ModelPlan("f", "", ("vision", "thinker"), {"image": "vision"}, options, {KIND: paths or (APART, TOGETHER)})
+    return Plan(1, 0, 1000.0, {"m": model})
+
+
+class Puppet:
+    """An executor on strings: takes what is sent to it and says what it is told to say."""
+
+    def __init__(self, bus: MemoryBus, id: str, option: str) -> None:
+        self.bus = bus
+        self.id = id
+        self.option = option
+        self.taken: list[Invocation] = []
+        self.ends: list[End] = []
+        self._stops: list[Any] = []
+        self._heart: asyncio.Task[None] | None = None
+
+    async def live(self) -> "Puppet":
+        self._stops = [
+            await self.bus.subscribe(subjects.task("*", self.id), self._take),
+            await self.bus.subscribe(subjects.edge(self.id), self._feed),
+        ]
+        self._heart = asyncio.get_running_loop().create_task(self._beat())
+        return self
+
+    async def _beat(self) -> None:
+        while True:
+            self.say()
+            await asyncio.sleep(0.3)
+
+    def say(self, state: str = "ready", **more: Any) -> None:
+        status = ExecutorStatus(self.id, "m", self.option, (), (), "n1", state, 8, **more)
+        self.bus.publish(subjects.event(subjects.EXECUTOR), messages.encode(status))
+
+    def _take(self, delivery: Delivery) -> None:
+        self.taken.append(graph.decode(delivery.data))
+
+    def _feed(self, delivery: Delivery) -> None:
+        if delivery.data:
+            self.ends += [message for message in messages.decode_edges(delivery.data) if isinstance(message, End)]
+
+    async def die(self) -> None:
+        """No word any more, no ear either."""
+        if self._heart is not None:
+            self._heart.cancel()
+        for stop in self._stops:
+            await stop()
+        self._stops = []
+
+    def reply(self, *replies: Any) -> None:
+        body = next(messages.frames([messages.encode(reply) for reply in replies], LIMIT))
+        self.bus.publish(self.taken[-1].reply, body)
+
+    @property
+    def attempt(self) -> int:
+        return self.taken[-1].attempt
+
+    def accept(self) -> None:
+        self.reply(Accepted(self.taken[-1].id, self.id, self.attempt))
+
+    def hop(self, node: int) -> Hop:
+        now = time.time()
+        return Hop(self.taken[-1].id, node, self.id, now, now, now, now, self.attempt)
+
+    def chunk(self, seq: int, text: str = "", last: bool = False, node: int = 1, **more: Any) -> Chunk:
+        data = {"text": text} if text else {}
+        return Chunk(self.taken[-1].id, node, "said", seq, self.attempt, data, last=last, empty=not text, **more)
+
+
+class World:
+    """Members, router, dispatcher; ``ends`` is what was published for all to see."""
+
+    def __init__(self, bus: MemoryBus, sidecar: Sidecar, tensors: TensorClient, directory: File) -> None:
+        self.bus = bus
+        self.sidecar = sidecar
+        self.tensors = tensors
+        self.directory = directory
+        self.members = Members()
+        self.router = Router("g", self.members)
+        self.router.plan = plan()
+        self.dispatcher = Dispatcher("g", bus, tensors, self.router, self.members, LIMIT)
+        self.puppets: dict[str, Puppet] = {}
+        self.ends: list[End] = []
+
+    async def open(self) -> None:
+        await self.bus.subscribe(subjects.end("*"), lambda delivery: self.ends.append(messages.decode_end(delivery.data)))
+        await self.dispatcher.startup()
+
+    async def puppet(self, id: str, option: str) -> Puppet:
+        made = self.puppets[id] = await Puppet(self.bus, id, option).live()
+        await nodes.until(lambda: self.members.get(id) is not None)
+        return made
+
+    async def puppets_of(self, **options: str) -> list[Puppet]:
+        return [await self.puppet(id, option) for id, option in options.items()]
+
+    def submit(self, within: float = 60.0, **more: Any) -> Running:
+        """A request of two nodes on the planned path."""
+        ticket = self.router.ticket("m", KIND)
+        calls = (call("vision", x=1), call("thinker", item=graph.ref(0, "y"), **more))
+        route = self.router.route("m", ticket, [node.component for node in calls])
+        now = time.time()
+        return self.dispatcher.submit(
+            Invocation(
+                v=WIRE_VERSION, id=ticket.id, app="chat", model="m", type=KIND, path=route.path, epoch=1, seed=7,
+                created=now, deadline=now + within, reply=self.dispatcher.reply, nodes=calls, outputs=((1, "said"),),
+                options=route.options, route=route.executors,
+            ),
+            ticket,
+            WORK,
+        )  # fmt: skip
+
+    async def sent(self, puppet: Puppet, count: int = 1) -> Invocation:
+        """The ``count``th invocation that reached ``puppet``."""
+        await nodes.until(lambda: len(puppet.taken) >= count)
+        return puppet.taken[count - 1]
+
+    async def turn(self) -> None:
+        """Everything that was published has been delivered, and what that made be published as well."""
+        for _ in range(6):
+            await asyncio.sleep(0)
+
+    def outstanding(self) -> dict[str, int]:
+        members = {id: self.members.get(id) for id in self.puppets}
+        return {id: member.outstanding for id, member in members.items() if member is not None}
+
+    async def put(self, invocation: str, *values: float) -> Any:
+        """A handle of float32 samples, as an executor would have sent it."""
+        samples = np.array(values, np.float32)
+        return await self.tensors.put(samples, invocation=invocation, deadline=time.time() + 60)
+
+    async def blocks(self) -> int:
+        await self.tensors.stats()
+        return int(self.sidecar.snapshot()["blocks"])
+
+    async def close(self) -> None:
+        for puppet in self.puppets.values():
+            await puppet.die()
+        await self.dispatcher.shutdown()
+        await self.bus.drain()
+        await self.tensors.close()
+
+
+@asynccontextmanager
+async def world(directory: File, limit: int = LIMIT) -> AsyncIterator[World]:
+    async with asyncio.timeout(nodes.PATIENCE * 2), nodes.running(directory) as sidecar:
+        bus = MemoryBus(BusSettings(max_payload=limit))
+        made = World(bus, sidecar, await nodes.connect(directory, "gateway"), directory)
+        await made.open()
+        try:
+            yield made
+        finally:
+            await made.close()
+
+
+def texts(running: Running) -> list[str]:
+    """What the client can read now; raises what made the answer end."""
+    return [item.data["text"] for item in running.streams[1, "said"].take()]
+
+
+def document(invocation: Invocation) -> dict[str, Any]:
+    return msgspec.to_builtins(invocation)
