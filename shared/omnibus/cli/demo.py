@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import base64
 import io
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ async def demo(options: argparse.Namespace) -> int:
     except BaseException:
         print(log.getvalue())
         raise
-    _say("\neverything is stopped; `omnibus up` (or `make demo IMAGE=photo.jpg`) starts it again")
+    _say(f"\neverything is stopped; `{_program()} up` starts it again, until Ctrl-C")
     return 0
 
 
@@ -127,10 +128,18 @@ async def _explain(stack: Stack, id: str) -> None:
         await asyncio.sleep(0.05)
         invocation, ended = await read(stack.bus, id)
     _say("\nthe way it took\n" + "\n".join(describe(invocation, ended)))
-    _say(
-        "\nwhile `omnibus up` runs, look at any request with\n"
-        "  omnibus tail                      watch requests begin and end\n"
-        f"  omnibus show {id:<20} graph, route and waterfall\n"
-        f"  omnibus replay {id:<18} run it again, compare the answers\n"
-        f"  nats stream view OMNIBUS_INVOCATIONS --subject 'omnibus.inv.*.{id}'"
-    )
+    program = _program()
+    looks = {"tail": "watch requests begin and end", f"show {id}": "graph, route and waterfall"}
+    looks[f"replay {id}"] = "run it again, compare the answers"
+    lines = [f"  {f'{program} {look}':<36} {what}" for look, what in looks.items()]
+    lines.append(f"  nats stream view OMNIBUS_INVOCATIONS --subject 'omnibus.inv.*.{id}'")
+    _say(f"\nits record; while `{program} up` runs, look at any request with\n" + "\n".join(lines))
+
+
+def _program() -> str:
+    """This command as the reader can type it here."""
+    program = Path(sys.argv[0])
+    if program.name != "omnibus":
+        return "omnibus"
+    inside = program.is_absolute() and program.is_relative_to(Path.cwd())
+    return str(program.relative_to(Path.cwd())) if inside else str(program)
