@@ -46,6 +46,9 @@ SPEECH_CODES = 1024
 SPEECH = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05}
 GREEDY_SPEECH = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
 
+#: In one order, so that a call has the same digest before and after it was a document.
+_encode = msgspec.json.Encoder(order="sorted").encode
+
 
 class Chat:
     """Serves chat requests for every model of the plan."""
@@ -84,9 +87,9 @@ class Chat:
         Raises ``Rejected`` for a request that cannot be served, ``Overloaded`` at the limit and
         ``StageUnavailable`` without executors.
         """
+        model = self._router.model(request.model)  # first: from here on its name is one of ours, not the client's
         if self._dispatcher.inflight >= self._settings.max_inflight:
             raise Overloaded(f"{self._dispatcher.inflight} requests are in flight here: try again later")
-        model = self._router.model(request.model)
         voice = self._voice(request, model)
         messages, refs = conversation(request)
         items = await openai_media.load(refs, self._fetcher, self._limits) if refs else []
@@ -138,7 +141,7 @@ class Chat:
             await self._put(item.data, item.info.modality, item.info.mime, item.info.sha256, id, deadline)
             for item in items
         ]
-        body = msgspec.json.encode(wanted.messages)
+        body = _encode(wanted.messages)
         messages: Any = msgspec.Raw(body)
         if len(body) > INLINE:
             if len(body) > self._limits.item_bytes:
@@ -235,7 +238,7 @@ def _kind(model: ModelPlan, wanted: ChatInput) -> str:
 
 def _json(value: Any) -> msgspec.Raw:
     """``value`` encoded once: recording, dispatch and the record all reuse the bytes."""
-    return msgspec.Raw(msgspec.json.encode(value))
+    return msgspec.Raw(_encode(value))
 
 
 def _params(request: ChatRequest) -> dict[str, Any]:

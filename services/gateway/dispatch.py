@@ -191,7 +191,7 @@ class Dispatcher:
             stream.feed(chunk)
         except SequenceGap as error:  # the bus lost a message: run again, without repeats
             self._move(running, "", error, "gap")
-        except (StaleHandle, ProtocolError) as error:
+        except OmnibusError as error:  # freed memory, or no sidecar
             running.fail(error)
 
     def _on_failed(self, running: Running, failed: Failed) -> None:
@@ -244,8 +244,8 @@ class Dispatcher:
         """Take ``executor`` out of the route and start the next attempt, or fail with ``error``."""
         if executor:
             running.lost.add(executor)
-        if running.over or running.failure is not None:
-            return
+        if running.over or running.failure is not None or running.on_settled is not None:
+            return  # nothing is missing any more
         if running.invocation.attempt + 1 >= ATTEMPTS:
             running.fail(error)
             return
@@ -263,7 +263,10 @@ class Dispatcher:
         self._end(running, "moved")
         running.moved(route)
         log.info("%s moves to attempt %d: %s", running.id, running.invocation.attempt, error)
-        self._send(running)
+        try:
+            self._send(running)
+        except OmnibusError as unsent:
+            running.fail(unsent)
 
     async def _watch(self) -> None:
         """Ask silent executors whether they listen; replace those that do not answer a dispatch."""
@@ -274,19 +277,21 @@ class Dispatcher:
                 continue
             if reconnects != self._bus.reconnects:
                 reconnects, back = self._bus.reconnects, time.monotonic()
-                self._bus.publish(subjects.event(subjects.CENSUS), b"{}")
+                self._ask(subjects.event(subjects.CENSUS), b"{}")
             if back and time.monotonic() - back < RETURN:
                 continue  # the executors are reconnecting too
             if back:
                 back = 0.0
                 self._resume()
             for executor in self._members.silent():
-                probe = subjects.refused(self._gateway, "-", 0, executor)
-                try:
-                    self._bus.publish(subjects.edge(executor), b"", reply=probe)
-                except OmnibusError as error:
-                    log.warning("cannot ask for %s: %s", executor, error)
+                self._ask(subjects.edge(executor), b"", subjects.refused(self._gateway, "-", 0, executor))
             self._overdue()
+
+    def _ask(self, subject: str, data: bytes, reply: str = "") -> None:
+        try:
+            self._bus.publish(subject, data, reply=reply)
+        except OmnibusError as error:  # the next look asks again
+            log.warning("cannot ask on %s: %s", subject, error)
 
     def _resume(self) -> None:
         """The bus was away and may have lost messages: what is in flight runs again, without repeats."""

@@ -2,10 +2,14 @@
 
 import asyncio
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from omnibus.errors import NotFound
+
+#: A content hash as it is written. Records come back from outside: nothing else may become a path.
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class MediaKeep:
@@ -30,7 +34,7 @@ class MediaKeep:
         """Raises ``NotFound`` when the content was never kept or has left."""
         loop = asyncio.get_running_loop()
         try:
-            if not self._keeps:
+            if not self._keeps or not _SHA256.fullmatch(sha256):
                 raise FileNotFoundError(sha256)
             return await loop.run_in_executor(self._writer, (self._root / sha256[:2] / sha256).read_bytes)
         except FileNotFoundError as error:

@@ -80,7 +80,7 @@ class Records:
 
     async def find(self, id: str) -> tuple[Invocation, Ended | None]:
         """A recorded invocation and its end. Raises ``NotFound``."""
-        found = await self._bus.records(subjects.record("*", id) if "*" in id else f"{subjects.ROOT}.inv.*.{id}")
+        found = await self._bus.records(f"{subjects.ROOT}.inv.*.{id}")
         bodies = [delivery.data for delivery in found]
         ends = [body for body in bodies if b'"kind":"end"' in body]
         begins = [body for body in bodies if body not in ends]

@@ -4,6 +4,7 @@ Replies are one-line JSON: first where it runs, then the answer and how it compa
 message. Replaying can do no more than sending the request again.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from omnibus import graph
 from omnibus.bus import Delivery
-from omnibus.errors import BadRequest, OmnibusError
+from omnibus.errors import BadRequest, DeadlineExceeded, OmnibusError
 from omnibus.graph import HANDLE, Invocation, Node
 from omnibus.tensors.client import TensorClient
 from services.gateway.chat import APP, place
@@ -21,7 +22,7 @@ from services.gateway.collected import Answer, Collected
 from services.gateway.dispatch import Dispatcher
 from services.gateway.keep import MediaKeep
 from services.gateway.openai.audio import pcm16
-from services.gateway.records import Ended, Records
+from services.gateway.records import SHOWN, Ended, Records
 from services.gateway.route import Router
 from services.gateway.running import Running
 from services.gateway.streams import merge
@@ -55,13 +56,20 @@ class Replayer:
         yield {"status": "running", "id": again.id, "replay_of": recorded.id, "path": again.path, "route": again.route}
         got = Collected(again.model, again.created)
         try:
-            await self._collect(running, got)
+            async with asyncio.timeout(again.deadline - time.time()):
+                await self._collect(running, got)
+        except TimeoutError:
+            self._dispatcher.finish(running, "expired")
+            self._records.end(running, "expired", got)
+            raise DeadlineExceeded("the replay took longer than the recorded invocation was allowed to") from None
         except OmnibusError:
             self._dispatcher.finish(running, "failed")
             self._records.end(running, "failed", got)
             raise
         self._dispatcher.complete(running, lambda: self._records.end(running, "done", got))
-        yield {"status": "done", "id": again.id, "answer": got.answer(), **await self._compare(recorded, got)}
+        answer = got.answer()
+        shown = msgspec.structs.replace(answer, text=answer.text[:SHOWN])
+        yield {"status": "done", "id": again.id, "answer": shown, **await self._compare(recorded, got)}
 
     async def _send(self, recorded: Invocation) -> tuple[Invocation, Running]:
         self._router.model(recorded.model)
@@ -100,11 +108,9 @@ class Replayer:
             if isinstance(value, dict) and "$digest" in value:
                 raise BadRequest(f"input {name!r} was recorded as a digest: set OMNIBUS_GATEWAY_RECORD=full to replay")
             if isinstance(value, dict) and (HANDLE in value or "sha256" in value):
-                digest = str(value["sha256"])
+                modality, mime, digest = (str(value.get(key, "")) for key in ("modality", "mime", "sha256"))
                 data = await self._keep.get(digest)
-                inputs[name] = await place(
-                    self._tensors, None, data, value["modality"], value["mime"], digest, id, deadline
-                )
+                inputs[name] = await place(self._tensors, None, data, modality, mime, digest, id, deadline)
         return graph.with_inputs(node, inputs)
 
     async def _collect(self, running: Running, got: Collected) -> None:

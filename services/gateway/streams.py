@@ -1,11 +1,13 @@
 """Results as the app sees them: streams that survive a change of executor.
 
 When an invocation moves to another executor it runs again from the start. Seeds make it produce the
-same chunks, so a stream skips what the client already has and checks that it is the same.
+same answer, so a stream skips what the client already has and checks that it is the same.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +18,43 @@ from omnibus.tensors.item import Item
 
 #: Reads a handle's tensor and gives the memory back.
 Fetch = Callable[[Handle], np.ndarray]
+
+
+class _Told:
+    """Strings and lists that grow chunk by chunk, by their key. A later attempt tells them again, in chunks
+    of its own: how many tokens share a chunk depends on how busy the executor is."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, list[Any]] = {}
+        self.again: dict[str, Any] = {}  # what this attempt still has to repeat
+
+    def restart(self) -> None:
+        self.again = {key: _joined(told) for key, told in self._pieces.items()}
+        self._pieces = {key: [told] for key, told in self.again.items()}
+
+    def new(self, data: dict[str, Any]) -> dict[str, Any]:
+        """What ``data`` adds. Raises ``StageFailed`` when it differs from what was told before."""
+        fresh = {key: self._rest(key, value) for key, value in data.items()} if self.again else data
+        for key, value in fresh.items():
+            if type(value) in _GROW and value:
+                self._pieces.setdefault(key, []).append(value)
+        return fresh
+
+    def _rest(self, key: str, value: Any) -> Any:
+        told = self.again.get(key)
+        if not told or type(value) not in _GROW:
+            return value
+        if told[: len(value)] != value[: len(told)]:
+            raise StageFailed("another executor continued differently, so the answer cannot be resumed: ask again")
+        self.again[key] = told[len(value) :]
+        return value[len(told) :]
+
+
+_GROW = (str, list)
+
+
+def _joined(pieces: list[Any]) -> Any:
+    return "".join(pieces) if type(pieces[0]) is str else list(chain.from_iterable(pieces))
 
 
 class ResultStream:
@@ -29,7 +68,7 @@ class ResultStream:
         self._ready: list[Item] = []
         self._failure: OmnibusError | None = None
         self._expected = 0
-        self._seen: list[dict] = []  # data of chunks without arrays, for the check after a move
+        self._told = _Told()
         self._samples = 0  # array rows delivered in all attempts together
         self._skip = 0  # array rows still to be skipped in this attempt
 
@@ -40,36 +79,36 @@ class ResultStream:
         if chunk.seq != self._expected:
             raise SequenceGap(f"{chunk.output} of node {chunk.node}: chunk {chunk.seq}, expected {self._expected}")
         self._expected += 1
-        if chunk.handle is not None:
-            self._take_rows(chunk)
-        elif chunk.seq < len(self._seen):
-            self._compare(chunk)
-        else:
-            self._seen.append(chunk.data)
-            if not chunk.empty:
-                self._ready.append(Item(chunk.data))
+        try:
+            self._take(chunk)
+        except StageFailed as error:
+            self.fail(error)
         self.ended = self.ended or chunk.last
         self._wake()
+
+    def _take(self, chunk: Chunk) -> None:
+        if chunk.handle is not None:
+            self._take_rows(chunk)
+        elif not chunk.empty:
+            fresh = self._told.new(chunk.data)
+            if fresh is chunk.data or any(fresh.values()):
+                self._ready.append(Item(fresh))
+        if chunk.last and (self._skip or any(self._told.again.values())):
+            raise StageFailed("another executor ended the answer earlier, so it cannot be resumed: ask again")
 
     def _take_rows(self, chunk: Chunk) -> None:
         array = self._fetch(chunk.handle)  # type: ignore[arg-type]
         dropped = min(self._skip, len(array))
         self._skip -= dropped
-        if chunk.seq >= len(self._seen):
-            self._seen.append({})
         if len(array) > dropped:
             self._samples += len(array) - dropped
             self._ready.append(Item(chunk.data, array[dropped:]))
-
-    def _compare(self, chunk: Chunk) -> None:
-        before = self._seen[chunk.seq]
-        if before and chunk.data != before:
-            self.fail(StageFailed("another executor continued differently, so the answer cannot be resumed: ask again"))
 
     def restart(self) -> None:
         """The invocation begins again elsewhere."""
         self._expected = 0
         self._skip = self._samples
+        self._told.restart()
 
     def fail(self, error: OmnibusError) -> None:
         self._failure = error

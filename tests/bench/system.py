@@ -168,7 +168,7 @@ async def _echo() -> AsyncIterator[tuple["asyncio.subprocess.Process", int]]:
     (port,) = free_ports(1)
     async with _process("tests.bench.floor", str(port)) as process:
         async with asyncio.timeout(_START_WITHIN):
-            while not await _answers(port):  # noqa: ASYNC110 a server of somebody else's cannot tell us
+            while not await _answers(port):
                 await asyncio.sleep(0.05)
         yield process, port
 

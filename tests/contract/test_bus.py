@@ -2,64 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from itertools import count
 
 import pytest
 
-from omnibus.bus import Bus, Delivery, subjects
-from omnibus.bus.memory import MemoryBus
+from omnibus.bus import Bus, Delivery
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import BusUnavailable, DeadlineExceeded, NotFound, TooLarge
 from omnibus.settings import BusSettings
-
-LIMIT = 1000  # bytes
-PATIENCE = 10.0  # seconds
-_number = count()
-
-
-@pytest.fixture(params=["memory", "nats"])
-def url(request: pytest.FixtureRequest) -> str:
-    return request.getfixturevalue("nats_url") if request.param == "nats" else ""
-
-
-@pytest.fixture
-async def bus(url: str) -> AsyncIterator[Bus]:
-    settings = BusSettings(url=url, max_payload=LIMIT)
-    made: Bus = await NatsBus.connect(settings, "test") if url else MemoryBus(settings)
-    yield made
-    await made.drain()
-
-
-class Heard:
-    """Collects deliveries; ``await heard.until(3)`` waits for the third."""
-
-    def __init__(self) -> None:
-        self.deliveries: list[Delivery] = []
-        self._news = asyncio.Event()
-
-    def __call__(self, delivery: Delivery) -> None:
-        self.deliveries.append(delivery)
-        self._news.set()
-
-    @property
-    def bodies(self) -> list[bytes]:
-        return [delivery.data for delivery in self.deliveries]
-
-    async def until(self, count: int) -> list[bytes]:
-        async with asyncio.timeout(PATIENCE):
-            while len(self.deliveries) < count:
-                self._news.clear()
-                await self._news.wait()
-        return self.bodies
-
-
-async def settled(bus: Bus) -> None:
-    """Return when everything that was published before has been delivered."""
-    mark = Heard()
-    stop = await bus.subscribe("settled", mark)
-    bus.publish("settled", b"")
-    await mark.until(1)
-    await stop()
+from tests.contract.buses import LIMIT, PATIENCE, Heard, settled
 
 
 async def echo(delivery: Delivery) -> AsyncIterator[bytes]:
@@ -99,7 +49,7 @@ async def test_a_delivery_says_everything_that_was_published(bus: Bus):
     await heard.until(1)
 
     [delivery] = heard.deliveries
-    assert (delivery.subject, delivery.data, delivery.reply, delivery.refused) == ("a.b.c", "ünï".encode(), "back", False)
+    assert delivery._replace(headers=None) == Delivery("a.b.c", "ünï".encode(), "back")
     assert dict(delivery.headers or {}) == {"Trace": "t-1"}
 
 
@@ -199,14 +149,12 @@ async def test_a_message_over_the_limit_is_refused_before_it_is_sent(bus: Bus):
 
 
 async def test_a_closed_bus_says_so(bus: Bus):
-    assert bus.connected
-
     await bus.drain()
     await bus.drain()
 
-    assert not bus.connected
     with pytest.raises(BusUnavailable):
         bus.publish("a", b"x")
+    assert bus.connected is False
 
 
 async def test_the_last_messages_before_closing_are_sent(bus: Bus, url: str):
@@ -294,13 +242,11 @@ async def test_a_stream_of_answers_that_stops_ends_at_its_deadline(bus: Bus):
         await asyncio.Event().wait()
 
     await bus.respond("ask", stuck)
-    found = []
+    answers = bus.requests("ask", b"", 0.2)
 
+    assert await anext(answers) == b"first"
     with pytest.raises(DeadlineExceeded):
-        async for part in bus.requests("ask", b"", 0.2):
-            found.append(part)
-
-    assert found == [b"first"]
+        await anext(answers)
 
 
 async def test_a_responder_that_fails_still_ends_its_answers(bus: Bus):
@@ -341,82 +287,3 @@ async def test_one_of_several_equal_services_answers(bus: Bus):
         await bus.register("omnibus-X", {}, {"echo": ("task.echo", echo)})
 
     assert [part async for part in bus.requests("task.echo", b"once", PATIENCE)] == [b"once"]
-
-
-# Records
-
-
-@pytest.fixture
-async def keeping(bus: Bus) -> Bus:
-    await bus.open_records(60.0, 1 << 20)
-    return bus
-
-
-async def kept(bus: Bus, subject: str, count: int) -> list[Delivery]:
-    """The records on ``subject`` once there are ``count``: they are stored without anybody waiting."""
-    async with asyncio.timeout(PATIENCE):
-        while len(found := await bus.records(subject)) < count:
-            await asyncio.sleep(0.005)
-    return found
-
-
-async def test_records_come_back_oldest_first_and_by_their_subject(keeping: Bus):
-    one, two = (subjects.record("chat", f"i-{next(_number)}") for _ in range(2))
-    for number in range(3):
-        keeping.record(one, b"%d" % number, f"{one}.{number}")
-        keeping.record(two, b"other", f"{two}.{number}")
-
-    found = await kept(keeping, one, 3)
-
-    assert [(delivery.subject, delivery.data) for delivery in found] == [(one, b"0"), (one, b"1"), (one, b"2")]
-
-
-async def test_a_record_that_is_repeated_is_kept_once(keeping: Bus):
-    subject = subjects.record("chat", f"i-{next(_number)}")
-    for _ in range(3):
-        keeping.record(subject, b"begin", f"{subject}.0")
-    keeping.record(subject, b"end", f"{subject}.end")
-
-    assert [delivery.data for delivery in await kept(keeping, subject, 2)] == [b"begin", b"end"]
-
-
-async def test_records_are_found_without_knowing_their_app(keeping: Bus):
-    invocation = f"i-{next(_number)}"
-    keeping.record(subjects.record("my app", invocation), b"x", invocation)
-
-    [found] = await kept(keeping, f"{subjects.ROOT}.inv.*.{invocation}", 1)
-
-    assert found.subject == f"omnibus.inv.my_app.{invocation}"
-
-
-async def test_what_was_never_recorded_is_an_empty_list(keeping: Bus):
-    assert await keeping.records(subjects.record("chat", "never")) == []
-
-
-async def test_records_can_be_watched_as_they_are_made(keeping: Bus):
-    heard = Heard()
-    await keeping.subscribe(subjects.RECORDS, heard)
-    subject = subjects.record("chat", f"i-{next(_number)}")
-
-    keeping.record(subject, b"x", subject)
-
-    assert await heard.until(1) == [b"x"]
-
-
-async def test_a_record_over_the_limit_is_refused_and_not_kept(keeping: Bus):
-    subject = subjects.record("chat", f"i-{next(_number)}")
-
-    with pytest.raises(TooLarge):
-        keeping.record(subject, b"x" * (LIMIT + 1), subject)
-
-    keeping.record(subject, b"small", f"{subject}.end")
-    assert [delivery.data for delivery in await kept(keeping, subject, 1)] == [b"small"]
-
-
-async def test_opening_the_records_again_loses_nothing(keeping: Bus):
-    subject = subjects.record("chat", f"i-{next(_number)}")
-    keeping.record(subject, b"x", subject)
-
-    await keeping.open_records(120.0, 2 << 20)
-
-    assert [delivery.data for delivery in await kept(keeping, subject, 1)] == [b"x"]

@@ -1,7 +1,6 @@
 """The store contract on a real server: one atomic, epoch-guarded swap; readers that survive restarts."""
 
 import asyncio
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -16,9 +15,8 @@ from omnibus.plan import Plan
 from omnibus.settings import StoreSettings
 from omnibus.store import StaleEpoch, Store
 from omnibus.up import infra
-from omnibus.up.infra import Server
-from omnibus.up.lineage import die_with_parent
 from omnibus.up.ports import free_ports
+from tests.unit.bus.servers import running
 
 PATIENCE = 15.0  # seconds
 
@@ -176,37 +174,24 @@ async def test_whoever_follows_swaps_can_be_stopped_at_any_moment(store: Store):
 # Restarts
 
 
-async def start(server: Server) -> "subprocess.Popen[bytes]":
-    process = subprocess.Popen(server.spec.argv, cwd=server.spec.cwd, preexec_fn=die_with_parent())
-    assert server.spec.ready is not None
-    await asyncio.wait_for(server.spec.ready(), PATIENCE)
-    return process
-
-
 async def test_a_killed_server_loses_the_plan_and_swaps_say_so(tmp_path: Path):
-    server = infra.valkey(tmp_path)
-    process = await start(server)
-    store = Store(StoreSettings(url=server.url))
-    try:
+    async with running(infra.valkey(tmp_path)) as owned:
+        store = Store(StoreSettings(url=owned.server.url))
         await store.swap_plan(plan(4))
         async with aclosing(store.swaps()) as swaps:  # type: ignore[type-var]
             assert await asyncio.wait_for(anext(swaps), PATIENCE) == 4
             coming = asyncio.ensure_future(anext(swaps))
             await asyncio.sleep(0.05)
 
-            process.kill()
-            process.wait()
-            process = await start(server)
+            owned.kill()
+            await owned.start()
 
             assert await asyncio.wait_for(coming, PATIENCE) == 0
             coming = asyncio.ensure_future(anext(swaps))
             await store.swap_plan(plan(5))
             assert await asyncio.wait_for(coming, PATIENCE) == 5
         assert await store.ping()
-    finally:
         await store.close()
-        process.kill()
-        process.wait()
 
 
 async def test_a_store_that_is_not_there_is_said_at_once():
@@ -236,7 +221,8 @@ async def test_a_store_that_says_nothing_is_given_up_in_time():
 
 
 async def test_what_the_server_does_not_allow_is_an_error_of_ours(valkey_url: str, raw: redis.Redis):
-    await raw.acl_setuser("reader", enabled=True, nopass=True, keys=["*"], commands=["+get", "+ping"], categories=["-@all"])
+    may = {"keys": ["*"], "commands": ["+get", "+ping"], "categories": ["-@all"]}
+    await raw.acl_setuser("reader", enabled=True, nopass=True, **may)
     store = Store(StoreSettings(url=valkey_url.replace("redis://", "redis://reader:x@")))
 
     with pytest.raises(StoreUnavailable):

@@ -1,4 +1,4 @@
-"""One running Omnibus, started as a person starts it (``omnibus up``) and watched from outside only."""
+"""One running Omnibus, started as a person starts it (``omnibus up``) and seen from outside only."""
 
 import asyncio
 import contextlib
@@ -12,19 +12,18 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import msgspec
 import openai
 import psutil
 
 from omnibus import catalog
-from omnibus.bus import Delivery, messages, subjects
-from omnibus.bus.messages import Chunk, End, ExecutorStatus
+from omnibus.bus import messages, subjects
+from omnibus.bus.messages import ExecutorStatus
 from omnibus.bus.nats import NatsBus
 from omnibus.settings import BusSettings
 from omnibus.tensors.client import TensorClient
@@ -86,13 +85,19 @@ class System:
     # Life
 
     def start(self) -> None:
-        self._process = self.command("up", "--port", "0", "--models", str(self._declared))
-        threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
-        assert self._up.wait(_UP_WITHIN), "not up in time"
-        assert self._process.poll() is None, "ended at once"
+        while not self._begin():  # another program may take a port between its choice and its use
+            assert "Address already in use" in self.log, "ended at once"
+            self._lines.clear()
         self.state = run.read(environ=self.env)
         self.url = self.state.gateway_url
         asyncio.run(self.whole(_UP_WITHIN))
+
+    def _begin(self) -> bool:
+        self._up.clear()
+        self._process = self.command("up", "--port", "0", "--models", str(self._declared))
+        threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
+        assert self._up.wait(_UP_WITHIN), "not up in time"
+        return "Omnibus is up" in self.log
 
     def command(self, *arguments: str) -> "subprocess.Popen[str]":
         """``omnibus <arguments>`` beside this system, output and errors in one pipe."""
@@ -121,8 +126,8 @@ class System:
 
     def stop(self) -> list[str]:
         """End everything by SIGTERM; what is left of it afterwards, in words. Stopping twice is harmless."""
-        process, self._process = self._process, None
-        if process is None:
+        process = self._process
+        if process is None or process.poll() is not None:
             return []
         family = self.processes()
         process.send_signal(signal.SIGTERM)
@@ -150,14 +155,14 @@ class System:
 
     def processes(self) -> list[psutil.Process]:
         """Everything that this system runs at this moment, the supervisor left out."""
-        pid = self._process.pid if self._process is not None else self.state.pid
-        return psutil.Process(pid).children(recursive=True)
+        assert self._process is not None
+        return psutil.Process(self._process.pid).children(recursive=True)
 
     def server(self, name: str) -> psutil.Process:
         """The process of ``nats-server`` or ``valkey-server``."""
         return next(one for one in self.processes() if name in " ".join(one.cmdline()[:1]))
 
-    async def statuses(self, bus: NatsBus) -> AsyncIterator[ExecutorStatus]:
+    async def statuses(self, bus: NatsBus) -> AsyncGenerator[ExecutorStatus, None]:
         """What executors say of themselves from now on."""
         heard: asyncio.Queue[bytes] = asyncio.Queue()
         stop = await bus.subscribe(subjects.event(subjects.EXECUTOR), lambda d: heard.put_nowait(d.data))
@@ -216,13 +221,13 @@ class System:
     async def becomes_ready(self, within: float = _BACK_WITHIN) -> None:
         """Wait for 200 of ``/readyz``."""
         async with asyncio.timeout(within):
-            while (await asyncio.to_thread(self.ready))[0] != 200:  # noqa: ASYNC110 no news of it
+            while (await asyncio.to_thread(self.ready))[0] != 200:
                 await asyncio.sleep(0.1)
 
     async def record(self, id: str, within: float = 10.0) -> tuple[bytes, dict[str, Any]]:
         """The recorded invocation ``id`` as its very bytes, and its end, once both are in the stream."""
         async with asyncio.timeout(within), self.bus() as bus:
-            while len(found := await bus.records(f"omnibus.inv.*.{id}")) < 2:  # noqa: ASYNC110 no news of it
+            while len(found := await bus.records(f"omnibus.inv.*.{id}")) < 2:
                 await asyncio.sleep(0.05)
         begin, end = (delivery.data for delivery in found)
         return begin, json.loads(end)
@@ -231,61 +236,18 @@ class System:
         """Fails unless every lease of the node's arena is given back ``within`` seconds."""
         end = time.monotonic() + within
         async with self.tensors() as tensors:
-            while (stats := await tensors.stats())["blocks"] and time.monotonic() < end:  # noqa: ASYNC110 no news of it
+            while (stats := await tensors.stats())["blocks"] and time.monotonic() < end:
                 await asyncio.sleep(0.02)
             assert (stats["blocks"], stats["used_bytes"]) == (0, 0), await tensors.ledger()
 
 
-class Watch:
-    """Everything on the bus, in the server's order, from the moment it is opened."""
-
-    def __init__(self) -> None:
-        self.seen: list[Delivery] = []
-        self._news = asyncio.Event()
-
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def on(cls, system: System) -> AsyncIterator["Watch"]:
-        watch = cls()
-        async with system.bus() as bus:
-            await bus.subscribe(f"{subjects.ROOT}.>", watch._see)
-            yield watch
-
-    def _see(self, delivery: Delivery) -> None:
-        self.seen.append(delivery)
-        self._news.set()
-
-    async def until(self, true: Callable[[], object], within: float = 20.0) -> None:
-        """Wait until ``true``, which is asked after every message."""
-        async with asyncio.timeout(within):
-            while not true():
-                self._news.clear()
-                await self._news.wait()
-
-    async def first(self, subject: str) -> Delivery:
-        """The first message whose subject begins with ``subject``."""
-        found: list[Delivery] = []
-        await self.until(lambda: found.extend(d for d in self.seen if d.subject.startswith(subject)) or found)
-        return found[0]
-
-    async def end(self, invocation: str) -> End:
-        return messages.decode_end((await self.first(subjects.end(invocation))).data)
-
-    def chunks(self, invocation: str, output: str) -> list[Chunk]:
-        """Chunks of ``output`` that went to a gateway, in order."""
-        frames = [d.data for d in self.seen if d.subject.startswith("omnibus.reply.") and d.data.startswith(b"{")]
-        found = [message for frame in frames for message in messages.decode_replies(frame)]
-        return [m for m in found if isinstance(m, Chunk) and m.inv == invocation and m.output == output]
-
-    def ids(self, invocation: str) -> list[int]:
-        """The token ids of an answer."""
-        return [id for chunk in self.chunks(invocation, "text") for id in chunk.data.get("ids", [])]
-
-
-def events(body: bytes) -> list[dict[str, Any]]:
-    """The JSON of every server-sent event but the closing mark."""
-    lines = [line.removeprefix(b"data: ") for line in body.split(b"\n\n") if line]
-    return [msgspec.json.decode(line) for line in lines if line != b"[DONE]"]
+async def not_ready(system: System) -> dict[str, dict[str, str]]:
+    """What ``/readyz`` says is missing as soon as it does not say 200."""
+    async with asyncio.timeout(10), system.http() as http:
+        while (answer := await http.get("/readyz")).status_code == 200:
+            pass
+    missing: dict[str, dict[str, str]] = answer.json()["missing"]
+    return missing
 
 
 def _listens(port: int) -> bool:

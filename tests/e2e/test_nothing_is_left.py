@@ -11,7 +11,8 @@ import pytest
 
 from omnibus.up.shm import SHARED_MEMORY
 from tests.e2e.questions import ask, image
-from tests.e2e.system import VL, System, Watch, declaration
+from tests.e2e.system import VL, System, declaration
+from tests.e2e.watch import Watch
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -64,7 +65,7 @@ async def test_a_supervisor_that_was_killed_takes_all_with_it_and_the_next_one_s
 
     assert len(family) >= 6
     assert alive == []
-    assert not directory.exists()  # noqa: ASYNC240 nothing else runs here
+    assert not directory.exists()
     assert not list(SHARED_MEMORY.glob(f"{prefix}*"))
 
 

@@ -145,7 +145,7 @@ class NatsBus:
 
         subscription = await self._nc.subscribe(subject, queue, cb=never)
         self._nc.handlers[subscription._id] = handler
-        await self._nc.flush(timeout=5)
+        await self._settle(5)
 
         async def stop() -> None:
             await subscription.unsubscribe()
@@ -231,7 +231,18 @@ class NatsBus:
             await service.add_endpoint(
                 EndpointConfig(name=key, subject=subject, handler=endpoint(responder), metadata={})
             )
-        await self._nc.flush(timeout=5)
+        await self._settle(5)
+
+    async def _settle(self, seconds: int) -> None:
+        """Return when the server has read everything so far. Raises ``BusUnavailable``.
+
+        nats-py's own ``flush`` alone lets its ping overtake what still waits for the socket.
+        """
+        try:
+            await self._nc._flush_pending(force_flush=True)
+            await self._nc.flush(timeout=seconds)
+        except (TimeoutError, nats.errors.Error) as error:
+            raise BusUnavailable(f"NATS did not answer a ping within {seconds} s: {error}") from error
 
     async def open_records(self, seconds: float, limit: int) -> None:
         wanted = nats.js.api.StreamConfig(
@@ -278,9 +289,9 @@ class NatsBus:
             return
         try:
             async with asyncio.timeout(5):
-                await self._nc.flush(timeout=2)
+                await self._settle(2)
                 await self._nc.close()
-        except (TimeoutError, nats.errors.Error):
+        except (TimeoutError, nats.errors.Error, BusUnavailable):
             log.warning("NATS did not take the last messages before closing")
 
 

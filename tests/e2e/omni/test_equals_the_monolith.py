@@ -8,7 +8,8 @@ import pytest
 from tests import models_oracle as oracle
 from tests.e2e.omni.speech import TOKENS, apart, same, spoken, wanted, whole_model
 from tests.e2e.questions import OMNI_QUESTIONS, Question, ask, audio, image
-from tests.e2e.system import OMNI, System, Watch
+from tests.e2e.system import OMNI, System
+from tests.e2e.watch import Watch
 
 pytestmark = pytest.mark.e2e
 

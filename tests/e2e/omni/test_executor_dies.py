@@ -15,14 +15,15 @@ import pytest
 
 from tests.e2e.omni.speech import Spoken, apart, same, spoken, wanted, whole_model
 from tests.e2e.questions import ask, audio, image
-from tests.e2e.system import System, Watch
+from tests.e2e.system import System
+from tests.e2e.watch import Watch
 
 pytestmark = pytest.mark.e2e
 
 QUESTION = ask(image(2), audio(1.1, 1), "describe")
 APART = apart(QUESTION, speech=True)
 TOKENS, CODES = 120, 90
-LONG = {"max_tokens": TOKENS, "audio": {"voice": "Chelsie", "format": "pcm16", "max_tokens": CODES}}
+LONG: dict[str, Any] = {"max_tokens": TOKENS, "audio": {"voice": "Chelsie", "format": "pcm16", "max_tokens": CODES}}
 
 
 def executor(option: str) -> str:

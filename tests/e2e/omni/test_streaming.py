@@ -13,14 +13,15 @@ from openai.types.chat import ChatCompletionChunk
 
 from tests.e2e.omni.speech import Spoken, apart, same, spoken, wanted
 from tests.e2e.questions import ask, audio, image
-from tests.e2e.system import System, events
+from tests.e2e.system import System
+from tests.e2e.watch import events
 
 pytestmark = pytest.mark.e2e
 
 QUESTION = ask(image(2), audio(1.1, 1), "describe")
-LONG = {"max_tokens": 300, "ignore_eos": True}
-LONGEST = {"max_tokens": 2000, "ignore_eos": True}  # seconds of text on any machine
-STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+LONG: dict[str, Any] = {"max_tokens": 300, "ignore_eos": True}
+LONGEST: dict[str, Any] = {"max_tokens": 2000, "ignore_eos": True}  # seconds of text on any machine
+STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 async def streamed(omni: System, path: str = "", **more: Any) -> list[dict[str, Any]]:
@@ -117,7 +118,8 @@ async def test_the_audio_parts_share_one_id_and_end_with_their_expiry(omni: Syst
 
 async def test_the_official_client_reads_the_stream(omni: System):
     async with omni.client() as client:
-        chunks = [chunk async for chunk in await client.chat.completions.create(**wanted(QUESTION, **STREAM))]
+        stream: Any = await client.chat.completions.create(**wanted(QUESTION, **STREAM))
+        chunks = [chunk async for chunk in stream]
 
     said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert said == text(await streamed(omni))

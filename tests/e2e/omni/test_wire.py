@@ -16,7 +16,8 @@ from omnibus.tensors.client import TensorClient
 from tests import models_oracle as oracle
 from tests.e2e.omni.speech import CODES, SEED, TOKENS, VOICE, wanted
 from tests.e2e.questions import ask, audio, image
-from tests.e2e.system import System, Watch
+from tests.e2e.system import System
+from tests.e2e.watch import Watch
 
 pytestmark = pytest.mark.e2e
 

@@ -11,7 +11,8 @@ import pytest
 from omnibus.bus import subjects
 from tests.e2e.questions import ask, image
 from tests.e2e.small.conftest import CREDITS, DEADLINE, MAX_BODY
-from tests.e2e.system import VL, System, Watch, events
+from tests.e2e.system import VL, System
+from tests.e2e.watch import Watch, events
 
 pytestmark = pytest.mark.e2e
 

@@ -9,7 +9,8 @@ import pytest
 
 from omnibus.bus import subjects
 from tests.e2e.questions import ask, image
-from tests.e2e.system import VL, System, Watch
+from tests.e2e.system import VL, System
+from tests.e2e.watch import Watch
 
 pytestmark = pytest.mark.e2e
 

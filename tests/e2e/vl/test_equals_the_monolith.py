@@ -7,7 +7,8 @@ import pytest
 
 from tests import models_oracle as oracle
 from tests.e2e.questions import VL_QUESTIONS, ask, image
-from tests.e2e.system import VL, System, Watch
+from tests.e2e.system import VL, System
+from tests.e2e.watch import Watch
 
 pytestmark = pytest.mark.e2e
 

@@ -12,8 +12,9 @@ from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from tests import models_oracle as oracle
 from tests.e2e.questions import ask, image
-from tests.e2e.system import VL, System, Watch, events
+from tests.e2e.system import VL, System
 from tests.e2e.vl.test_records import asked
+from tests.e2e.watch import Watch, events
 
 pytestmark = pytest.mark.e2e
 

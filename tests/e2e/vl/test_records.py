@@ -11,7 +11,8 @@ from nats.aio.client import Client
 
 from omnibus.bus import subjects
 from tests.e2e.questions import VL_QUESTIONS, Question, ask, image
-from tests.e2e.system import VL, System, Watch
+from tests.e2e.system import VL, System
+from tests.e2e.watch import Watch
 
 pytestmark = pytest.mark.e2e
 

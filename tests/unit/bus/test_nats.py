@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ from omnibus.bus.nats import NatsBus
 from omnibus.errors import BusUnavailable, Fatal
 from omnibus.settings import BusSettings
 from omnibus.up import infra
-from omnibus.up.infra import Server
-from omnibus.up.lineage import die_with_parent
 from omnibus.up.ports import free_ports
+from tests.unit.bus.servers import running
 from tests.unit.sidecar.node import until
 
 PATIENCE = 10.0  # seconds
@@ -42,18 +40,9 @@ async def raw(nats_url: str) -> AsyncIterator[Client]:
 # Restarts
 
 
-async def start(server: Server) -> "subprocess.Popen[bytes]":
-    process = subprocess.Popen(server.spec.argv, cwd=server.spec.cwd, preexec_fn=die_with_parent())
-    assert server.spec.ready is not None
-    await asyncio.wait_for(server.spec.ready(), PATIENCE)
-    return process
-
-
 async def test_subscriptions_and_records_outlive_a_killed_server(tmp_path: Path):
-    server = infra.nats(tmp_path)
-    process = await start(server)
-    try:
-        bus = await NatsBus.connect(BusSettings(url=server.url), "test")
+    async with running(infra.nats(tmp_path)) as owned:
+        bus = await NatsBus.connect(BusSettings(url=owned.server.url), "test")
         heard: list[bytes] = []
         await bus.subscribe("a.*", lambda delivery: heard.append(delivery.data))
         await bus.open_records(60.0, 1 << 20)
@@ -65,22 +54,17 @@ async def test_subscriptions_and_records_outlive_a_killed_server(tmp_path: Path)
         await until(kept)
         assert (bus.connected, bus.reconnects) == (True, 0)
 
-        process.kill()
-        process.wait()
+        owned.kill()
         await until(lambda: not bus.connected)
         bus.publish("a.b", b"while it was away")
-        process = await start(server)
+        await owned.start()
         await until(lambda: bus.connected)
 
         assert bus.reconnects == 1
         bus.publish("a.b", b"afterwards")
-        await until(lambda: bool(heard) and heard[-1] == b"afterwards")
-        assert heard == [b"while it was away", b"afterwards"]
-        assert [found.data for found in await bus.records(subjects.record("chat", "i"))] == [b"kept"]
+        await until(lambda: heard == [b"while it was away", b"afterwards"])
+        assert await kept()
         await bus.drain()
-    finally:
-        process.kill()
-        process.wait()
 
 
 async def test_a_server_that_is_not_there_is_named():
@@ -134,18 +118,14 @@ async def test_the_oldest_server_that_will_do_is_accepted():
 async def test_a_wrong_password_is_said(tmp_path: Path):
     config = tmp_path / "users.conf"
     config.write_text('authorization { users = [ {user: "gateway", password: "right"} ] }')
-    server = infra.nats(tmp_path, config=config)
-    process = await start(server)
-    try:
-        good = BusSettings(url=server.url, user="gateway", password="right", connect_timeout=5)
+    async with running(infra.nats(tmp_path, config=config)) as owned:
+        url = owned.server.url
+        good = BusSettings(url=url, user="gateway", password="right", connect_timeout=5)
         await (await NatsBus.connect(good, "test")).drain()
 
-        with pytest.raises(BusUnavailable, match=server.url):
-            bad = BusSettings(url=server.url, user="gateway", password="wrong", connect_timeout=1)
+        bad = BusSettings(url=url, user="gateway", password="wrong", connect_timeout=1)
+        with pytest.raises(BusUnavailable, match=url):
             await NatsBus.connect(bad, "test")
-    finally:
-        process.kill()
-        process.wait()
 
 
 # JetStream
@@ -173,20 +153,12 @@ async def test_a_foreign_stream_of_the_same_name_is_left_alone(bus: NatsBus, raw
 
 
 async def test_a_server_without_jetstream_is_refused_with_advice(tmp_path: Path):
-    server = infra.nats(tmp_path)
-    argv = tuple(argument for argument in server.spec.argv if argument != "-js")
-    process = subprocess.Popen(argv, cwd=server.spec.cwd, preexec_fn=die_with_parent())
-    try:
-        assert server.spec.ready is not None
-        await asyncio.wait_for(server.spec.ready(), PATIENCE)
-        bus = await NatsBus.connect(BusSettings(url=server.url), "test")
+    async with running(infra.nats(tmp_path), without="-js") as owned:
+        bus = await NatsBus.connect(BusSettings(url=owned.server.url), "test")
 
         with pytest.raises(Fatal, match="start nats-server with -js"):
             await bus.open_records(60.0, 1 << 20)
         await bus.drain()
-    finally:
-        process.kill()
-        process.wait()
 
 
 # Micro services and raw clients

@@ -21,7 +21,8 @@ def hop(node: int, taken: float, ready: float, first: float, end: float) -> dict
 
 
 ENDED: dict[str, Any] = {
-    "kind": "end", "inv": "g-0-1", "status": "done", "created": 1000.0, "finished": 1001.0, "first": 1000.5, "attempts": 1,
+    "kind": "end", "inv": "g-0-1", "status": "done", "created": 1000.0, "finished": 1001.0,
+    "first": 1000.5, "attempts": 1,
     "hops": [hop(0, 0, 0, 0.25, 0.25), hop(1, 0.1, 0.2, 0.3, 0.3), hop(2, 0.05, 0.3, 0.5, 1.0)],
     "answer": {"text": "hello", "audio_seconds": 1.5, "audio_sha256": "0123456789abcdef0123"},
 }  # fmt: skip

@@ -69,7 +69,10 @@ def test_what_has_not_ended_says_so():
     [
         ({"status": "running", "id": "b", "replay_of": "a", "path": "EL"}, "replaying a as b via EL"),
         ({"status": "failed", "problem": {"code": "not_found", "message": "gone"}}, "failed: not_found: gone"),
-        ({"status": "done", "answer": {"text": "hi"}, "identical": True}, "answer  'hi'\nidentical to the recorded answer"),
+        (
+            {"status": "done", "answer": {"text": "hi"}, "identical": True},
+            "answer  'hi'\nidentical to the recorded answer",
+        ),
         (
             {"status": "done", "answer": {}, "identical": False, "why": "the text differs"},
             "answer  ''\nDIFFERENT: the text differs",

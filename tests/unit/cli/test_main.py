@@ -58,9 +58,7 @@ def test_it_knows_its_version(capsys: pytest.CaptureFixture[str]):
         (["demo", "--model", "qwen2.5-vl-tiny", "--audio", "/x.wav"], "does not listen"),
     ],
 )
-def test_an_error_is_one_line_and_exit_code_1(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-):
+def test_an_error_is_one_line_and_exit_code_1(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
     assert main(arguments) == 1
 
     said = capsys.readouterr().err

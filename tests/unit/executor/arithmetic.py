@@ -181,10 +181,19 @@ class Place:
         self.clients: list[TensorClient] = [office.tensors]
         self.executors: dict[str, Executor] = {}
 
-    async def executor(self, id: str, works: dict[str, Work], option: str = "O", credits: int = 8) -> Executor:
+    async def executor(
+        self,
+        id: str,
+        works: dict[str, Work],
+        option: str = "O",
+        credits: int = 8,
+        model: str = "m",
+        named: Callable[[str], str] = task,
+    ) -> Executor:
+        """Start an executor; ``named`` gives the unit task of a component."""
         tensors = await nodes.connect(self.directory, id)
         self.clients.append(tensors)
-        identity = Identity(id, "m", option, NODE, {task(component): component for component in works}, credits)
+        identity = Identity(id, model, option, NODE, {named(component): component for component in works}, credits)
         runners = {component: Does(work) for component, work in works.items()}
         made = self.executors[id] = Executor(identity, runners, self.bus, tensors, LIMIT)
         await made.startup()

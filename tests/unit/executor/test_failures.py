@@ -52,7 +52,8 @@ async def test_nothing_of_an_engines_own_words_leaves(here: Place):
 
 
 @pytest.mark.parametrize(
-    "error", [BadRequest("x must be positive", param="x"), ContextTooLong("too long"), Overloaded("full", retry_after=3)]
+    "error",
+    [BadRequest("x must be positive", param="x"), ContextTooLong("too long"), Overloaded("full", retry_after=3)],
 )
 async def test_a_typed_error_passes_through(here: Place, error: BadRequest):
     async def refuse(job: Job) -> None:

@@ -27,7 +27,9 @@ ALL = {"number": number, "add": add, "tell": tell}
 async def test_a_value_goes_from_one_executor_to_another_by_handle(here: Place):
     await here.executor("a", {"number": number})
     await here.executor("b", {"tell": tell})
-    given = here.office.send(invocation([call("number", x=5), call("tell", item=ref(0, "y"))], ["a", "b"], [(1, "said")]))
+    given = here.office.send(
+        invocation([call("number", x=5), call("tell", item=ref(0, "y"))], ["a", "b"], [(1, "said")])
+    )
 
     chunks = await here.office.done(given)
 
@@ -49,7 +51,9 @@ async def test_in_one_executor_no_memory_is_asked_for(here: Place):
     await here.emptied()
 
 
-@pytest.mark.parametrize("route", [["a", "b", "c", "d"], ["a", "a", "b", "b"], ["a", "b", "b", "a"], ["b", "a", "b", "c"]])
+@pytest.mark.parametrize(
+    "route", [["a", "b", "c", "d"], ["a", "a", "b", "b"], ["a", "b", "b", "a"], ["b", "a", "b", "c"]]
+)
 async def test_values_fan_out_and_in_over_any_route(here: Place, route: list[str]):
     for id in sorted(set(route)):
         await here.executor(id, ALL)
@@ -121,7 +125,9 @@ async def test_a_stream_is_read_while_it_is_written(here: Place):
 
     await here.executor("a", {"speak": speak})
     await here.executor("b", {"hear": hear})
-    given = here.office.send(invocation([call("speak"), call("hear", words=ref(0, "words"))], ["a", "b"], [(1, "said")]))
+    given = here.office.send(
+        invocation([call("speak"), call("hear", words=ref(0, "words"))], ["a", "b"], [(1, "said")])
+    )
 
     chunks = await here.office.done(given)
 

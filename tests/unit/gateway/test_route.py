@@ -167,3 +167,71 @@ def test_an_unknown_pin_names_what_there_is():
 def test_an_unknown_model_names_what_there_is():
     with pytest.raises(NotFound, match="there is m"):
         router().model("n")
+
+
+def test_before_the_first_plan_there_is_nothing_to_route():
+    made = Router("g1", Members())
+
+    with pytest.raises(StageUnavailable) as caught:
+        made.model("m")
+
+    assert caught.value.stage == "planner"
+
+
+def test_a_pin_is_taken_even_when_another_path_was_planned():
+    made = router("g1", ("e0", "E"), ("l0", "L"), ("x", "EL"))
+
+    paths = {made.route("m", made.ticket("m", KIND), STAGES, pinned="EL").path for _ in range(20)}
+
+    assert paths == {"EL"}
+
+
+def test_a_pin_whose_executors_are_gone_is_not_replaced():
+    made = router("g1", ("x", "EL"))
+
+    with pytest.raises(StageUnavailable):
+        made.route("m", made.ticket("m", KIND), STAGES, pinned="E>L")
+
+
+def test_one_executor_runs_all_nodes_of_its_option():
+    made = router("g1", ("x", "EL"), ("y", "EL"))
+
+    route = made.route("m", made.ticket("m", KIND), ["vision", "vision", "thinker"], pinned="EL")
+
+    assert route.options == ("EL", "EL", "EL")
+    assert len(set(route.executors)) == 1
+
+
+def test_a_replay_goes_along_its_recorded_options():
+    made = router("g1", ("e0", "E"), ("l0", "L"), ("l1", "L"), ("x", "EL"))
+    made.add("l0", 100)
+
+    route = made.along("m", ("E", "E", "L"), ["vision", "vision", "thinker"])
+
+    assert (route.path, route.options, route.executors) == ("E>L", ("E", "E", "L"), ("e0", "e0", "l1"))
+
+
+def test_a_replay_without_an_executor_of_its_option_names_option_and_stage():
+    made = router("g1", ("x", "EL"), ("e0", "E"))
+
+    with pytest.raises(StageUnavailable, match="option 'L'") as caught:
+        made.along("m", ("E", "L"), STAGES)
+
+    assert caught.value.stage == "thinker"
+
+
+def test_work_of_an_executor_that_is_gone_is_forgotten():
+    made = router("g1", ("l0", "L"))
+    made.members.remove("l0")
+
+    made.add("l0", 500)
+    made.members.heard(status("l0", "L"))
+
+    assert made.members.get("l0").outstanding == 0  # type: ignore[union-attr]
+
+
+def test_a_type_that_the_plan_does_not_know_is_refused():
+    made = router("g1", ("x", "EL"))
+
+    with pytest.raises(BadRequest, match="no rate"):
+        made.route("m", made.ticket("m", "thinker"), ["thinker"])

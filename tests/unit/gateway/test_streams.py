@@ -165,6 +165,60 @@ def test_several_restarts_are_one_answer(stream: ResultStream):
     assert "".join(found) == "abcdefgh"
 
 
+CUTS = st.lists(st.integers(1, 5), min_size=1, max_size=6)
+
+
+def tokens(seq: int, said: str, *ids: int, last: bool = False) -> Chunk:
+    return Chunk("i", 1, "out", seq, data={"text": said, "ids": list(ids)}, last=last)
+
+
+def test_tokens_may_share_chunks_in_another_way_after_a_restart(stream: ResultStream):
+    stream.feed(tokens(0, "ab", 1, 2))
+    stream.feed(tokens(1, "c", 3))
+    stream.restart()
+    stream.feed(tokens(0, "a", 1))
+    stream.feed(tokens(1, "bcd", 2, 3, 4))
+    stream.feed(tokens(2, "e", 5))
+    stream.restart()
+    stream.feed(tokens(0, "abcdef", 1, 2, 3, 4, 5, 6))
+
+    found = [item.data for item in stream.take()]
+
+    assert "".join(data["text"] for data in found) == "abcdef"
+    assert [id for data in found for id in data["ids"]] == [1, 2, 3, 4, 5, 6]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(CUTS, min_size=1, max_size=4))
+def test_any_attempts_in_any_chunks_tell_every_token_once(attempts: list[list[int]]):
+    stream = ResultStream(0, "out", Memory().fetch)
+    whole = max(sum(cuts) for cuts in attempts)
+
+    for cuts in [*attempts, [whole]]:
+        at = 0
+        for seq, length in enumerate(cuts):
+            ids = list(range(at, at + length))
+            stream.feed(tokens(seq, "".join(chr(97 + id) for id in ids), *ids))
+            at += length
+        stream.restart()
+
+    found = [item.data for item in stream.take()]
+    assert [id for data in found for id in data.get("ids", [])] == list(range(whole))
+    assert "".join(data.get("text", "") for data in found) == "".join(chr(97 + id) for id in range(whole))
+
+
+def test_fewer_samples_after_a_restart_are_detected(stream: ResultStream, memory: Memory):
+    stream.feed(Chunk("i", 1, "out", 0, handle=memory.put(0, 1, 2)))
+    heard(stream)
+
+    stream.restart()
+    stream.feed(Chunk("i", 1, "out", 0, handle=memory.put(0, 1)))
+    stream.feed(end(1))
+
+    with pytest.raises(StageFailed, match="ended the answer earlier"):
+        stream.take()
+
+
 def test_samples_are_skipped_exactly_whatever_the_chunks(stream: ResultStream, memory: Memory):
     stream.feed(Chunk("i", 1, "out", 0, handle=memory.put(0, 1, 2)))
     stream.feed(Chunk("i", 1, "out", 1, handle=memory.put(3, 4)))
@@ -178,9 +232,6 @@ def test_samples_are_skipped_exactly_whatever_the_chunks(stream: ResultStream, m
     assert heard(stream) == [5, 6]
     assert stream.exhausted
     assert memory.arrays == {}
-
-
-CUTS = st.lists(st.integers(1, 5), min_size=1, max_size=6)
 
 
 @settings(max_examples=60, deadline=None)

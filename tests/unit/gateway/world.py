@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path as File
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from omnibus import graph
@@ -122,7 +121,9 @@ class World:
         self.ends: list[End] = []
 
     async def open(self) -> None:
-        await self.bus.subscribe(subjects.end("*"), lambda delivery: self.ends.append(messages.decode_end(delivery.data)))
+        await self.bus.subscribe(
+            subjects.end("*"), lambda delivery: self.ends.append(messages.decode_end(delivery.data))
+        )
         await self.dispatcher.startup()
 
     async def puppet(self, id: str, option: str) -> Puppet:
@@ -197,5 +198,13 @@ def texts(running: Running) -> list[str]:
     return [item.data["text"] for item in running.streams[1, "said"].take()]
 
 
-def document(invocation: Invocation) -> dict[str, Any]:
-    return msgspec.to_builtins(invocation)
+async def finish(there: World, running: Running, vision: Puppet, thinker: Puppet, *words: str) -> list[str]:
+    """Both executors do their part; returns what the client read."""
+    await there.sent(thinker)
+    vision.reply(vision.hop(0))
+    chunks = [thinker.chunk(seq, word) for seq, word in enumerate(words)]
+    thinker.reply(*chunks, thinker.chunk(len(words), last=True), thinker.hop(1))
+    await there.turn()
+    found = texts(running)
+    there.dispatcher.finish(running, "done")
+    return found

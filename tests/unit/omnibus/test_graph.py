@@ -19,8 +19,9 @@ def node(task: str, uses: tuple[tuple[int, str], ...] = (), **inputs: Any) -> No
 
 def invocation(*nodes: Node, **changes: Any) -> Invocation:
     fields: dict[str, Any] = {
-        "v": WIRE_VERSION, "id": "g-0-1", "app": "chat", "model": "m", "type": "a+b", "path": "A>B", "epoch": 3, "seed": 7,
-        "created": 1000.0, "deadline": 1120.0, "reply": "omnibus.reply.g", "nodes": nodes, "outputs": ((len(nodes) - 1, "y"),),
+        "v": WIRE_VERSION, "id": "g-0-1", "app": "chat", "model": "m", "type": "a+b", "path": "A>B", "epoch": 3,
+        "seed": 7, "created": 1000.0, "deadline": 1120.0, "reply": "omnibus.reply.g", "nodes": nodes,
+        "outputs": ((len(nodes) - 1, "y"),),
         "options": tuple("A" for _ in nodes), "route": tuple("a-0" for _ in nodes),
     }  # fmt: skip
     return Invocation(**{**fields, **changes})
@@ -161,7 +162,11 @@ def test_json_that_was_encoded_before_travels_as_it_is():
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
@@ -170,7 +175,7 @@ JSON = st.recursive(
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.text(), JSON, max_size=4), st.text(), st.integers(0, 2**63 - 1))
 def test_any_literal_survives_the_wire(inputs: dict[str, Any], model: str, seed: int):
-    given = invocation(node("a", **{}), model=model, seed=seed)
+    given = invocation(node("a"), model=model, seed=seed)
     given = msgspec.structs.replace(given, nodes=(graph.with_inputs(given.nodes[0], inputs),))
 
     assert graph.decode(graph.encode(given)) == given

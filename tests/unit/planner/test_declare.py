@@ -102,7 +102,9 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         "option E has -1 replicas",
     ),
     "no path": ({"paths": []}, "declares no path"),
-    "share negative": ({"paths": [{"options": ["EL"], "share": -1}, {"options": ["EL"], "share": 2}]}, "negative share"),
+    "share negative": (
+        {"paths": [{"options": ["EL"], "share": -1}, {"options": ["EL"], "share": 2}]}, "negative share",
+    ),
     "option undeclared": ({"paths": [{"options": ["E", "LL"]}]}, r"undeclared options \['LL'\]"),
     "component missing": ({"paths": [{"options": ["L"]}]}, r"runs no \['vision'\]"),
     "shares zero": ({"paths": [{"options": ["EL"], "share": 0}]}, "all paths have share 0"),
@@ -134,7 +136,7 @@ def test_a_field_that_is_wrong_is_named_with_its_file(tmp_path: File, changes: d
 
 
 def test_a_file_that_is_missing_is_named_with_its_variable(tmp_path: File):
-    with pytest.raises(BadRequest, match="OMNIBUS_PLANNER_MODELS='.*none.json' cannot be read: No such file"):
+    with pytest.raises(BadRequest, match=r"OMNIBUS_PLANNER_MODELS='.*none\.json' cannot be read: No such file"):
         declare.read(str(tmp_path / "none.json"))
 
 
@@ -143,5 +145,5 @@ def test_what_is_no_declaration_is_refused(tmp_path: File, text: str):
     file = tmp_path / "models.json"
     file.write_text(text)
 
-    with pytest.raises(BadRequest, match="models.json"):
+    with pytest.raises(BadRequest, match=r"models\.json"):
         declare.read(str(file))

@@ -53,9 +53,7 @@ class Town:
 
 
 @pytest.fixture
-async def town(
-    nats_url: str, valkey_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Town]:
+async def town(nats_url: str, valkey_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Town]:
     models = tmp_path / "models.json"
 
     def declare(share: int = 70) -> None:

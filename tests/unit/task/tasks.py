@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from pydantic import Field
+
 from omnibus.task import CompositeTask, TaskInput, UnitTask
 from omnibus.task.base import STREAM, TENSOR
 
@@ -11,7 +13,7 @@ class StepInput(TaskInput):
     a: Any = None
     b: Any = None
     text: str = ""
-    many: list[Any] = []
+    many: list[Any] = Field(default_factory=list)
 
 
 class Step(UnitTask[StepInput]):

@@ -32,7 +32,11 @@ def test_calls_become_nodes_in_their_order():
     recording = record(pair, {"q": [1, "x"]})
 
     one, two = recording.nodes
-    assert (one.task, one.component, one.inputs) == ("step-m-one-1", "one", {"a": {"q": [1, "x"]}, "text": "", "many": []})
+    assert (one.task, one.component, one.inputs) == (
+        "step-m-one-1",
+        "one",
+        {"a": {"q": [1, "x"]}, "text": "", "many": []},
+    )
     assert two.inputs == {"a": ref(0, "y"), "text": "", "many": [ref(0, "said"), 1]}
     assert recording.outputs == ((1, "said"),)
 

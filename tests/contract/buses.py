@@ -1,0 +1,40 @@
+"""What the tests of the bus contract share."""
+
+import asyncio
+
+from omnibus.bus import Bus, Delivery
+
+LIMIT = 1000  # bytes
+PATIENCE = 10.0  # seconds
+
+
+class Heard:
+    """Collects deliveries; ``await heard.until(3)`` waits for the third."""
+
+    def __init__(self) -> None:
+        self.deliveries: list[Delivery] = []
+        self._news = asyncio.Event()
+
+    def __call__(self, delivery: Delivery) -> None:
+        self.deliveries.append(delivery)
+        self._news.set()
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [delivery.data for delivery in self.deliveries]
+
+    async def until(self, count: int) -> list[bytes]:
+        async with asyncio.timeout(PATIENCE):
+            while len(self.deliveries) < count:
+                self._news.clear()
+                await self._news.wait()
+        return self.bodies
+
+
+async def settled(bus: Bus) -> None:
+    """Return when everything that was published before has been delivered."""
+    mark = Heard()
+    stop = await bus.subscribe("settled", mark)
+    bus.publish("settled", b"")
+    await mark.until(1)
+    await stop()

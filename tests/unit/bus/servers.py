@@ -1,0 +1,44 @@
+"""Servers that a test kills and starts again while its event loop runs."""
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from omnibus.up.infra import Server
+from omnibus.up.lineage import die_with_parent
+
+PATIENCE = 15.0  # seconds
+
+
+class Owned:
+    """A server of the test's own; it keeps its ports over restarts."""
+
+    def __init__(self, server: Server, without: str = "") -> None:
+        self.server = server
+        self._argv = [argument for argument in server.spec.argv if argument != without]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        self._launch()
+        assert self.server.spec.ready is not None
+        await asyncio.wait_for(self.server.spec.ready(), PATIENCE)
+
+    def _launch(self) -> None:
+        self._process = subprocess.Popen(self._argv, cwd=self.server.spec.cwd, preexec_fn=die_with_parent())
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+@asynccontextmanager
+async def running(server: Server, without: str = "") -> AsyncIterator[Owned]:
+    """``server``, started without the argument ``without``, killed at the end."""
+    owned = Owned(server, without)
+    try:
+        await owned.start()
+        yield owned
+    finally:
+        owned.kill()

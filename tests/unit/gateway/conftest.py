@@ -1,0 +1,21 @@
+"""A gateway's inside for the tests that ask for it."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.gateway.house import House, house
+from tests.unit.gateway.world import World, world
+
+
+@pytest.fixture
+async def there(tmp_path: Path) -> AsyncIterator[World]:
+    async with world(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> AsyncIterator[House]:
+    async with house(tmp_path) as made:
+        yield made

@@ -1,0 +1,220 @@
+"""A whole gateway without sockets: HTTP application, bus in this process, real sidecar, toy executors.
+
+The toys are no models, but they take the same inputs and give the same outputs: the thinker says back what
+it was told and what it saw, the talker counts the words, the vocoder hums a ramp for each.
+"""
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path as File
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+
+from omnibus import catalog
+from omnibus.bus import subjects
+from omnibus.bus.subjects import token
+from omnibus.executor.contract import Item, Job
+from omnibus.executor.host import KINDS
+from omnibus.plan import Plan
+from omnibus.settings import GatewaySettings
+from services.gateway.chat import Chat
+from services.gateway.dispatch import Dispatcher
+from services.gateway.fetch import Fetcher, FetchRules
+from services.gateway.http import Frontend
+from services.gateway.keep import MediaKeep
+from services.gateway.members import Members
+from services.gateway.records import Ended, Records
+from services.gateway.replay import Replayer
+from services.gateway.route import Router
+from services.planner import declare
+from tests.unit.executor.arithmetic import LIMIT, Place, Work, place
+from tests.unit.gateway.samples import picture
+from tests.unit.sidecar import node as nodes
+
+VL, OMNI = "toy-vl", "toy.omni"
+RATE = 24000
+PNG = picture("PNG")
+
+
+# Toys
+
+
+async def encode(job: Job) -> None:
+    """One row per kilobyte of media, each the sum of the bytes."""
+    media = await job.value("media")
+    rows = np.full((1 + len(media.array) // 1024, 4), media.array.sum() % 1000, np.float32)
+    await job.put("embedding", {"tokens": len(rows)}, rows)
+
+
+async def think(job: Job) -> None:
+    """``You said <text> [seed]`` and what was seen, word by word."""
+    messages = await job.value("messages")
+    if isinstance(messages, Item):
+        messages = json.loads(bytes(messages.array))
+    items = await job.value("items")
+    content = messages[-1]["content"]
+    said = content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
+    seen = [f"saw {int(item.array.sum())}" for item in items]
+    words = [f"{word} " for word in ["You", "said", *said.split(), *seen, f"[{job.seed % 97}]"]]
+    words = words[: job.inputs["params"]["max_tokens"] or len(words)]
+    if job.wants("rows"):
+        await job.put("prompt", {}, np.zeros((3, 4), np.float32))
+        await job.put("layout", {}, np.zeros((3, 1), np.int64))
+        writer = await job.rows("rows", len(words), 4, "float32")
+        for number, _ in enumerate(words):
+            writer.write(np.full((1, 4), number, np.float32))
+        job.close("rows")
+    for number, word in enumerate(words):
+        await job.send("text", {"text": word, "ids": [number]})
+    usage = {"prompt_tokens": 5 + len(items), "image_tokens": len(items), "completion_tokens": len(words)}
+    job.close("text", {"finish_reason": "stop", "usage": usage})
+
+
+async def talk(job: Job) -> None:
+    await job.value("prompt")
+    await job.value("layout")
+    async for item in job.stream("rows"):
+        if item.array is not None:
+            await job.send("codes", {"codes": [int(value) for value in item.array[:, 0]]})
+
+
+async def vocode(job: Job) -> None:
+    async for item in job.stream("codes"):
+        for code in item.data.get("codes", []):
+            await job.send("audio", {"rate": RATE}, np.linspace(0, code / 100, 240, dtype=np.float32))
+
+
+TOYS: dict[str, Work] = {"vision": encode, "audio": encode, "thinker": think, "talker": talk, "vocoder": vocode}
+
+
+# The house
+
+
+class House:
+    def __init__(self, place: Place, settings: GatewaySettings) -> None:
+        self.place = place
+        self.bus = place.bus
+        self.tensors = place.office.tensors
+        self.settings = settings
+        self.members = Members()
+        self.router = Router("gw", self.members)
+        self.dispatcher = Dispatcher("gw", self.bus, self.tensors, self.router, self.members, LIMIT)
+        self.keep = MediaKeep(settings.media_dir, settings.media_bytes)
+        self.records = Records(self.bus, settings.record == "full", self.keep)
+        fetcher = Fetcher(FetchRules())
+        self.chat = Chat(settings, self.router, self.dispatcher, self.tensors, self.records, self.keep, fetcher)
+        self.replayer = Replayer(self.router, self.dispatcher, self.tensors, self.records, self.keep)
+        self.app = Frontend(settings, self.chat, self.router, self.dispatcher, self.records).application()
+        transport = httpx.ASGITransport(app=self.app)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
+
+    async def open(self) -> None:
+        await self.bus.open_records(60.0, 1 << 20)
+        await self.dispatcher.startup()
+        await self.bus.respond(subjects.REPLAY, self.replayer.respond, queue="gateways")
+
+    def serve(self, *models: str) -> None:
+        """A plan of the usual declarations; ``toy.omni`` speaks."""
+        families = {VL: "qwen2_5_vl", OMNI: "qwen2_5_omni"}
+        plans = {
+            name: declare.model_plan(msgspec.convert(catalog.declaration(families[name], ""), declare.Declared))
+            for name in models
+        }
+        epoch = self.router.plan.epoch + 1 if self.router.plan else 1
+        self.router.plan = Plan(epoch, 0, 1000.0, plans)
+
+    async def executor(self, model: str, option: str, *components: str, id: str = "", **works: Work) -> str:
+        """An executor of toys; ``works`` replaces some of them."""
+        made = await self.place.executor(
+            id or f"{token(model)}-{option}-0",
+            {component: works.get(component, TOYS[component]) for component in components},
+            option,
+            credits=64,
+            model=model,
+            named=lambda component: token(f"{KINDS[component]}-{model}-{component}"),
+        )
+        await nodes.until(lambda: self.members.get(made.identity.id) is not None)
+        return made.identity.id
+
+    async def all_of(self, model: str) -> None:
+        """Every option of ``model``, and the plan that names it."""
+        self.serve(model)
+        assert self.router.plan is not None
+        for option, spec in self.router.plan.models[model].options.items():
+            await self.executor(model, option, *spec.components)
+
+    async def ask(self, model: str = VL, content: Any = "hello there", path: str = "", **more: Any) -> httpx.Response:
+        headers = {"x-omnibus-path": path} if path else {}
+        return await self.http.post("/v1/chat/completions", json=question(model, content, **more), headers=headers)
+
+    async def ended(self, id: str) -> Ended:
+        """The end record of ``id`` once it is there."""
+        found: list[Ended] = []
+
+        async def there() -> bool:
+            _, ended = await self.records.find(id)
+            found[:] = [ended] if ended is not None else []
+            return bool(found)
+
+        await nodes.until(there)
+        return found[0]
+
+    async def emptied(self) -> None:
+        """Nothing in flight, nothing outstanding, nothing in the arena."""
+        await nodes.until(lambda: self.dispatcher.inflight == 0)
+        assert {status.id: self.members.get(status.id).outstanding for status in self.members.statuses()} == {  # type: ignore[union-attr]
+            status.id: 0 for status in self.members.statuses()
+        }
+        await self.place.emptied()
+
+    async def close(self) -> None:
+        await self.http.aclose()
+        await self.dispatcher.shutdown()
+        self.keep.close()
+
+
+@asynccontextmanager
+async def house(directory: File, **changes: Any) -> AsyncIterator[House]:
+    usual = {"media_dir": str(directory / "kept"), "deadline": 30.0}
+    async with place(directory) as made:
+        built = House(made, GatewaySettings(**{**usual, **changes}))
+        await built.open()
+        try:
+            yield built
+        finally:
+            await built.close()
+
+
+def question(model: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": content}], **more}
+
+
+def image(data: bytes = PNG) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(data).decode()}"}}
+
+
+def text(said: str) -> dict[str, str]:
+    return {"type": "text", "text": said}
+
+
+def answered(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+def error(response: httpx.Response) -> dict[str, Any]:
+    found = response.json()["error"]
+    assert {"message", "type", "param", "code", "request_id", "stage"} <= set(found)
+    return dict(found)
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The data of each server-sent event; the last one is ``[DONE]`` when the answer is whole."""
+    blocks = [block for block in response.text.split("\n\n") if block]
+    assert all(block.startswith("data: ") for block in blocks)
+    return [block[6:] if block == "data: [DONE]" else json.loads(block[6:]) for block in blocks]

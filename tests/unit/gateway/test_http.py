@@ -1,0 +1,180 @@
+"""The HTTP routes around chat: models, health, readiness, version, metrics, errors, documentation."""
+
+import json
+
+import pytest
+
+from omnibus import __version__
+from tests.unit.gateway.house import OMNI, VL, House, error
+from tests.unit.sidecar.node import until
+
+
+async def test_models_are_those_of_the_plan(home: House):
+    assert (await home.http.get("/v1/models")).json() == {"object": "list", "data": []}
+
+    home.serve(VL, OMNI)
+
+    found = (await home.http.get("/v1/models")).json()
+    about = {"object": "model", "created": 1000, "owned_by": "omnibus"}
+    assert found == {"object": "list", "data": [{"id": VL, **about}, {"id": OMNI, **about}]}
+
+
+async def test_health_is_about_the_process_alone(home: House):
+    assert (await home.http.get("/health")).json() == {"status": "ok"}
+
+
+async def test_the_version_comes_with_the_epoch(home: House):
+    assert (await home.http.get("/version")).json() == {"version": __version__, "epoch": 0}
+
+    home.serve(VL)
+    home.serve(VL)
+
+    assert (await home.http.get("/version")).json()["epoch"] == 2
+
+
+# Ready
+
+
+async def ready(home: House) -> tuple[int, dict]:
+    response = await home.http.get("/readyz")
+    assert response.json()["ready"] is (response.status_code == 200)
+    return response.status_code, response.json()
+
+
+async def test_without_a_plan_nothing_is_ready(home: House):
+    assert await ready(home) == (503, {"ready": False, "epoch": 0, "bus": True, "missing": {}})
+
+
+async def test_ready_means_that_every_stage_of_every_model_has_an_executor(home: House):
+    home.serve(VL)
+    assert (await ready(home))[1]["missing"] == {VL: {"vision": "no executor", "thinker": "no executor"}}
+
+    await home.executor(VL, "E", "vision")
+    assert (await ready(home))[1]["missing"] == {VL: {"thinker": "no executor"}}
+
+    await home.executor(VL, "L", "thinker")
+    assert await ready(home) == (200, {"ready": True, "epoch": 1, "bus": True, "missing": {}})
+
+
+async def test_an_executor_that_leaves_makes_it_not_ready(home: House):
+    await home.all_of(VL)
+    assert (await ready(home))[0] == 200
+
+    for executor in home.place.executors.values():
+        await executor.drain(0.1)
+    await until(lambda: not home.members.statuses())
+
+    assert (await ready(home))[1]["missing"] == {VL: {"vision": "no executor", "thinker": "no executor"}}
+
+
+async def test_a_model_that_is_new_in_the_plan_makes_it_not_ready(home: House):
+    await home.all_of(VL)
+
+    home.serve(VL, OMNI)
+
+    status, body = await ready(home)
+    assert status == 503
+    assert set(body["missing"]) == {OMNI}
+
+
+async def test_without_the_bus_it_is_not_ready(home: House):
+    await home.all_of(VL)
+
+    home.bus.connected = False
+
+    status, body = await ready(home)
+    assert (status, body["bus"], body["missing"]) == (503, False, {})
+    home.bus.connected = True
+
+
+# Metrics and documentation
+
+
+async def test_metrics_are_in_the_text_format_of_prometheus(home: House):
+    await home.all_of(VL)
+    await home.ask()
+
+    response = await home.http.get("/metrics")
+
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert f'omnibus_requests_total{{code="ok",model="{VL}"}}' in response.text
+    assert "omnibus_gateway_inflight" in response.text
+
+
+async def test_the_documentation_contains_every_route_and_its_schemas(home: House):
+    document = (await home.http.get("/openapi.json")).json()
+
+    assert document["openapi"].startswith("3.")
+    assert (document["info"]["title"], document["info"]["version"]) == ("Omnibus", __version__)
+    assert set(document["paths"]) == {"/v1/chat/completions", "/v1/models", "/health", "/readyz", "/version"}
+    chat = document["paths"]["/v1/chat/completions"]["post"]
+    body = chat["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    assert body.removeprefix("#/components/schemas/") in document["components"]["schemas"]
+    for path in document["paths"].values():
+        for operation in path.values():
+            assert operation["responses"]
+            assert operation["summary"]
+
+
+async def test_every_reference_of_the_documentation_leads_somewhere(home: House):
+    text = (await home.http.get("/openapi.json")).text
+    document = json.loads(text)
+
+    for part in text.split('"$ref":"')[1:]:
+        target = document
+        for name in part.partition('"')[0].removeprefix("#/").split("/"):
+            target = target[name]
+        assert target
+
+
+async def test_the_documentation_is_made_once_and_shown_for_people(home: House):
+    assert (await home.http.get("/openapi.json")).text == (await home.http.get("/openapi.json")).text
+    assert "swagger" in (await home.http.get("/docs")).text.lower()
+
+
+# Errors in the usual shape
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nothing", 404, "not_found"),
+        ("POST", "/v1/embeddings", 404, "not_found"),
+        ("POST", "/v1/models", 405, "rejected"),
+        ("GET", "/v1/chat/completions", 405, "rejected"),
+        ("DELETE", "/v1/chat/completions", 405, "rejected"),
+    ],
+)
+async def test_what_is_not_there_is_an_error_in_openais_shape(
+    home: House, method: str, path: str, status: int, code: str
+):
+    response = await home.http.request(method, path)
+
+    assert response.status_code == status
+    assert response.headers["content-type"] == "application/json"
+    assert (error(response)["code"], error(response)["type"]) == (code, "invalid_request_error")
+
+
+async def test_a_wrong_method_is_told_the_right_one(home: House):
+    assert "POST" in (await home.http.get("/v1/chat/completions")).headers["allow"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model":"x"}', b"\xff\xfe"])
+async def test_a_body_that_is_no_request_is_400(home: House, body: bytes):
+    response = await home.http.post("/v1/chat/completions", content=body)
+
+    assert (response.status_code, error(response)["code"]) == (400, "bad_request")
+
+
+async def test_every_error_of_chat_has_a_request_id(home: House):
+    response = await home.http.post("/v1/chat/completions", content=b"{")
+
+    assert response.headers["x-request-id"] == error(response)["request_id"]
+
+
+async def test_a_body_over_the_limit_is_413_before_it_is_read(home: House):
+    response = await home.http.post(
+        "/v1/chat/completions", content=b"{}", headers={"content-length": str(home.settings.max_body + 1)}
+    )
+
+    assert (response.status_code, error(response)["code"]) == (413, "too_large")

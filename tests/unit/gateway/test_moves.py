@@ -1,0 +1,244 @@
+"""Invocations move: when an executor refuses, is busy, leaves, dies or falls silent, and when the bus was away."""
+
+from pathlib import Path
+
+import pytest
+
+from omnibus.bus import subjects
+from omnibus.bus.messages import Busy
+from omnibus.errors import BusUnavailable, Overloaded, StageUnavailable, TooLarge
+from services.gateway import dispatch
+from services.gateway.dispatch import ATTEMPTS
+from services.gateway.running import Running
+from tests.unit.gateway.world import Puppet, World, finish, texts, world
+from tests.unit.sidecar.node import until
+
+
+async def moved(there: World, running: Running, *, to: Puppet, lost: str) -> None:
+    """The second attempt is with ``to``; its whole answer reaches the client."""
+    again = await there.sent(to)
+    assert (again.id, again.attempt) == (running.id, 1)
+    assert lost not in again.route
+    vision = there.puppets[again.route[0]]
+    assert await finish(there, running, vision, to, "fine") == ["fine"]
+    assert set(there.outstanding().values()) == {0}
+    await there.turn()
+    assert [end.status for end in there.ends] == ["moved", "done"]
+
+
+async def test_where_nobody_listens_it_moves(there: World):
+    _, dead, other = await there.puppets_of(e="E", l="L", l2="L")
+    await dead.die()
+
+    running = there.submit()
+
+    await moved(there, running, to=other, lost="l")
+    assert there.members.get("l") is None
+
+
+async def test_from_a_busy_executor_it_moves(there: World):
+    _, busy, other = await there.puppets_of(e="E", l="L", l2="L")
+    running = there.submit()
+    await there.turn()
+
+    busy.reply(Busy(running.id, "l", 0, 2.0))
+
+    await moved(there, running, to=other, lost="l")
+    assert busy.ends[0].status == "moved"
+
+
+async def test_without_a_planned_executor_it_moves_to_another_path(there: World):
+    _, busy, both = await there.puppets_of(e="E", l="L", both="EL")
+    running = there.submit()
+    await there.turn()
+
+    busy.reply(Busy(running.id, "l", 0))
+
+    await moved(there, running, to=both, lost="l")
+    assert (running.invocation.path, running.invocation.options) == ("EL", ("EL", "EL"))
+
+
+async def test_when_all_are_busy_the_client_is_told_when_to_come_back(there: World):
+    _, first, second = await there.puppets_of(e="E", l="L", l2="L")
+    running = there.submit()
+    await there.turn()
+    first.reply(Busy(running.id, "l", 0, 2.0))
+    await there.sent(second)
+    second.reply(Busy(running.id, "l2", 1, 3.0))
+    await there.turn()
+
+    with pytest.raises(Overloaded) as caught:
+        texts(running)
+
+    assert (caught.value.status, caught.value.retry_after) == (429, 3.0)
+
+
+async def test_from_an_executor_that_says_it_leaves_it_moves(there: World):
+    _, leaving, other = await there.puppets_of(e="E", l="L", l2="L")
+    running = there.submit()
+    await there.turn()
+    leaving.accept()
+
+    leaving.say("gone")
+
+    await moved(there, running, to=other, lost="l")
+
+
+async def test_from_an_executor_that_others_call_gone_it_moves(there: World):
+    _, _, other = await there.puppets_of(e="E", l="L", l2="L")
+    running = there.submit()
+    await there.turn()
+
+    there.bus.publish(subjects.event(subjects.GONE), b"l")
+
+    await moved(there, running, to=other, lost="l")
+
+
+async def test_when_the_last_executor_is_gone_the_stage_is_named(there: World):
+    _, dead = await there.puppets_of(e="E", l="L")
+    running = there.submit()
+    await there.turn()
+
+    dead.say("gone")
+    await there.turn()
+
+    with pytest.raises(StageUnavailable) as caught:
+        texts(running)
+    assert caught.value.stage == "thinker"
+
+
+async def test_an_executor_that_has_done_its_part_may_leave(there: World):
+    vision, thinker, _ = await there.puppets_of(e="E", l="L", e2="E")
+    running = there.submit()
+    await there.turn()
+    vision.reply(vision.hop(0))
+    await there.turn()
+
+    vision.say("gone")
+    await there.turn()
+
+    assert running.invocation.attempt == 0
+    assert len(thinker.taken) == 1
+
+
+async def test_an_executor_that_answers_nothing_is_replaced(there: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dispatch, "ACCEPT", 0.1)
+    vision, _, other = await there.puppets_of(e="E", l="L", l2="L")
+    running = there.submit()
+    await there.turn()
+    vision.accept()
+
+    await moved(there, running, to=other, lost="l")
+
+
+async def test_an_executor_that_falls_silent_is_asked_and_replaced(there: World):
+    _, dead, other = await there.puppets_of(e="E", l="L", l2="L")
+    running = there.submit()
+    await there.turn()
+    dead.accept()
+
+    await dead.die()  # without a word
+
+    await moved(there, running, to=other, lost="l")
+
+
+async def test_what_the_client_has_is_not_sent_again(there: World):
+    vision, dying, other = await there.puppets_of(e="E", l="L", l2="L")
+    running = there.submit()
+    await there.turn()
+    dying.reply(dying.chunk(0, "to"), dying.chunk(1, "be"))
+    await there.turn()
+    assert texts(running) == ["to", "be"]
+
+    dying.say("gone")
+
+    await there.sent(other)
+    assert await finish(there, running, vision, other, "to", "be", "or", "not") == ["or", "not"]
+
+
+async def test_replies_of_an_earlier_attempt_are_dropped(there: World):
+    vision, first, second = await there.puppets_of(e="E", l="L", l2="L")
+    running = there.submit()
+    await there.turn()
+    first.reply(Busy(running.id, "l", 0))
+    await there.sent(second)
+
+    first.reply(first.chunk(0, "stale"), first.hop(1), Busy(running.id, "l", 0))
+    await there.turn()
+
+    assert running.invocation.attempt == 1
+    assert await finish(there, running, vision, second, "fresh") == ["fresh"]
+
+
+async def test_a_lost_chunk_runs_the_invocation_again(there: World):
+    vision, thinker = await there.puppets_of(e="E", l="L")
+    running = there.submit()
+    await there.turn()
+    thinker.reply(thinker.chunk(0, "a"), thinker.chunk(2, "c"))
+
+    assert (await there.sent(thinker, 2)).attempt == 1
+    assert await finish(there, running, vision, thinker, "a", "b", "c") == ["a", "b", "c"]
+
+
+async def test_an_invocation_takes_so_many_routes_and_no_more(there: World):
+    puppets = [await there.puppet(f"l{number}", "L") for number in range(ATTEMPTS + 2)]
+    await there.puppet("e", "E")
+    running = there.submit()
+    for number in range(ATTEMPTS):
+        taken = next(puppet for puppet in puppets if puppet.id == running.invocation.route[1])
+        await there.sent(taken)
+        taken.reply(Busy(running.id, taken.id, number))
+        await there.turn()
+
+    assert isinstance(running.failure, Overloaded)
+    assert sum(len(puppet.taken) for puppet in puppets) == ATTEMPTS
+
+
+# The bus goes away
+
+
+async def test_after_a_reconnect_what_is_in_flight_runs_again(there: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dispatch, "RETURN", 0.05)
+    vision, thinker = await there.puppets_of(e="E", l="L")
+    running = there.submit()
+    await there.turn()
+    thinker.reply(thinker.chunk(0, "to"))
+    await there.turn()
+    assert texts(running) == ["to"]
+
+    there.bus.reconnects += 1
+
+    assert (await there.sent(thinker, 2)).attempt == 1
+    assert await finish(there, running, vision, thinker, "to", "be") == ["be"]
+
+
+async def test_a_bus_that_goes_away_again_and_again_is_said(there: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dispatch, "RETURN", 0.0)
+    monkeypatch.setattr(dispatch, "WATCH", 0.01)
+    _, thinker = await there.puppets_of(e="E", l="L")
+    running = there.submit()
+
+    for attempt in range(ATTEMPTS):
+        await there.sent(thinker, attempt + 1)
+        there.bus.reconnects += 1
+        await until(lambda now=attempt: running.invocation.attempt > now or running.failure is not None)
+
+    assert isinstance(running.failure, BusUnavailable)
+
+
+async def test_a_move_that_cannot_be_sent_fails_its_invocation_alone(tmp_path: Path):
+    async with world(tmp_path, limit=1200) as there:
+        _, dead = await there.puppets_of(e="E", l="L")
+        await there.puppet("z-name-that-is-much-longer-" + "x" * 200, "L")
+        running = there.submit(text="y" * 550)
+        await there.turn()
+        assert 1000 < len(running.body) <= 1200, "it fits, and does not with a name that is 200 longer"
+
+        await dead.die()  # noticed by the watcher, which has to live on
+        await until(lambda: running.failure is not None)
+
+        assert isinstance(running.failure, TooLarge)
+        there.dispatcher.finish(running, "failed")
+        assert set(there.outstanding().values()) == {0}
+        assert there.dispatcher._watcher is not None
+        assert not there.dispatcher._watcher.done()

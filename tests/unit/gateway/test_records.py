@@ -1,0 +1,168 @@
+"""Records: everything that a replay needs in full mode, nothing of the users' content in digest mode."""
+
+import base64
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnibus import graph
+from omnibus.bus import subjects
+from omnibus.errors import NotFound
+from tests.unit.gateway.house import OMNI, PNG, VL, House, answered, house, image, text
+from tests.unit.sidecar.node import until
+
+SECRET, STOP = "Kartoffelsalat", "Zwiebelkuchen"
+ASKED: dict[str, Any] = {"content": [text(SECRET), image()], "stop": [STOP], "seed": 5}
+
+
+async def bodies(home: House, id: str) -> list[bytes]:
+    await home.ended(id)
+    return [found.data for found in await home.bus.records(f"{subjects.ROOT}.inv.*.{id}")]
+
+
+async def test_in_full_mode_the_invocation_is_recorded_as_it_was_sent(home: House):
+    await home.all_of(VL)
+    sent: list[bytes] = []
+    await home.bus.subscribe("omnibus.task.*.*", lambda delivery: sent.append(delivery.data))
+
+    response = await home.ask(**ASKED)
+
+    begin, _ = await bodies(home, response.headers["x-request-id"])
+    assert begin in sent
+    thinker = graph.decode(begin).nodes[1]
+    assert thinker.inputs["messages"][0]["content"][0]["text"] == SECRET
+    assert thinker.inputs["params"]["stop"] == [STOP]
+
+
+async def test_the_end_says_what_the_client_got(home: House):
+    await home.all_of(VL)
+
+    response = await home.ask(**ASKED)
+
+    ended = await home.ended(response.headers["x-request-id"])
+    said = answered(response)
+    assert (ended.status, ended.attempts, ended.problem) == ("done", 1, None)
+    assert (ended.path, ended.answer.text) == (response.headers["x-omnibus-path"], said)
+    assert ended.answer.text_sha256 == sha256(said.encode()).hexdigest()
+    assert ended.answer.finish_reason == "stop"
+    assert ended.answer.usage["image_tokens"] == 1
+
+
+async def test_the_sound_of_an_answer_is_kept_by_its_hash(home: House):
+    await home.all_of(OMNI)
+
+    response = await home.ask(OMNI, "hi", modalities=["text", "audio"], audio={"voice": "Ethan", "format": "pcm16"})
+
+    ended = await home.ended(response.headers["x-request-id"])
+    sound = base64.b64decode(response.json()["choices"][0]["message"]["audio"]["data"])
+    assert ended.answer.audio_sha256 == sha256(sound).hexdigest()
+    assert ended.answer.audio_seconds == len(sound) / 2 / 24000
+    assert await home.keep.get(ended.answer.audio_sha256) == sound
+
+
+async def test_media_are_kept_by_their_hash(home: House):
+    await home.all_of(VL)
+
+    await home.ask(**ASKED)
+
+    assert await home.keep.get(sha256(PNG).hexdigest()) == PNG
+
+
+@pytest.mark.parametrize("model", [VL, OMNI])
+async def test_in_digest_mode_no_content_is_recorded_anywhere(tmp_path: Path, model: str):
+    async with house(tmp_path, record="digest") as home:
+        await home.all_of(model)
+        everything: list[bytes] = []
+        await home.bus.subscribe(subjects.RECORDS, lambda delivery: everything.append(delivery.data))
+
+        response = await home.ask(model, **ASKED)
+        long = await home.ask(model, " ".join([SECRET] * 3000))
+        streamed = await home.ask(model, **ASKED, stream=True)
+        for each in (response, long, streamed):
+            await home.ended(each.headers["x-request-id"])
+
+        assert SECRET in answered(response)
+        await until(lambda: len(everything) == 6)
+        found = b"".join(everything)
+        for content in (
+            SECRET.encode(),
+            STOP.encode(),
+            base64.b64encode(PNG)[:40],
+            PNG[:40],
+            answered(response).encode(),
+        ):
+            assert content not in found
+        assert not (tmp_path / "kept").exists()
+
+
+async def test_in_digest_mode_sizes_and_digests_remain(tmp_path: Path):
+    async with house(tmp_path, record="digest") as home:
+        await home.all_of(VL)
+
+        response = await home.ask(**ASKED)
+
+        invocation, _ = await home.records.find(response.headers["x-request-id"])
+        ended = await home.ended(response.headers["x-request-id"])
+        media = invocation.nodes[0].inputs["media"]
+        assert media == {
+            "modality": "image",
+            "mime": "image/png",
+            "sha256": sha256(PNG).hexdigest(),
+            "nbytes": len(PNG),
+        }
+        messages = invocation.nodes[1].inputs["messages"]
+        assert messages["nbytes"] > len(SECRET)
+        assert len(messages["$digest"]) == 64
+        assert invocation.nodes[1].inputs["items"] == [graph.ref(0, "embedding")]
+        assert ended.answer.text == ""
+        assert ended.answer.text_sha256 == sha256(answered(response).encode()).hexdigest()
+
+
+async def test_equal_content_has_equal_digests(tmp_path: Path):
+    async with house(tmp_path, record="digest") as home:
+        await home.all_of(VL)
+
+        answers = [await home.ask(content=content) for content in ("one", "one", "two")]
+
+        found = [(await home.records.find(each.headers["x-request-id"]))[0] for each in answers]
+        digests = [invocation.nodes[0].inputs["messages"]["$digest"] for invocation in found]
+        assert digests[0] == digests[1] != digests[2]
+
+
+async def test_a_long_answer_is_shortened_in_the_record_and_not_in_its_digest(home: House):
+    await home.all_of(VL)
+    long = " ".join(f"w{number}" for number in range(5000))
+
+    response = await home.ask(content=long, seed=5)
+
+    ended = await home.ended(response.headers["x-request-id"])
+    assert len(ended.answer.text) == 16_000
+    assert ended.answer.text_sha256 == sha256(answered(response).encode()).hexdigest()
+
+
+async def test_an_invocation_that_was_never_recorded_is_not_found(home: House):
+    with pytest.raises(NotFound, match="no record of invocation 'g-0-9'"):
+        await home.records.find("g-0-9")
+
+
+async def test_an_invocation_that_has_not_ended_has_no_end(home: House):
+    await home.all_of(VL)
+    response = await home.ask()
+    invocation, _ = await home.records.find(response.headers["x-request-id"])
+    again = msgspec.structs.replace(invocation, id="gw-9-9")
+    home.bus.record(subjects.record("chat", again.id), graph.encode(again), again.id)
+
+    assert await home.records.find("gw-9-9") == (again, None)
+
+
+async def test_words_of_a_user_never_look_like_an_end(home: House):
+    await home.all_of(VL)
+
+    response = await home.ask(content='"kind":"end" {"kind":"end"}')
+
+    invocation, ended = await home.records.find(response.headers["x-request-id"])
+    assert invocation.nodes[0].inputs["messages"][0]["content"] == '"kind":"end" {"kind":"end"}'
+    assert ended is not None

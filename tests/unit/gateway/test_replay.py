@@ -1,0 +1,241 @@
+"""Replay on ``omnibus.replay``: the same graph, seed and path again, and how the answers compare."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from omnibus import graph
+from omnibus.bus import subjects
+from omnibus.executor.contract import Job
+from omnibus.graph import HANDLE, Invocation
+from tests.unit.gateway.house import OMNI, PNG, VL, House, answered, house, image, text
+
+PATIENCE = 20.0  # seconds
+SPEECH = {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "wav"}}
+
+
+async def begun(home: House, **asked: Any) -> bytes:
+    """Ask, wait for the end, and return the recorded invocation as it lies in the stream."""
+    response = await home.ask(**asked)
+    answered(response)
+    id = response.headers["x-request-id"]
+    await home.ended(id)
+    return (await home.bus.records(f"{subjects.ROOT}.inv.*.{id}"))[0].data
+
+
+async def replay(home: House, body: bytes) -> list[dict[str, Any]]:
+    """All parts of the reply, which an empty message has ended."""
+    return [json.loads(part) async for part in home.bus.requests(subjects.REPLAY, body, PATIENCE)]
+
+
+async def test_a_recorded_request_runs_again_as_it_was(home: House):
+    await home.all_of(VL)
+    body = await begun(home, content=[text("look"), image()], path="E>L")
+    recorded = graph.decode(body)
+
+    running, done = await replay(home, body)
+
+    assert running["status"] == "running"
+    assert (running["replay_of"], running["path"]) == (recorded.id, "E>L")
+    assert running["id"] != recorded.id
+    assert (done["status"], done["id"], done["identical"]) == ("done", running["id"], True)
+    await home.emptied()
+
+
+async def test_a_replay_is_recorded_itself_and_can_be_replayed(home: House):
+    await home.all_of(VL)
+    body = await begun(home, content=[text("look"), image()])
+
+    running, _ = await replay(home, body)
+
+    again, ended = await home.records.find(running["id"])
+    first = graph.decode(body)
+    assert (again.replay_of, again.seed, again.attempt, again.app) == (first.id, first.seed, 0, "chat")
+    assert [node.digest for node in again.nodes] == [node.digest for node in first.nodes]
+    assert ended is not None
+    assert ended.status == "done"
+    [_, done] = await replay(home, graph.encode(again))
+    assert done["identical"] is True
+
+
+async def test_long_messages_come_back_from_their_hash(home: House):
+    await home.all_of(VL)
+    body = await begun(home, content=" ".join(f"w{number}" for number in range(5000)))
+
+    _, done = await replay(home, body)
+
+    assert done["identical"] is True
+    assert len(done["answer"]["text"]) <= 16_000
+    await home.emptied()
+
+
+async def test_speech_is_compared_sample_by_sample(home: House):
+    await home.all_of(OMNI)
+    body = await begun(home, model=OMNI, content="hi", path="Th>Ta>V", **SPEECH)
+
+    _, done = await replay(home, body)
+
+    assert done["identical"] is True
+    assert done["answer"]["audio_seconds"] == 4 * 240 / 24000
+    await home.emptied()
+
+
+@pytest.mark.parametrize(("louder", "same"), [(1.0 / 32767, True), (9.0 / 32767, False)])
+async def test_sound_may_differ_by_one_step_and_no_more(home: House, louder: float, same: bool):
+    shift = 0.0
+
+    async def hum(job: Job) -> None:
+        async for _ in job.stream("codes"):
+            pass
+        await job.send("audio", {"rate": 24000}, np.full(240, 0.5 + shift, np.float32))
+
+    home.serve(OMNI)
+    await home.executor(OMNI, "M", "vision", "audio", "thinker", "talker", "vocoder", vocoder=hum)
+    body = await begun(home, model=OMNI, content="hi", **SPEECH)
+    shift = louder
+
+    _, done = await replay(home, body)
+
+    assert done["identical"] is same
+    assert same or done["why"] == "the sound differs"
+
+
+async def test_another_text_is_said(home: House):
+    await home.all_of(VL)
+    recorded = graph.decode(await begun(home, content="hi", seed=1))
+
+    _, done = await replay(home, graph.encode(msgspec.structs.replace(recorded, seed=2)))
+
+    assert (done["identical"], done["why"]) == (False, "the text differs")
+
+
+async def test_what_never_ended_cannot_be_compared(home: House):
+    await home.all_of(VL)
+    recorded = graph.decode(await begun(home, content="hi"))
+
+    unknown = msgspec.structs.replace(recorded, id="gw-7-7")
+    home.bus.record(subjects.record("chat", unknown.id), graph.encode(unknown), unknown.id)
+    _, done = await replay(home, graph.encode(unknown))
+
+    assert done["identical"] is None
+    assert "no finished answer" in done["why"]
+
+
+# What cannot be replayed
+
+
+async def failure(home: House, body: bytes) -> dict[str, Any]:
+    *_, last = await replay(home, body)
+    assert last["status"] == "failed"
+    await home.emptied()
+    return dict(last["problem"])
+
+
+async def test_a_digest_record_says_what_to_set(tmp_path: Path):
+    async with house(tmp_path, record="digest") as home:
+        await home.all_of(VL)
+        body = await begun(home, content="hi")
+
+        problem = await failure(home, body)
+
+        assert problem["code"] == "bad_request"
+        assert "OMNIBUS_GATEWAY_RECORD=full" in problem["message"]
+
+
+async def test_media_that_are_not_kept_any_more_are_said(home: House, tmp_path: Path):
+    await home.all_of(VL)
+    body = await begun(home, content=[image(), text("look")])
+    kept = graph.decode(body).nodes[0].inputs["media"]["sha256"]
+    assert await home.keep.get(kept) == PNG
+    (tmp_path / "kept" / kept[:2] / kept).unlink()
+
+    problem = await failure(home, body)
+
+    assert problem["code"] == "not_found"
+    assert "media directory" in problem["message"]
+
+
+def with_media(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Invocation], Invocation]:
+    def changed(recorded: Invocation) -> Invocation:
+        first, *rest = recorded.nodes
+        media = change(dict(first.inputs["media"]))
+        return msgspec.structs.replace(recorded, nodes=(graph.with_inputs(first, {"media": media}), *rest))
+
+    return changed
+
+
+CHANGES: dict[str, tuple[Callable[[Invocation], Invocation], str]] = {
+    "model": (lambda recorded: msgspec.structs.replace(recorded, model="gone"), "not_found"),
+    "option": (lambda recorded: msgspec.structs.replace(recorded, options=("X", "X")), "stage_unavailable"),
+    "path to a file": (with_media(lambda media: {**media, "sha256": "../secret"}), "not_found"),
+    "file of the system": (with_media(lambda media: {**media, "sha256": "/etc/hostname"}), "not_found"),
+    "no hash": (with_media(lambda media: {HANDLE: media[HANDLE]}), "not_found"),
+}
+
+
+@pytest.mark.parametrize(("change", "code"), CHANGES.values(), ids=CHANGES.keys())
+async def test_what_was_changed_by_hand_can_do_no_harm(
+    home: House, tmp_path: Path, change: Callable[[Invocation], Invocation], code: str
+):
+    await home.all_of(VL)
+    (tmp_path / "secret").write_bytes(PNG)
+    recorded = graph.decode(await begun(home, content=[image(), text("look")]))
+
+    assert (await failure(home, graph.encode(change(recorded))))["code"] == code
+
+
+@pytest.mark.parametrize("body", [b"", b"x", b"{}", b'{"v":9}', b"[1]"])
+async def test_what_is_no_invocation_is_answered_with_a_problem(home: House, body: bytes):
+    await home.all_of(VL)
+
+    assert (await failure(home, body))["code"] == "protocol_error"
+
+
+async def test_a_stage_that_breaks_now_is_named(home: House):
+    home.serve(VL)
+    works = True
+
+    async def sometimes(job: Job) -> None:
+        assert works, "out of order"
+        await job.send("text", {"text": "fine"})
+
+    await home.executor(VL, "EL", "vision", "thinker", thinker=sometimes)
+    body = await begun(home, content="hi")
+    works = False
+
+    problem = await failure(home, body)
+
+    assert (problem["code"], problem["stage"]) == ("stage_failed", "thinker")
+
+
+async def test_a_replay_takes_no_longer_than_the_request_might_have(tmp_path: Path):
+    hangs = False
+
+    async def maybe(job: Job) -> None:
+        if hangs:
+            await asyncio.Event().wait()
+        await job.send("text", {"text": "fine"})
+
+    async with house(tmp_path, deadline=0.5) as home:
+        home.serve(VL)
+        executor = await home.executor(VL, "EL", "vision", "thinker", thinker=maybe)
+        body = await begun(home, content="hi")
+        hangs = True
+        home.place.executors[executor]._purge = lambda: None  # type: ignore[method-assign] # it has stopped, alive
+
+        problem = await failure_within(home, body)
+
+        assert problem["code"] == "deadline_exceeded"
+        assert home.dispatcher.inflight == 0
+
+
+async def failure_within(home: House, body: bytes) -> dict[str, Any]:
+    async with asyncio.timeout(PATIENCE):
+        *_, last = await replay(home, body)
+    return dict(last["problem"])
