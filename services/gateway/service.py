@@ -71,14 +71,16 @@ class GatewayService:
     async def _follow_plan(self, router: Router) -> None:
         """Read each new epoch. Without a store the plan that is known stays in force."""
         async for epoch in self._store.swaps():
-            if router.plan is not None and epoch <= router.plan.epoch:
+            known = router.plan
+            if not epoch or (known is not None and epoch == known.epoch):
                 continue
             try:
-                plan = await self._store.plan(epoch) if epoch else None
+                plan = await self._store.plan(epoch)
             except OmnibusError as error:
                 log.error("plan epoch %d: %s", epoch, error)
                 continue
-            if plan is not None:
+            # A store that lost everything counts from 1 again: what is newer is told by the clock.
+            if plan is not None and (known is None or plan.epoch > known.epoch or plan.created > known.created):
                 router.plan = plan
                 GATEWAY.epoch.set(plan.epoch)
                 log.info("plan epoch %d: %s", plan.epoch, ", ".join(plan.models))

@@ -126,6 +126,12 @@ class ServiceSettings(Settings, frozen=True):
 S = TypeVar("S", bound=Settings)
 
 
+def public(url: str) -> str:
+    """``url`` as it may be printed: without user and password."""
+    scheme, mark, rest = url.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
+
+
 def load(kind: type[S], environ: Mapping[str, str] | None = None) -> S:
     """Read one area from the environment; raises ``BadRequest`` that names the variable."""
     environ = os.environ if environ is None else environ

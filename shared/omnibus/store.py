@@ -18,7 +18,7 @@ from redis.retry import Retry
 from omnibus import plan as plans
 from omnibus.errors import StoreUnavailable
 from omnibus.plan import Plan
-from omnibus.settings import StoreSettings
+from omnibus.settings import StoreSettings, public
 
 log = logging.getLogger(__name__)
 
@@ -127,9 +127,9 @@ class Store:
         except ResponseError as error:
             if str(error).startswith("STALE"):
                 raise
-            raise StoreUnavailable(f"the store at {self._settings.url} refuses: {error}") from error
+            raise StoreUnavailable(f"the store at {public(self._settings.url)} refuses: {error}") from error
         except (RedisError, OSError, TimeoutError) as error:
-            raise StoreUnavailable(f"no store at {self._settings.url}: {error}") from error
+            raise StoreUnavailable(f"no store at {public(self._settings.url)}: {error}") from error
 
 
 def _heed_cancellation() -> None:

@@ -22,7 +22,7 @@ from nats.micro.service import EndpointConfig
 
 from omnibus.bus import Delivery, Handler, Responder, subjects
 from omnibus.errors import BusUnavailable, DeadlineExceeded, Fatal, NotFound, ProtocolError, TooLarge
-from omnibus.settings import BusSettings
+from omnibus.settings import BusSettings, public
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class NatsBus:
                     **options,
                 )
         except (TimeoutError, OSError, nats.errors.Error) as error:
-            raise BusUnavailable(f"no NATS server at {settings.url}: {error or 'timed out'}") from error
+            raise BusUnavailable(f"no NATS server at {public(settings.url)}: {error or 'timed out'}") from error
         version = connection.connected_server_version
         if (version.major, version.minor) < OLDEST_SERVER:
             await connection.close()

@@ -16,6 +16,7 @@ from omnibus.settings import (
     SidecarSettings,
     StoreSettings,
     load,
+    public,
 )
 
 AREAS = [
@@ -80,3 +81,8 @@ def test_settings_do_not_change():
 def test_a_node_without_a_name_is_called_by_its_host():
     assert SidecarSettings().node_name == socket.gethostname()
     assert SidecarSettings(node="n7").node_name == "n7"
+
+
+def test_a_printed_url_holds_no_password():
+    assert public("redis://user:secret@host:6379/0") == "redis://host:6379/0"
+    assert public("nats://127.0.0.1:4222") == "nats://127.0.0.1:4222"
