@@ -14,6 +14,7 @@ import numpy as np
 
 from omnibus import graph
 from omnibus.bus import Bus, Delivery, messages, subjects
+from omnibus.bus.comeback import Comeback
 from omnibus.bus.messages import Accepted, Busy, Chunk, End, Failed, Hop
 from omnibus.errors import (
     BusUnavailable,
@@ -58,6 +59,7 @@ class Dispatcher:
         self._running: dict[str, Running] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._emptied = asyncio.Event()
+        self._comeback = Comeback(bus)
         self.reply = subjects.reply(gateway)
 
     async def startup(self) -> None:
@@ -203,8 +205,8 @@ class Dispatcher:
 
     def _on_refused(self, delivery: Delivery) -> None:
         """The server says that nobody listens on an executor's subject."""
-        if not delivery.refused:
-            return
+        if not delivery.refused or self._comeback.within(RETURN):
+            return  # what was sent while executors reconnect is sent again
         invocation, attempt, executor = subjects.parse_refused(delivery.subject)
         self._on_gone(executor)
         running = self._running.get(invocation)
@@ -270,18 +272,18 @@ class Dispatcher:
 
     async def _watch(self) -> None:
         """Ask silent executors whether they listen; replace those that do not answer a dispatch."""
-        reconnects, back = self._bus.reconnects, 0.0
+        reconnects, back = self._bus.reconnects, False
         while True:
             await asyncio.sleep(WATCH)
             if not self._bus.connected:
                 continue
             if reconnects != self._bus.reconnects:
-                reconnects, back = self._bus.reconnects, time.monotonic()
+                reconnects, back = self._bus.reconnects, True
                 self._ask(subjects.event(subjects.CENSUS), b"{}")
-            if back and time.monotonic() - back < RETURN:
+            if back and self._comeback.within(RETURN):
                 continue  # the executors are reconnecting too
             if back:
-                back = 0.0
+                back = False
                 self._resume()
             for executor in self._members.silent():
                 self._ask(subjects.edge(executor), b"", subjects.refused(self._gateway, "-", 0, executor))

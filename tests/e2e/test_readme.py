@@ -77,7 +77,9 @@ def test_the_demo_answers_in_text_and_speech_and_leaves_nothing_running(tmp_path
     assert "everything is stopped" in printed
     with wave.open(str(out)) as file:
         assert file.getframerate() == 24000
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith("omnibus-local-")]
+    # An arena is named after its supervisor; those of others on this machine are not ours to judge.
+    owners = [name.rpartition("-")[2] for name in os.listdir("/dev/shm") if name.startswith("omnibus-local-")]
+    assert not [owner for owner in owners if not Path(f"/proc/{owner}").exists()]
 
 
 async def test_the_commands_against_a_running_system_work(tmp_path: Path) -> None:

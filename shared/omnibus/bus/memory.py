@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from itertools import count
 from typing import Any
 
-from omnibus.bus import Delivery, Handler, Responder
-from omnibus.errors import BusUnavailable, DeadlineExceeded, NotFound, TooLarge
+from omnibus.bus import Delivery, Handler, Responder, asking
+from omnibus.errors import BusUnavailable, TooLarge
 from omnibus.settings import BusSettings
 
 log = logging.getLogger(__name__)
@@ -77,37 +77,12 @@ class MemoryBus:
     async def requests(
         self, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None = None
     ) -> AsyncIterator[bytes]:
-        inbox = f"_INBOX.{next(self._inbox)}"
-        arrived: asyncio.Queue[Delivery] = asyncio.Queue()
-        stop = await self.subscribe(inbox, arrived.put_nowait)
-        try:
-            self.publish(subject, data, reply=inbox, headers=headers)
-            while True:
-                try:
-                    delivery = await asyncio.wait_for(arrived.get(), timeout)
-                except TimeoutError as error:
-                    raise DeadlineExceeded(f"no answer on {subject} within {timeout:g} s") from error
-                if delivery.refused:
-                    raise NotFound(f"nobody listens on {subject}")
-                if not delivery.data:
-                    return
-                yield delivery.data
-        finally:
-            await stop()
+        async for part in asking.ask(self, f"_INBOX.{next(self._inbox)}", subject, data, timeout, headers):
+            yield part
 
     async def respond(self, subject: str, responder: Responder, queue: str = "") -> Callable[[], Awaitable[None]]:
-        async def answer(delivery: Delivery) -> None:
-            try:
-                async for part in responder(delivery):
-                    if delivery.reply:
-                        self.publish(delivery.reply, part)
-            except Exception:  # whoever asked must not wait for more
-                log.exception("responder of %s failed", delivery.subject)
-            if delivery.reply:
-                self.publish(delivery.reply, b"")
-
         def handle(delivery: Delivery) -> None:
-            task = asyncio.get_running_loop().create_task(answer(delivery))
+            task = asyncio.get_running_loop().create_task(asking.answer(self, responder, delivery))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

@@ -20,7 +20,7 @@ from nats.aio.msg import Msg
 from nats.micro.request import Request
 from nats.micro.service import EndpointConfig
 
-from omnibus.bus import Delivery, Handler, Responder, subjects
+from omnibus.bus import Delivery, Handler, Responder, asking, subjects
 from omnibus.errors import BusUnavailable, DeadlineExceeded, Fatal, NotFound, ProtocolError, TooLarge
 from omnibus.settings import BusSettings, public
 
@@ -164,36 +164,13 @@ class NatsBus:
     async def requests(
         self, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None = None
     ) -> AsyncIterator[bytes]:
-        inbox = self._nc.new_inbox()
-        arrived: asyncio.Queue[Delivery] = asyncio.Queue()
-        stop = await self.subscribe(inbox, arrived.put_nowait)
-        try:
-            self.publish(subject, data, reply=inbox, headers=headers)
-            while True:
-                try:
-                    delivery = await asyncio.wait_for(arrived.get(), timeout)
-                except TimeoutError as error:
-                    raise DeadlineExceeded(f"no answer on {subject} within {timeout:g} s") from error
-                if delivery.refused:
-                    raise NotFound(f"nobody listens on {subject}")
-                if not delivery.data:
-                    return
-                yield delivery.data
-        finally:
-            await stop()
+        async for part in asking.ask(self, self._nc.new_inbox(), subject, data, timeout, headers):
+            yield part
 
     async def respond(self, subject: str, responder: Responder, queue: str = "") -> Callable[[], Awaitable[None]]:
-        return await self.subscribe(subject, lambda delivery: self._spawn(self._answer(responder, delivery)), queue)
-
-    async def _answer(self, responder: Responder, delivery: Delivery) -> None:
-        try:
-            async for part in responder(delivery):
-                if delivery.reply:
-                    self.publish(delivery.reply, part)
-        except Exception:  # whoever asked must not wait for more
-            log.exception("responder of %s failed", delivery.subject)
-        if delivery.reply:
-            self.publish(delivery.reply, b"")
+        return await self.subscribe(
+            subject, lambda delivery: self._spawn(asking.answer(self, responder, delivery)), queue
+        )
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -223,7 +200,7 @@ class NatsBus:
 
         def endpoint(responder: Responder) -> Callable[[Request], Awaitable[None]]:
             async def handle(request: Request) -> None:
-                self._spawn(self._answer(responder, Delivery(request.subject, request.data, request._msg.reply)))
+                self._spawn(asking.answer(self, responder, Delivery(request.subject, request.data, request._msg.reply)))
 
             return handle
 

@@ -17,6 +17,7 @@ import msgspec
 
 from omnibus import graph
 from omnibus.bus import Bus, Delivery, messages, subjects
+from omnibus.bus.comeback import Comeback
 from omnibus.bus.messages import Busy, Chunk, End, ExecutorStatus, Failed, Hop
 from omnibus.bus.outbox import Outbox
 from omnibus.errors import DeadlineExceeded, OmnibusError, ProtocolError, StageFailed
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT = 0.5  # seconds between status events
 EARLY = 10.0  # seconds that an edge may wait for its invocation
+RETURN = 1.5  # seconds after a reconnect that gateways have to show up again
 EARLY_LIMIT = 4096  # invocations whose edges may wait
 
 
@@ -62,6 +64,7 @@ class Executor:
         self._steps = 0
         self._heart: asyncio.Task[None] | None = None
         self._confirmations = Confirmations(identity.id, self._outbox)
+        self._comeback = Comeback(bus)
 
     # Life
 
@@ -105,6 +108,7 @@ class Executor:
         while True:
             self._announce()
             self._purge()
+            self._comeback.within(RETURN)  # so that it knows when
             await asyncio.sleep(HEARTBEAT)
 
     def _announce(self) -> None:
@@ -259,7 +263,7 @@ class Executor:
 
     def _nobody(self, delivery: Delivery) -> None:
         """The server says that a receiver is gone. Without its gateway an invocation has no client."""
-        if not delivery.refused:
+        if not delivery.refused or self._comeback.within(RETURN):
             return
         gateway = subjects.reply(delivery.subject.rpartition(".")[2])
         for invocation in [id for id, live in self._live.items() if live.invocation.reply == gateway]:

@@ -1,0 +1,47 @@
+"""Asking and answering on top of publish and subscribe: the same on every bus."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+from omnibus.bus import Bus, Delivery, Responder
+from omnibus.errors import DeadlineExceeded, NotFound
+
+log = logging.getLogger(__name__)
+
+
+async def ask(
+    bus: Bus, inbox: str, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None
+) -> AsyncIterator[bytes]:
+    """Replies that come to ``inbox``, until the empty one. ``timeout`` bounds each wait, in seconds.
+
+    Raises ``NotFound`` without a subscriber and ``DeadlineExceeded``.
+    """
+    arrived: asyncio.Queue[Delivery] = asyncio.Queue()
+    stop = await bus.subscribe(inbox, arrived.put_nowait)
+    try:
+        bus.publish(subject, data, reply=inbox, headers=headers)
+        while True:
+            try:
+                delivery = await asyncio.wait_for(arrived.get(), timeout)
+            except TimeoutError as error:
+                raise DeadlineExceeded(f"no answer on {subject} within {timeout:g} s") from error
+            if delivery.refused:
+                raise NotFound(f"nobody listens on {subject}")
+            if not delivery.data:
+                return
+            yield delivery.data
+    finally:
+        await stop()
+
+
+async def answer(bus: Bus, responder: Responder, delivery: Delivery) -> None:
+    """Send what ``responder`` yields, then the empty message."""
+    try:
+        async for part in responder(delivery):
+            if delivery.reply:
+                bus.publish(delivery.reply, part)
+    except Exception:  # whoever asked must not wait for more
+        log.exception("responder of %s failed", delivery.subject)
+    if delivery.reply:
+        bus.publish(delivery.reply, b"")
