@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from omnibus.up.ports import free_ports
-from omnibus.up.stack import ROOT, Stack, tiny_models
+from omnibus.up.stack import ROOT, Stack
+from omnibus.up.tiny import tiny_models
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -14,7 +14,8 @@ from omnibus.cli import samples
 from omnibus.cli.look import describe, read
 from omnibus.errors import BadRequest
 from omnibus.up.logs import Log
-from omnibus.up.stack import Stack, tiny_models
+from omnibus.up.stack import Stack
+from omnibus.up.tiny import tiny_models
 
 #: Length of the answer: so long that the first sound leaves well before the last word.
 TOKENS, CODES = 1500, 400

@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 
 from omnibus.errors import BadRequest
-from omnibus.up.stack import Stack, tiny_models
+from omnibus.up.stack import Stack
+from omnibus.up.tiny import tiny_models
 
 
 async def up(options: argparse.Namespace) -> int:

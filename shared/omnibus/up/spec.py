@@ -5,6 +5,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+#: Repository root: services run in place.
+ROOT = Path(__file__).parents[3]
+
 
 @dataclass(frozen=True)
 class ProcessSpec:

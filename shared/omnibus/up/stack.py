@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import omnibus
-from omnibus import catalog
 from omnibus.bus import subjects
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, OmnibusError
@@ -24,11 +22,9 @@ from omnibus.up.logs import Log
 from omnibus.up.nursery import suits as nursery_suits
 from omnibus.up.ports import free_ports
 from omnibus.up.run import RunDirectory, RunState
-from omnibus.up.spec import ProcessSpec, python
+from omnibus.up.spec import ROOT, ProcessSpec, python
 from omnibus.up.supervisor import Supervisor
 
-#: Repository root: services run in place.
-ROOT = Path(omnibus.__file__).parents[2]
 NODE = "local"
 READY_WITHIN = 180.0  # seconds for all executors to load
 #: What the nursery imports once for all executors.
@@ -90,8 +86,9 @@ class Stack:
         self.directory = run.path
         self._nursery_socket = str(run.path / "nursery.sock")
         (run.path / "models.json").write_text(self._models)
-        self.nats, self.valkey = infra.nats(run.path), infra.valkey(run.path)
-        ports = free_ports(1)
+        ports = free_ports(4)  # at once, so that they differ
+        self.nats = infra.nats(run.path, port=ports[1], monitor_port=ports[2])
+        self.valkey = infra.valkey(run.path, port=ports[3])
         self.port = self._port or ports[0]
         self.url = f"http://127.0.0.1:{self.port}"
         self._env = self._environment(run.path)
@@ -272,30 +269,3 @@ def _not_ready(url: str) -> str:
         return str(json.loads(error.read()).get("missing"))
     except OSError as error:
         return f"the gateway does not answer ({error})"
-
-
-async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> str:
-    """Declarations of the tiny models, whose checkpoints are built on first use."""
-    cache = cache or Path(os.environ.get("OMNIBUS_CACHE", "") or Path.home() / ".cache" / "omnibus") / "tiny"
-    chosen = {name: family for name, family in catalog.TINY.items() if not only or name in only}
-    if not chosen:
-        raise BadRequest(f"no tiny model {', '.join(only)}; there is {', '.join(catalog.TINY)}")
-    await asyncio.gather(*(_build(family, cache / family) for family in chosen.values()))
-    return json.dumps(
-        {"models": {name: catalog.declaration(family, str(cache / family)) for name, family in chosen.items()}}
-    )
-
-
-async def _build(family: str, directory: Path) -> None:
-    if (directory / "config.json").exists():
-        return
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "shared"), os.environ.get("PYTHONPATH", "")])}
-    process = await asyncio.create_subprocess_exec(
-        *python("omnibus_models.tiny", family, str(directory)),
-        env=environ,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    output, _ = await asyncio.wait_for(process.communicate(), 300)
-    if process.returncode:
-        raise BadRequest(f"the tiny {family} checkpoint was not built:\n{output.decode()[-2000:]}")

@@ -20,7 +20,8 @@ import pytest
 
 from omnibus import catalog
 from omnibus.up import nursery, sprout
-from omnibus.up.stack import ROOT, SHARED, Stack, tiny_models
+from omnibus.up.stack import ROOT, SHARED, Stack
+from omnibus.up.tiny import tiny_models
 from tests.unit.up.births import Nursery, numbers
 from tests.unit.up.programs import WITHIN, Lines, all_gone, log_to
 
