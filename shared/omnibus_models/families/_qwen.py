@@ -1,6 +1,7 @@
 """What the Qwen2.5 families share: a language model without state, a vision tower, prompts."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ class Decoder(Loaded):
         return scores
 
 
-class Thinker(Decoder):
+class Thinker(Decoder, ABC):
     """A Qwen2.5 language model that takes media embeddings, see ``contract.Thinker``."""
 
     speaks = False
@@ -120,9 +121,9 @@ class Thinker(Decoder):
         """This family has no talker: always ``BadRequest``."""
         raise errors.BadRequest("this model does not speak; ask for text", param="modalities")
 
+    @abstractmethod
     def _positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
         """[3, 1, T] positions and the delta of decoded tokens. Read from the request, never from the module."""
-        raise NotImplementedError
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         role, content = message.get("role"), message.get("content")
