@@ -9,19 +9,19 @@ import numpy as np
 
 from omnibus.errors import OmnibusError
 from omnibus.task import ChatOutput
-from services.gateway.chat import arrivals
+from services.gateway.arrivals import arrivals
 from services.gateway.collected import Collected
 from services.gateway.openai import answers, audio
 from services.gateway.openai.schema import ChatRequest
 from services.gateway.openai.stream import DONE, ChatStream
-from services.gateway.running import Running
+from services.gateway.run import Run
 from services.gateway.streams import merge
 
 #: Seconds that an answer's audio id may be referred to.
 AUDIO_KEPT = 3600
 
 
-async def collect(running: Running, output: ChatOutput, got: Collected) -> np.ndarray:
+async def collect(output: ChatOutput, got: Collected) -> np.ndarray:
     """Read all streams to their end; returns the samples, float32 [n]."""
     sound: list[np.ndarray] = []
     async for batch in merge(arrivals(output)):
@@ -35,10 +35,9 @@ async def collect(running: Running, output: ChatOutput, got: Collected) -> np.nd
     return samples
 
 
-async def whole(running: Running, request: ChatRequest, output: ChatOutput, got: Collected) -> bytes:
+async def whole(run: Run, request: ChatRequest, output: ChatOutput, got: Collected) -> bytes:
     """The body of a ``chat.completion``."""
-    samples = await collect(running, output, got)
-    invocation = running.invocation
+    samples = await collect(output, got)
     spoken = None
     if request.audio is not None and request.speaks:
         spoken = answers.Audio(
@@ -48,33 +47,32 @@ async def whole(running: Running, request: ChatRequest, output: ChatOutput, got:
             transcript=got.text,
         )
     return answers.completion(
-        id=f"chatcmpl-{invocation.id}",
-        model=invocation.model,
-        created=int(invocation.created),
+        id=f"chatcmpl-{run.id}",
+        model=run.model,
+        created=int(run.created),
         text=got.text if request.writes or spoken is None else None,
         finish_reason=got.finish,  # type: ignore[arg-type]
         usage=got.usage(),
         audio=spoken,
-        fingerprint=f"epoch-{invocation.epoch}",
+        fingerprint=f"epoch-{run.epoch}",
     )
 
 
 async def events(
-    running: Running, request: ChatRequest, output: ChatOutput, got: Collected, done: Callable[[str], None]
+    run: Run, request: ChatRequest, output: ChatOutput, got: Collected, done: Callable[[str], None]
 ) -> AsyncIterator[bytes]:
     """The body of a streamed answer: frames that are ready together leave together.
 
     ``done`` is called with the status before the last frame leaves.
     """
-    invocation = running.invocation
     wav = request.audio is not None and request.speaks and request.audio.format == "wav"
     stream = ChatStream(
-        f"chatcmpl-{invocation.id}",
-        invocation.model,
-        int(invocation.created),
+        f"chatcmpl-{run.id}",
+        run.model,
+        int(run.created),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         wav=got.rate if wav else None,
-        fingerprint=f"epoch-{invocation.epoch}",
+        fingerprint=f"epoch-{run.epoch}",
     )
     head = [stream.role("" if request.writes else None)]
     if output.audio is not None:
@@ -86,7 +84,7 @@ async def events(
             yield b"".join([frame for name, item in batch if (frame := _frame(stream, say, got, name, item))])
     except OmnibusError as error:
         done("failed")
-        yield stream.error(error, invocation.id)
+        yield stream.error(error, run.id)
         return
     done("done")
     tail = [stream.audio_end(int(time.time()) + AUDIO_KEPT)] if output.audio is not None else []

@@ -2,42 +2,35 @@
 
 parse      body to ``ChatRequest``, media fetched, checked and put into the arena once
 record     the composite task runs with placeholders; out comes the graph
-route      request type, path by the planned rates, executors by least outstanding work
-dispatch   the invocation to every executor at once, and to the record stream
+send       to the executors of its route: see ``run``
 replay     the composite task runs again, verified, with streams as results
 answer     JSON or server-sent events; then one ``end``
 """
 
-import time
+import asyncio
+import inspect
 from hashlib import sha256
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from omnibus.errors import BadRequest, Overloaded, TooLarge
-from omnibus.graph import HANDLE, WIRE_VERSION, Invocation
-from omnibus.metrics import GATEWAY
-from omnibus.plan import ModelPlan, request_type
-from omnibus.settings import GatewaySettings
-from omnibus.task import MLLM, ChatInput, ChatOutput, Encode, Omni, Recording, Talk, Think, Vocode, record, replay
-from omnibus.tensors.client import TensorClient
-from services.gateway.dispatch import ATTEMPTS, Dispatcher
+from omnibus.errors import BadRequest, DeadlineExceeded, OmnibusError, TooLarge
+from omnibus.plan import ModelPlan
+from omnibus.task import ChatInput, ChatOutput, CompositeTask, record, replay, use
+from omnibus.task.running import run as run_task
+from services.gateway.dispatch import ATTEMPTS
 from services.gateway.fetch import Fetcher
-from services.gateway.keep import MediaKeep
+from services.gateway.models import composite
 from services.gateway.openai import media as openai_media
 from services.gateway.openai.conversation import conversation
 from services.gateway.openai.media import Limits, Media
 from services.gateway.openai.schema import ChatRequest
-from services.gateway.records import Records
-from services.gateway.route import Router
-from services.gateway.running import Running
+from services.gateway.placing import MANY, place
+from services.gateway.run import Run, Runs
 
 APP = "chat"
 #: Bytes of messages above which they travel by handle.
 INLINE = 16 * 1024
-#: Seconds that inputs outlive the deadline.
-GRACE = 10.0
 #: Tokens that a request counts for when it does not say how long its answer may be.
 USUAL_ANSWER = 256
 #: Codec codes of an answer unless the request says otherwise: about 20 s at 50 codes per second.
@@ -45,195 +38,152 @@ SPEECH_CODES = 1024
 #: How a talker samples unless the request is greedy (Qwen2.5-Omni's own defaults).
 SPEECH = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05}
 GREEDY_SPEECH = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+#: Clients name these by habit; each is served by one of the model's own voices.
+OPENAI_VOICES = (
+    "alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse", "marin", "cedar",
+)  # fmt: skip
 
 #: In one order, so that a call has the same digest before and after it was a document.
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
+class Asked:
+    """A chat request as it was understood: what a composite task gets, and the media not yet placed."""
+
+    def __init__(self, request: ChatRequest, messages: list[dict[str, Any]], items: list[Media], voice: str) -> None:
+        self.body = _encode(messages)
+        self.items = items
+        speech = _speech(request)
+        self.input = ChatInput.model_construct(
+            messages=msgspec.Raw(self.body),
+            media=tuple({"modality": item.info.modality, "sha256": item.info.sha256} for item in items),
+            modalities=tuple(item.info.modality for item in items),
+            params=_json(_params(request)),
+            voice=voice,
+            speech=_json(speech) if speech is not None else None,
+            tokens=tuple(openai_media.estimate_tokens(item.info) for item in items),
+            answer=request.limit or USUAL_ANSWER,
+        )
+
+    @property
+    def bulky(self) -> bool:
+        """Whether something has to be placed in the arena."""
+        return bool(self.items) or len(self.body) > INLINE
+
+
 class Chat:
     """Serves chat requests for every model of the plan."""
 
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        router: Router,
-        dispatcher: Dispatcher,
-        tensors: TensorClient,
-        records: Records,
-        keep: MediaKeep,
-        fetcher: Fetcher,
-    ) -> None:
-        self._settings = settings
-        self._router = router
-        self._dispatcher = dispatcher
-        self._tensors = tensors
-        self._records = records
-        self._keep = keep
+    def __init__(self, runs: Runs, fetcher: Fetcher) -> None:
+        self._runs = runs
+        self._router = runs.router
         self._fetcher = fetcher
-        self._limits = Limits(body_bytes=settings.max_body)
-        self._tasks: dict[tuple[int, str], MLLM] = {}
+        self._limits = Limits(body_bytes=runs.settings.max_body)
+        self._tasks: dict[tuple[int, str], CompositeTask] = {}
 
-    def task(self, name: str, model: ModelPlan) -> MLLM:
-        """The composite task of ``model``, made once per plan epoch."""
-        key = (self._router.plan.epoch if self._router.plan else 0, name)
+    def task(self, name: str) -> CompositeTask:
+        """The composite task of model ``name``, made once per plan epoch."""
+        plan = self._router.plan
+        key = (plan.epoch if plan else 0, name)
         if key not in self._tasks:
+            self._router.model(name)
             self._tasks = {known: task for known, task in self._tasks.items() if known[0] == key[0]}
-            self._tasks[key] = composite(name, model)
+            self._tasks[key] = composite(name, plan)  # type: ignore[arg-type]
         return self._tasks[key]
 
-    async def start(self, request: ChatRequest, pinned: str = "") -> tuple[Running, ChatOutput]:
-        """Send ``request`` on its way; returns what runs and its streams. ``pinned`` names its path.
+    async def start(self, request: ChatRequest, pinned: str = "") -> tuple[Run, ChatOutput]:
+        """Send ``request`` on its way; returns its run and its streams. ``pinned`` names its path.
 
         Raises ``Rejected`` for a request that cannot be served, ``Overloaded`` at the limit and
         ``StageUnavailable`` without executors.
         """
         model = self._router.model(request.model)  # first: from here on its name is one of ours, not the client's
-        if self._dispatcher.inflight >= self._settings.max_inflight:
-            raise Overloaded(f"{self._dispatcher.inflight} requests are in flight here: try again later")
-        voice = self._voice(request, model)
+        run = self._runs.open(APP, request.model, seed=request.seed, pinned=pinned)
+        asked = await self.understand(request, model)
+        task = self.task(request.model)
+        if inspect.iscoroutinefunction(task.invoke):
+            return run, await self._live(run, task, asked)
+        return run, await self._static(run, task, asked)
+
+    async def understand(self, request: ChatRequest, model: ModelPlan | None) -> Asked:
+        """Check ``request``, for ``model`` if it is one's, and fetch its media."""
+        voice = _voice(request, model)
         messages, refs = conversation(request)
         items = await openai_media.load(refs, self._fetcher, self._limits) if refs else []
-        task = self.task(request.model, model)
-        ticketless = ChatInput(
-            messages=messages,
-            media=tuple({"modality": item.info.modality, "sha256": item.info.sha256} for item in items),
-            modalities=tuple(item.info.modality for item in items),
-            params=_json(_params(request)),
-            voice=voice,
-            speech=_json(speech) if (speech := _speech(request)) is not None else None,
-        )
-        kind = _kind(model, ticketless)
-        ticket = self._router.ticket(request.model, kind)
-        deadline = time.time() + self._settings.deadline
-        try:
-            wanted = await self._place(ticketless, items, ticket.id, deadline)
-            recording = record(task.invoke, wanted)
-            components = [node.component for node in recording.nodes]
-            route = self._router.route(request.model, ticket, components, pinned=pinned)
-        except BaseException:
-            self._tensors.end(ticket.id)
-            raise
-        invocation = Invocation(
-            v=WIRE_VERSION,
-            id=ticket.id,
-            app=APP,
-            model=request.model,
-            type=kind,
-            path=route.path,
-            epoch=self._router.plan.epoch if self._router.plan else 0,
-            seed=_seed(request, ticket.id),
-            created=time.time(),
-            deadline=deadline,
-            reply=self._dispatcher.reply,
-            nodes=recording.nodes,
-            outputs=recording.outputs,
-            options=route.options,
-            route=route.executors,
-        )
-        running = self._dispatcher.submit(invocation, ticket, _work(recording, items, request))
-        self._records.begin(running)
-        GATEWAY.path(request.model, kind, route.path).inc()
-        return running, replay(task.invoke, wanted, recording.nodes, running.streams)
+        return Asked(request, messages, items, voice)
 
-    async def _place(self, wanted: ChatInput, items: list[Media], id: str, deadline: float) -> ChatInput:
+    async def _static(self, run: Run, task: CompositeTask, asked: Asked) -> ChatOutput:
+        """A graph that follows from the request alone: one segment."""
+        wanted = asked.input
+        segment = record(task.invoke, wanted, run.point)
+        ticket = run.ticket(segment)
+        if asked.bulky:
+            try:
+                wanted = await self.place(asked, run.id, run.deadline, ATTEMPTS + 1)
+                segment = record(task.invoke, wanted, run.point)
+            except BaseException:
+                self._runs.tensors.end(run.id)
+                raise
+        running = run.send(segment, ticket=ticket)
+        return replay(task.invoke, wanted, segment, running.streams)
+
+    async def _live(self, run: Run, task: CompositeTask, asked: Asked) -> ChatOutput:
+        """A graph that grows with its results."""
+        try:
+            async with asyncio.timeout(run.left):
+                wanted = await self.place(asked, run.inputs, run.deadline, MANY)
+                with use(run):
+                    return await run_task(task.invoke, wanted)
+        except TimeoutError:
+            run.expire()
+            run.end("expired")
+            raise DeadlineExceeded("the request took longer than its deadline") from None
+        except BaseException as error:
+            if isinstance(error, OmnibusError):
+                run.fail(error)
+            run.end("failed")
+            raise
+
+    async def place(self, asked: Asked, holder: str, deadline: float, readers: int) -> ChatInput:
         """Put media, and messages that are too long for the bus, into the arena once."""
         media = [
-            await self._put(item.data, item.info.modality, item.info.mime, item.info.sha256, id, deadline)
-            for item in items
+            await self._put(
+                item.data, (item.info.modality, item.info.mime, item.info.sha256), holder, deadline, readers
+            )
+            for item in asked.items
         ]
-        body = _encode(wanted.messages)
-        messages: Any = msgspec.Raw(body)
-        if len(body) > INLINE:
-            if len(body) > self._limits.item_bytes:
+        messages: Any = asked.input.messages
+        if len(asked.body) > INLINE:
+            if len(asked.body) > self._limits.item_bytes:
                 raise TooLarge(
-                    f"the messages have {len(body)} bytes, {self._limits.item_bytes} are allowed", param="messages"
+                    f"the messages have {len(asked.body)} bytes, {self._limits.item_bytes} are allowed",
+                    param="messages",
                 )
-            messages = await self._put(body, "text", "application/json", sha256(body).hexdigest(), id, deadline)
-        return ChatInput(messages, tuple(media), wanted.modalities, wanted.params, wanted.voice, wanted.speech)
+            found = sha256(asked.body).hexdigest()
+            messages = await self._put(asked.body, ("text", "application/json", found), holder, deadline, readers)
+        return asked.input.model_copy(update={"messages": messages, "media": tuple(media)})
 
     async def _put(
-        self, data: bytes, modality: str, mime: str, digest: str, id: str, deadline: float
+        self, data: bytes, about: tuple[str, str, str], holder: str, deadline: float, readers: int
     ) -> dict[str, Any]:
-        return await place(
-            self._tensors, self._keep if self._records.full else None, data, modality, mime, digest, id, deadline
-        )
-
-    def _voice(self, request: ChatRequest, model: ModelPlan) -> str:
-        if not request.speaks or request.audio is None:
-            return ""
-        if not model.speaks:
-            raise BadRequest(f"{request.model} has no audio output: leave modalities out", param="modalities")
-        voice = request.audio.voice
-        name = voice if isinstance(voice, str) else voice.id
-        if name in model.voices or not model.voices:
-            return name
-        if name in OPENAI_VOICES:
-            return model.voices[OPENAI_VOICES.index(name) % len(model.voices)]
-        raise BadRequest(f"unknown voice {name[:64]!r}; there are {', '.join(model.voices)}", param="audio.voice")
+        runs = self._runs
+        return await place(runs.tensors, runs.kept, data, about, holder, deadline, readers)
 
 
-#: Clients name these by habit; each is served by one of the model's own voices.
-OPENAI_VOICES = (
-    "alloy",
-    "ash",
-    "ballad",
-    "coral",
-    "echo",
-    "fable",
-    "nova",
-    "onyx",
-    "sage",
-    "shimmer",
-    "verse",
-    "marin",
-    "cedar",
-)
-
-
-async def place(
-    tensors: TensorClient,
-    keep: MediaKeep | None,
-    data: bytes,
-    modality: str,
-    mime: str,
-    digest: str,
-    invocation: str,
-    deadline: float,
-) -> dict[str, Any]:
-    """Put one input into the arena for every attempt of ``invocation``; returns its literal."""
-    handle = await tensors.put(
-        np.frombuffer(data, np.uint8), invocation=invocation, deadline=deadline + GRACE, readers=ATTEMPTS + 1
-    )
-    if keep is not None:
-        keep.put(digest, data)
-    literal = {"modality": modality, "mime": mime, "sha256": digest, "nbytes": len(data)}
-    return {HANDLE: msgspec.to_builtins(handle), **literal}
-
-
-def composite(name: str, model: ModelPlan) -> MLLM:
-    """The library task that fits ``model``'s components."""
-    encoders = {modality: Encode(model=name, component=component) for modality, component in model.encoders.items()}
-    thinker = Think(model=name, component="thinker")
+def _voice(request: ChatRequest, model: ModelPlan | None) -> str:
+    if not request.speaks or request.audio is None:
+        return ""
+    voice = request.audio.voice
+    name = voice if isinstance(voice, str) else voice.id
+    if model is None:
+        return name
     if not model.speaks:
-        return MLLM(encoders=encoders, thinker=thinker)
-    return Omni(
-        encoders=encoders,
-        thinker=thinker,
-        talker=Talk(model=name, component="talker"),
-        vocoder=Vocode(model=name, component="vocoder"),
-    )
-
-
-def _kind(model: ModelPlan, wanted: ChatInput) -> str:
-    """Request type: the components that the request uses."""
-    missing = [modality for modality in wanted.modalities if modality not in model.encoders]
-    if missing:
-        taken = ", ".join(sorted(model.encoders)) or "text only"
-        raise BadRequest(f"this model takes no {missing[0]} input (it takes: {taken})", param="messages")
-    used = {model.encoders[modality] for modality in wanted.modalities} | {"thinker"}
-    if wanted.speech is not None:
-        used |= {"talker", "vocoder"}
-    return request_type(model.components, frozenset(used))
+        raise BadRequest(f"{request.model} has no audio output: leave modalities out", param="modalities")
+    if name in model.voices or not model.voices:
+        return name
+    if name in OPENAI_VOICES:
+        return model.voices[OPENAI_VOICES.index(name) % len(model.voices)]
+    raise BadRequest(f"unknown voice {name[:64]!r}; there are {', '.join(model.voices)}", param="audio.voice")
 
 
 def _json(value: Any) -> msgspec.Raw:
@@ -259,31 +209,3 @@ def _speech(request: ChatRequest) -> dict[str, Any] | None:
         return None
     how = GREEDY_SPEECH if request.temperature == 0 else SPEECH
     return {**how, "max_codes": request.audio.max_tokens or SPEECH_CODES}
-
-
-def _seed(request: ChatRequest, id: str) -> int:
-    """The client's seed, or one that follows from the invocation's id."""
-    if request.seed is not None:
-        return request.seed & (2**63 - 1)
-    return int.from_bytes(sha256(id.encode()).digest()[:7], "big")
-
-
-def _work(recording: Recording, items: list[Media], request: ChatRequest) -> list[int]:
-    """Expected tokens per node: what least outstanding work counts."""
-    tokens = [openai_media.estimate_tokens(item.info) for item in items]
-    answer = request.limit or USUAL_ANSWER
-    per_node = []
-    for node, recorded in enumerate(recording.nodes):
-        if node < len(tokens):
-            per_node.append(tokens[node])
-        elif recorded.component == "thinker":
-            per_node.append(sum(tokens) + 32 + answer)
-        else:
-            per_node.append(SPEECH_CODES)
-    return per_node
-
-
-def arrivals(output: ChatOutput) -> dict[str, Any]:
-    """The answer's streams by name, for ``merge``."""
-    named = {"text": output.text, "audio": output.audio}
-    return {name: stream for name, stream in named.items() if stream is not None}

@@ -32,8 +32,7 @@ from omnibus.service import until_cancelled
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
 from services.gateway.members import Members
-from services.gateway.route import Router, Ticket
-from services.gateway.running import Running
+from services.gateway.running import Again, Running
 
 log = logging.getLogger(__name__)
 
@@ -42,19 +41,17 @@ RETURN = 1.5  # seconds after a reconnect that executors have to show up again
 ACCEPT = 3.0  # seconds within which every executor of a route must have answered
 SETTLE = 0.25  # seconds that the last nodes have to report their times
 ATTEMPTS = 4  # routes that an invocation may take
+_HANDLE = f'"{HANDLE}"'.encode()
 
 
 class Dispatcher:
     """Sends invocations, receives replies, moves what is lost."""
 
-    def __init__(
-        self, gateway: str, bus: Bus, tensors: TensorClient, router: Router, members: Members, limit: int
-    ) -> None:
+    def __init__(self, gateway: str, bus: Bus, tensors: TensorClient, members: Members, limit: int) -> None:
         self._gateway = gateway
         self._limit = limit
         self._bus = bus
         self._tensors = tensors
-        self._router = router
         self._members = members
         self._running: dict[str, Running] = {}
         self._watcher: asyncio.Task[None] | None = None
@@ -93,9 +90,13 @@ class Dispatcher:
 
     # Out
 
-    def submit(self, invocation: Invocation, ticket: Ticket, work: Sequence[int]) -> Running:
-        """Send ``invocation`` to every executor of its route; ``work`` is in tokens per node."""
-        running = Running(invocation, ticket, work, self._fetch, self._router)
+    def submit(self, invocation: Invocation, work: Sequence[int], again: Again) -> Running:
+        """Send ``invocation`` to every executor of its route; ``work`` is in tokens per node.
+
+        ``again`` finds another route when an executor is lost: what found the first one, for example
+        ``functools.partial(router.route, assignment, ticket, pinned=pinned, pins=pins)``.
+        """
+        running = Running(invocation, work, again, self._fetch, self._members)
         self._running[invocation.id] = running
         GATEWAY.inflight.set(len(self._running))
         try:
@@ -108,6 +109,7 @@ class Dispatcher:
     def _send(self, running: Running) -> None:
         invocation = running.invocation
         running.charge()
+        running.sent = time.monotonic()
         body = running.body = graph.encode(invocation)
         sent = set()
         for node, executor in zip(invocation.nodes, invocation.route, strict=True):
@@ -127,7 +129,7 @@ class Dispatcher:
             self._emptied.set()
         GATEWAY.inflight.set(len(self._running))
         self._end(running, status)
-        if _may_hold_tensors(running.invocation):
+        if _may_hold_tensors(running):
             self._tensors.end(running.id)
 
     def _end(self, running: Running, status: str) -> None:
@@ -254,12 +256,10 @@ class Dispatcher:
         self._again(running, error, reason)
 
     def _again(self, running: Running, error: OmnibusError, reason: str) -> None:
-        old = running.invocation
-        components = [node.component for node in old.nodes]
         try:
-            route = self._router.route(old.model, running.ticket, components, frozenset(running.lost))
-        except StageUnavailable as none:
-            running.fail(none if reason == "gone" else error)
+            route = running.again(frozenset(running.lost))
+        except OmnibusError as none:
+            running.fail(none if reason == "gone" and isinstance(none, StageUnavailable) else error)
             return
         GATEWAY.moved.labels(reason).inc()
         self._end(running, "moved")
@@ -302,18 +302,18 @@ class Dispatcher:
                 self._move(running, "", BusUnavailable("the bus was away while the request ran: ask again"), "bus")
 
     def _overdue(self) -> None:
-        oldest = time.time() - ACCEPT
+        """Replace executors that have not answered what was sent to them."""
+        oldest = time.monotonic() - ACCEPT
         for running in list(self._running.values()):
-            invocation = running.invocation
-            if invocation.created > oldest or len(running.accepted) >= len(set(invocation.route)):
+            route = set(running.invocation.route)
+            if running.sent > oldest or len(running.accepted) >= len(route):
                 continue
-            for executor in set(invocation.route) - running.accepted:
-                if running.waits_for(executor) and invocation.attempt == 0:
-                    self._move(running, executor, self._gone_error(running, executor), "silent")
-                    break
+            silent = next((executor for executor in route - running.accepted if running.waits_for(executor)), None)
+            if silent is not None:
+                self._move(running, silent, self._gone_error(running, silent), "silent")
 
 
-def _may_hold_tensors(invocation: Invocation) -> bool:
-    """A single node with only small inputs puts nothing into the arena."""
-    nodes = invocation.nodes
-    return len(nodes) > 1 or any(type(value) is dict and HANDLE in value for value in nodes[0].inputs.values())
+def _may_hold_tensors(running: Running) -> bool:
+    """A single node with only small inputs puts nothing into the arena, nor did an earlier attempt."""
+    invocation = running.invocation
+    return len(invocation.nodes) > 1 or invocation.attempt > 0 or not running.body or _HANDLE in running.body

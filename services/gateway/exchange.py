@@ -2,41 +2,40 @@
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError
+from omnibus.errors import Fatal, OmnibusError
 from omnibus.metrics import GATEWAY
 from omnibus.task import ChatOutput
 from services.gateway import answer
 from services.gateway.collected import Collected
-from services.gateway.dispatch import Dispatcher
 from services.gateway.openai.problems import error_body, error_headers, status_of
 from services.gateway.openai.schema import ChatRequest
-from services.gateway.records import Records
-from services.gateway.running import Running
+from services.gateway.run import Run
 from services.gateway.server import ON_LEFT
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
+
+T = TypeVar("T")
 
 
 class Exchange:
     """A request in flight and everything that must happen once when it is over."""
 
     def __init__(
-        self, running: Running, request: ChatRequest, output: ChatOutput, dispatcher: Dispatcher, records: Records
+        self, run: Run, request: ChatRequest, output: ChatOutput, on_end: Callable[[], None] | None = None
     ) -> None:
-        self.running = running
+        self.run = run
         self.request = request
         self.output = output
-        self.got = Collected(request.model, running.invocation.created)
-        self._dispatcher = dispatcher
-        self._records = records
+        self.got = Collected(request.model, run.created)
         self._over = False
-        left = running.invocation.deadline - time.time()
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
+        self._on_end = on_end
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, run.deadline - time.time()), self._expire)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer. A client that leaves cancels what still runs."""
@@ -54,10 +53,10 @@ class Exchange:
 
     async def _whole(self, send: Send) -> None:
         try:
-            body = await answer.whole(self.running, self.request, self.output, self.got)
+            body = await answer.whole(self.run, self.request, self.output, self.got)
         except OmnibusError as error:
             self.end("failed")
-            await problem(send, error, self.running.id)
+            await problem(send, error, self.run.id)
             return
         self.end("done")
         await respond(send, 200, JSON, body, self._about())
@@ -65,7 +64,7 @@ class Exchange:
     async def _stream(self, send: Send) -> None:
         headers = [(b"content-type", EVENTS), (b"cache-control", b"no-cache"), *self._about()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async for part in answer.events(self.running, self.request, self.output, self.got, self.end):
+        async for part in answer.events(self.run, self.request, self.output, self.got, self.end):
             if part:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
@@ -76,22 +75,16 @@ class Exchange:
         self.left()
 
     def _about(self) -> list[tuple[bytes, bytes]]:
-        """Headers that tell a client where to look: invocation, path and plan epoch."""
-        invocation = self.running.invocation
-        return [
-            (b"x-request-id", invocation.id.encode()),
-            (b"x-omnibus-path", invocation.path.encode()),
-            (b"x-omnibus-epoch", b"%d" % invocation.epoch),
-        ]
+        return about(self.run)
 
     def _expire(self) -> None:
-        self.running.fail(DeadlineExceeded("the request took longer than its deadline"))
+        self.run.expire()
         self.end("expired")
 
     def left(self) -> None:
         """The client left: everything stops."""
         if not self._over:
-            self.running.fail(Fatal("the client left"))
+            self.run.fail(Fatal("the client left"))
             self.end("cancelled")
 
     def end(self, status: str) -> None:
@@ -99,17 +92,55 @@ class Exchange:
             return
         self._over = True
         self._timer.cancel()
-        failure = self.running.failure
+        failure = self.run.failure
         GATEWAY.outcome(self.request.model, "ok" if status == "done" else failure.code if failure else status).inc()
-        GATEWAY.seconds(self.request.model).observe(time.time() - self.running.invocation.created)
-        if status == "done":
-            self._dispatcher.complete(self.running, lambda: self._record("done"))
-        else:
-            self._dispatcher.finish(self.running, status)
-            self._record(status)
+        GATEWAY.seconds(self.request.model).observe(time.time() - self.run.created)
+        self.run.end(status, self.got)
+        if self._on_end is not None:
+            self._on_end()
 
-    def _record(self, status: str) -> None:
-        self._records.end(self.running, status, self.got)
+
+class ClientLeft(Exception):
+    """Nobody waits for the answer any more."""
+
+
+async def while_connected(scope: Scope, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Do ``work`` for as long as the client waits for it. Raises ``ClientLeft``; the work was cancelled then."""
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(work)
+    watch = None
+    if ON_LEFT in scope:
+        scope[ON_LEFT] = task.cancel
+    else:
+        watch = loop.create_task(_cancel_on_leave(receive, task))
+    try:
+        return await task
+    except asyncio.CancelledError:
+        current = asyncio.current_task()
+        if current is not None and current.cancelling():
+            task.cancel()
+            raise
+        raise ClientLeft from None
+    finally:
+        if watch is not None:
+            watch.cancel()
+        elif scope[ON_LEFT] == task.cancel:
+            scope[ON_LEFT] = None
+
+
+async def _cancel_on_leave(receive: Receive, task: "asyncio.Task[Any]") -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    task.cancel()
+
+
+def about(run: Run) -> list[tuple[bytes, bytes]]:
+    """Headers that tell a client where to look: invocation, path and plan epoch."""
+    return [
+        (b"x-request-id", run.id.encode()),
+        (b"x-omnibus-path", run.path.encode()),
+        (b"x-omnibus-epoch", b"%d" % run.epoch),
+    ]
 
 
 async def respond(send: Send, status: int, kind: bytes, body: bytes, extra: list[tuple[bytes, bytes]]) -> None:

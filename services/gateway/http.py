@@ -1,8 +1,6 @@
 """HTTP: a FastAPI application, and in front of it the chat route as plain ASGI, the one hot path."""
 
 import logging
-from collections.abc import AsyncIterator
-from secrets import token_hex
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,32 +10,39 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnibus import __version__
-from omnibus.errors import BadRequest, Fatal, NotFound, OmnibusError, Rejected
-from omnibus.metrics import GATEWAY, exposition
+from omnibus.errors import NotFound, OmnibusError, Rejected
+from omnibus.metrics import exposition
 from omnibus.settings import GatewaySettings
+from services.gateway.apps import document
+from services.gateway.apps.invoke import called
+from services.gateway.apps.routes import INVOKE, Routes
+from services.gateway.apps.service import Apps
 from services.gateway.chat import Chat
+from services.gateway.chatting import ChatRoute
 from services.gateway.dispatch import Dispatcher
-from services.gateway.exchange import Exchange, problem
 from services.gateway.openai import openapi
 from services.gateway.openai.problems import error_body
-from services.gateway.openai.requests import parse_chat, read_body
-from services.gateway.records import Records
 from services.gateway.route import Router
 
 log = logging.getLogger(__name__)
 
 
 class Frontend:
-    """The HTTP routes over a chat app, its router and dispatcher."""
+    """The HTTP routes over a chat app, its router and dispatcher; with ``apps`` also those of other apps."""
 
     def __init__(
-        self, settings: GatewaySettings, chat: Chat, router: Router, dispatcher: Dispatcher, records: Records
+        self,
+        settings: GatewaySettings,
+        chat: Chat,
+        router: Router,
+        dispatcher: Dispatcher,
+        apps: Apps | None = None,
     ) -> None:
         self._settings = settings
-        self._chat = chat
+        self._chat = ChatRoute(settings, chat, apps.chats if apps is not None else None)
         self._router = router
         self._dispatcher = dispatcher
-        self._records = records
+        self._apps = apps
 
     def application(self) -> ASGIApp:
         """Everything that this gateway answers."""
@@ -45,7 +50,9 @@ class Frontend:
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http" and scope["path"] == openapi.PATH and scope["method"] == "POST":
-                await self.chat(scope, receive, send)
+                await self._chat(scope, receive, send)
+            elif self._apps is not None and scope["type"] == "http" and (name := called(scope)):
+                await self._apps.invoke(name, scope, receive, send)
             else:
                 await rest(scope, receive, send)
 
@@ -60,42 +67,28 @@ class Frontend:
         app.add_route("/metrics", self.metrics, methods=["GET"], include_in_schema=False)
         app.add_route(openapi.PATH, _not_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
         app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
+        if self._apps is not None:
+            Routes(self._settings, self._apps.control).add(app)
+            app.add_route(INVOKE, _not_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
         generated = app.openapi
-        app.openapi = lambda: _with_chat(generated())  # type: ignore[method-assign]
+        app.openapi = lambda: self._documented(_with_chat(generated()))  # type: ignore[method-assign]
         return app
+
+    def _documented(self, whole: dict[str, Any]) -> dict[str, Any]:
+        if self._apps is None:
+            return whole
+        return document.add(whole, self._apps.registry.records.values())
 
     # Routes
 
-    async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """``POST /v1/chat/completions``."""
-        model = ""
-        try:
-            headers = dict(scope["headers"])
-            length = headers.get(b"content-length", b"")
-            declared = int(length) if length.isdigit() else None
-            body = await read_body(_chunks(receive), self._settings.max_body, declared)
-            wanted = parse_chat(body)
-            model = wanted.model
-            pinned = headers.get(b"x-omnibus-path", b"").decode("latin-1")
-            running, output = await self._chat.start(wanted, pinned)
-        except OmnibusError as error:
-            GATEWAY.outcome("" if isinstance(error, NotFound) else model, error.code).inc()
-            await problem(send, error, f"req-{token_hex(8)}")
-            return
-        except Exception:  # a defect of ours: the client gets an error in the usual shape, the log the rest
-            id = f"req-{token_hex(8)}"
-            log.exception("%s failed", id)
-            GATEWAY.outcome(model, Fatal.code).inc()
-            await problem(send, Fatal("internal error: the gateway's log has more under this request id"), id)
-            return
-        await Exchange(running, wanted, output, self._dispatcher, self._records).answer(scope, receive, send)
-
     async def models(self) -> dict[str, Any]:
         plan = self._router.plan
-        if plan is None:
-            return {"object": "list", "data": []}
-        about = {"object": "model", "created": int(plan.created), "owned_by": "omnibus"}
-        return {"object": "list", "data": [{"id": name, **about} for name in plan.models]}
+        made = int(plan.created) if plan is not None else 0
+        known = {name: (made, "omnibus") for name, model in (plan.models.items() if plan else ()) if not model.apps}
+        for app in self._apps.registry.models() if self._apps is not None else ():
+            known.setdefault(app.model, (int(app.created), app.name))
+        about = [{"id": id, "object": "model", "created": at, "owned_by": by} for id, (at, by) in known.items()]
+        return {"object": "list", "data": about}
 
     async def health(self) -> dict[str, str]:
         return {"status": "ok"}
@@ -108,29 +101,22 @@ class Frontend:
         plan = self._router.plan
         missing: dict[str, dict[str, str]] = {}
         for name, model in plan.models.items() if plan is not None else ():
-            stages = self._router.members.stages(name)
+            if model.apps:  # what one app brings must not stop all others
+                continue
+            stages = self._router.stages(name)
             bad = {part: stages.get(part, "no executor") for part in model.components if stages.get(part) != "ok"}
             if bad:
                 missing[name] = bad
         bus = self._dispatcher.connected
-        ready = plan is not None and not missing and bus
+        starting = self._apps.registry.starting if self._apps is not None else []
+        ready = plan is not None and not missing and bus and not starting
         body = {"ready": ready, "epoch": plan.epoch if plan else 0, "bus": bus, "missing": missing}
+        if starting:
+            body["apps"] = starting
         return JSONResponse(body, 200 if ready else 503)
 
     async def metrics(self, _: Request) -> Response:
         return Response(exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
-    """The body as it arrives. Raises ``BadRequest`` when the client leaves in the middle."""
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise BadRequest("the client left before its request was complete")
-        if body := message.get("body", b""):
-            yield body
-        if not message.get("more_body"):
-            return
 
 
 async def _not_post(_: Request) -> Response:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from omnibus.errors import NotFound
@@ -59,8 +60,12 @@ class MediaKeep:
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """Age, size and path of everything kept."""
-        found = [(path, path.stat()) for path in self._root.glob("??/*")]
-        return [(status.st_mtime, status.st_size, path) for path, status in found]
+        found = []
+        for path in self._root.glob("??/*"):
+            with suppress(FileNotFoundError):  # another gateway has renamed or removed it meanwhile
+                status = path.stat()
+                found.append((status.st_mtime, status.st_size, path))
+        return found
 
     def _measure(self) -> int:
         return sum(size for _, size, _ in self._files())

@@ -9,24 +9,72 @@ from omnibus.bus.messages import ExecutorStatus
 SUSPECT = 1.2
 #: Seconds that an executor may hold work without a single step before its stage counts as stuck.
 STUCK = 15.0
+#: How much of what a heartbeat says of other gateways' work is believed at once. All gateways hear the same
+#: heartbeat: were it believed whole, they would all leave a busy replica together, and then all come back.
+TRUST = 0.1
+#: Less than this of another gateway's invocation is nothing.
+TRACE = 0.1
+#: Invocations whose work is averaged.
+SEEN = 1000
+
+
+class Pool:
+    """The executors of one option, and how much work this gateway's invocations bring to one of them."""
+
+    __slots__ = ("members", "sent", "turn", "work")
+
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {}
+        self.turn = 0
+        self.work = 0
+        self.sent = 0
+
+    @property
+    def mean(self) -> float:
+        """Tokens of an invocation here, 1 before the first."""
+        return self.work / self.sent if self.sent else 1.0
 
 
 class Member:
-    """One executor. ``outstanding`` is what this gateway sent and has not seen finish, in tokens."""
+    """One executor. ``outstanding`` is what this gateway sent and has not seen finish, in tokens; ``own``
+    counts the same in invocations, and ``foreign`` those of other gateways, from the heartbeats.
+    """
 
-    __slots__ = ("outstanding", "progressed", "seen", "status")
+    __slots__ = ("foreign", "outstanding", "own", "pool", "progressed", "seen", "status")
 
-    def __init__(self, status: ExecutorStatus, now: float) -> None:
+    def __init__(self, status: ExecutorStatus, now: float, pool: Pool) -> None:
         self.status = status
+        self.pool = pool
         self.outstanding = 0
+        self.own = 0
+        self.foreign = float(status.inflight)
         self.seen = now
         self.progressed = now
 
     def update(self, status: ExecutorStatus, now: float) -> None:
         if status.steps != self.status.steps or not status.inflight:
             self.progressed = now
+        self.foreign += TRUST * (max(0, status.inflight - self.own) - self.foreign)
+        if self.foreign < TRACE:
+            self.foreign = 0.0
         self.status = status
         self.seen = now
+
+    def charge(self, work: int, first: bool = True) -> None:
+        """A node of ``work`` tokens was sent; ``first`` of its invocation's nodes here."""
+        self.outstanding += work
+        pool = self.pool
+        pool.work += work
+        if first:
+            self.own += 1
+            pool.sent += 1
+            if pool.sent >= SEEN:
+                pool.sent, pool.work = pool.sent // 2, pool.work // 2
+
+    def discharge(self, work: int, last: bool = True) -> None:
+        """A node is finished or needs no work any more; ``last`` of its invocation's nodes here."""
+        self.outstanding -= work
+        self.own -= last
 
     def fit(self, now: float) -> bool:
         """Ready and heard of lately."""
@@ -35,42 +83,65 @@ class Member:
     def stuck(self, now: float) -> bool:
         return self.status.inflight > 0 and now - self.progressed > STUCK
 
+    def state(self, now: float) -> str:
+        """``ok``, ``stuck`` or ``silent``."""
+        return "stuck" if self.stuck(now) else "ok" if self.fit(now) else "silent"
+
 
 class Members:
     """All executors by id."""
 
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
+        self._pools: dict[tuple[str, str], Pool] = {}
 
     def heard(self, status: ExecutorStatus) -> bool:
         """Take a status event; returns whether the executor just left."""
-        if status.state == "gone":
-            return self._members.pop(status.id, None) is not None
-        now = time.monotonic()
         member = self._members.get(status.id)
-        if member is None:
-            self._members[status.id] = Member(status, now)
-        else:
+        if status.state == "gone":
+            self.remove(status.id)
+            return member is not None
+        now = time.monotonic()
+        if member is not None and (member.status.model, member.status.option) == (status.model, status.option):
             member.update(status, now)
+            return False
+        self.remove(status.id)
+        pool = self._pools.setdefault((status.model, status.option), Pool())
+        self._members[status.id] = pool.members[status.id] = Member(status, now, pool)
         return False
 
     def remove(self, executor: str) -> None:
-        self._members.pop(executor, None)
+        member = self._members.pop(executor, None)
+        if member is None:
+            return
+        del member.pool.members[executor]
+        if not member.pool.members:
+            del self._pools[member.status.model, member.status.option]
 
     def get(self, executor: str) -> Member | None:
         return self._members.get(executor)
 
     def fit(self, model: str, option: str, exclude: frozenset[str] = frozenset()) -> list[Member]:
         """Executors of ``option`` that may get work now."""
+        pool = self._pools.get((model, option))
+        if pool is None:
+            return []
         now = time.monotonic()
-        return [
-            member
-            for member in self._members.values()
-            if member.status.model == model
-            and member.status.option == option
-            and member.status.id not in exclude
-            and member.fit(now)
-        ]
+        return [member for id, member in pool.members.items() if id not in exclude and member.fit(now)]
+
+    def least(self, model: str, option: str, exclude: frozenset[str] = frozenset(), turn: int = 0) -> Member | None:
+        """The fit executor of ``option`` with the least work, this gateway's and others'; None without any.
+
+        Among equals they take turns; ``turn`` is where this gateway begins.
+        """
+        fit = self.fit(model, option, exclude)
+        if len(fit) < 2:
+            return fit[0] if fit else None
+        pool = fit[0].pool
+        first = (turn + pool.turn) % len(fit)
+        pool.turn += 1
+        mean = pool.mean
+        return min(fit[first:] + fit[:first], key=lambda member: member.outstanding + member.foreign * mean)
 
     def silent(self) -> Iterator[str]:
         """Executors that have missed their heartbeats."""
@@ -89,8 +160,14 @@ class Members:
         for member in self._members.values():
             if member.status.model != model:
                 continue
-            state = "ok" if member.fit(now) and not member.stuck(now) else "stuck" if member.stuck(now) else "silent"
             for component in member.status.components:
                 if found.get(component) != "ok":
-                    found[component] = state
+                    found[component] = member.state(now)
         return found
+
+    def state(self, model: str, option: str) -> str:
+        """Of the executors of ``option`` the best one's state, empty without any."""
+        now = time.monotonic()
+        pool = self._pools.get((model, option))
+        states = {member.state(now) for member in pool.members.values()} if pool is not None else set()
+        return next((state for state in ("ok", "stuck", "silent") if state in states), "")

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -37,6 +38,10 @@ class Ended(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
     answer: Answer = msgspec.field(default_factory=Answer)
     problem: Problem | None = None
     v: int = WIRE_VERSION
+    #: Digests of an app's results, by ``<node>.<output>``.
+    outputs: dict[str, str] = {}
+    #: Ids of the later segments of this request.
+    segments: tuple[str, ...] = ()
 
 
 class Records:
@@ -52,9 +57,10 @@ class Records:
         body = running.body if self.full else graph.encode(_digested(invocation))
         self._publish(invocation, body, f"{invocation.id}.{invocation.attempt}")
 
-    def end(self, running: Running, status: str, got: Collected) -> None:
-        invocation, answer = running.invocation, got.answer()
-        if self.full and answer.audio_sha256:
+    def end(self, running: Running, status: str, got: Collected | None = None, segments: Sequence[str] = ()) -> None:
+        """Write the end of one invocation; ``got`` is what a chat's client received."""
+        invocation, answer = running.invocation, got.answer() if got is not None else Answer()
+        if got is not None and self.full and answer.audio_sha256:
             self._keep.put(answer.audio_sha256, got.pcm)
         shown = answer.text[:SHOWN] if self.full else ""
         ended = Ended(
@@ -62,13 +68,15 @@ class Records:
             status=status,
             created=invocation.created,
             finished=time.time(),
-            first=got.first,
+            first=got.first if got is not None else 0.0,
             attempts=invocation.attempt + 1,
             path=invocation.path,
             route=invocation.route,
             hops=tuple(running.hops[node] for node in sorted(running.hops)),
             answer=msgspec.structs.replace(answer, text=shown),
             problem=running.failure.problem() if running.failure is not None else None,
+            outputs=fingerprints(running),
+            segments=tuple(segments),
         )
         self._publish(invocation, messages.encode(ended), f"{invocation.id}.end")
 
@@ -87,6 +95,15 @@ class Records:
         if not begins:
             raise NotFound(f"no record of invocation {id!r}: its retention may have passed")
         return graph.decode(begins[0]), msgspec.json.decode(ends[-1], type=Ended) if ends else None
+
+
+def fingerprints(running: Running) -> dict[str, str]:
+    """Digests of the results that are watched, by ``<node>.<output>``."""
+    return {
+        f"{node}.{output}": stream.fingerprint.hex()
+        for (node, output), stream in running.streams.items()
+        if stream.fingerprint is not None
+    }
 
 
 def _digested(invocation: Invocation) -> Invocation:

@@ -7,6 +7,7 @@ message. Replaying can do no more than sending the request again.
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,15 +15,17 @@ import numpy as np
 
 from omnibus import graph
 from omnibus.bus import Delivery
-from omnibus.errors import BadRequest, DeadlineExceeded, OmnibusError
+from omnibus.errors import BadRequest, DeadlineExceeded, NotFound, OmnibusError
 from omnibus.graph import HANDLE, Invocation, Node
 from omnibus.tensors.client import TensorClient
-from services.gateway.chat import APP, place
+from services.gateway.chat import APP
 from services.gateway.collected import Answer, Collected
 from services.gateway.dispatch import Dispatcher
+from services.gateway.fingerprint import Fingerprint
 from services.gateway.keep import MediaKeep
 from services.gateway.openai.audio import pcm16
-from services.gateway.records import SHOWN, Ended, Records
+from services.gateway.placing import restore
+from services.gateway.records import SHOWN, Ended, Records, fingerprints
 from services.gateway.route import Router
 from services.gateway.running import Running
 from services.gateway.streams import merge
@@ -46,6 +49,7 @@ class Replayer:
     async def respond(self, delivery: Delivery) -> AsyncIterator[bytes]:
         try:
             recorded = graph.decode(delivery.data)
+            graph.verify(recorded.nodes)
             async for part in self._run(recorded):
                 yield msgspec.json.encode(part)
         except OmnibusError as error:
@@ -54,6 +58,8 @@ class Replayer:
     async def _run(self, recorded: Invocation) -> AsyncIterator[dict[str, Any]]:
         again, running = await self._send(recorded)
         yield {"status": "running", "id": again.id, "replay_of": recorded.id, "path": again.path, "route": again.route}
+        for stream in running.streams.values() if again.app != APP else ():
+            stream.fingerprint = Fingerprint()
         got = Collected(again.model, again.created)
         try:
             async with asyncio.timeout(again.deadline - time.time()):
@@ -69,23 +75,22 @@ class Replayer:
         self._dispatcher.complete(running, lambda: self._records.end(running, "done", got))
         answer = got.answer()
         shown = msgspec.structs.replace(answer, text=answer.text[:SHOWN])
-        yield {"status": "done", "id": again.id, "answer": shown, **await self._compare(recorded, got)}
+        yield {"status": "done", "id": again.id, "answer": shown, **await self._compare(recorded, running, got)}
 
     async def _send(self, recorded: Invocation) -> tuple[Invocation, Running]:
-        self._router.model(recorded.model)
         ticket = self._router.ticket(recorded.model, recorded.type)
         now = time.time()
         deadline = now + max(1.0, recorded.deadline - recorded.created)
         try:
             nodes = tuple([await self._restore(node, ticket.id, deadline) for node in recorded.nodes])
-            route = self._router.along(recorded.model, recorded.options, [node.component for node in nodes])
+            along = partial(self._router.along, recorded.model, nodes, recorded.options)
+            route = along()
         except BaseException:
             self._tensors.end(ticket.id)
             raise
         again = msgspec.structs.replace(
             recorded,
             id=ticket.id,
-            app=APP,
             path=route.path,
             epoch=self._router.plan.epoch if self._router.plan else 0,
             created=now,
@@ -96,8 +101,10 @@ class Replayer:
             route=route.executors,
             attempt=0,
             replay_of=recorded.id,
+            parent="",
+            step=0,
         )
-        running = self._dispatcher.submit(again, ticket, [256] * len(nodes))
+        running = self._dispatcher.submit(again, [256] * len(nodes), along)
         self._records.begin(running)
         return again, running
 
@@ -107,13 +114,21 @@ class Replayer:
         for name, value in inputs.items():
             if isinstance(value, dict) and "$digest" in value:
                 raise BadRequest(f"input {name!r} was recorded as a digest: set OMNIBUS_GATEWAY_RECORD=full to replay")
-            if isinstance(value, dict) and (HANDLE in value or "sha256" in value):
-                modality, mime, digest = (str(value.get(key, "")) for key in ("modality", "mime", "sha256"))
-                data = await self._keep.get(digest)
-                inputs[name] = await place(self._tensors, None, data, modality, mime, digest, id, deadline)
+            inputs[name] = await self._bring(value, id, deadline)
         return graph.with_inputs(node, inputs)
 
+    async def _bring(self, value: Any, id: str, deadline: float) -> Any:
+        if isinstance(value, list):
+            return [await self._bring(element, id, deadline) for element in value]
+        if isinstance(value, dict) and (HANDLE in value or "sha256" in value):
+            return await restore(self._tensors, self._keep, value, id, deadline)
+        return value
+
     async def _collect(self, running: Running, got: Collected) -> None:
+        if running.invocation.app != APP:
+            async for _ in merge({f"{node}.{output}": stream for (node, output), stream in running.streams.items()}):
+                pass  # their fingerprints are all that is compared
+            return
         streams = {
             ("audio" if running.invocation.nodes[node].component == "vocoder" else "text"): stream
             for (node, _), stream in running.streams.items()
@@ -124,12 +139,17 @@ class Replayer:
                 if item.array is not None:
                     got.heard(pcm16(item.array))
 
-    async def _compare(self, recorded: Invocation, got: Collected) -> dict[str, Any]:
+    async def _compare(self, recorded: Invocation, running: Running, got: Collected) -> dict[str, Any]:
         """``identical`` is None when the recorded answer is unknown."""
         answer = got.answer()
-        _, ended = await self._records.find(recorded.id)
+        try:
+            _, ended = await self._records.find(recorded.id)
+        except NotFound:  # its retention has passed: the body came from somewhere else
+            ended = None
         if ended is None or ended.status != "done":
             return {"identical": None, "why": "the recorded invocation has no finished answer"}
+        if recorded.app != APP:
+            return _same_outputs(ended, fingerprints(running))
         if ended.answer.text_sha256 != answer.text_sha256:
             return {"identical": False, "why": "the text differs"}
         same = await self._same_sound(ended, answer, got.pcm)
@@ -144,3 +164,12 @@ class Replayer:
             return False
         now = np.frombuffer(pcm, "<i2").astype(np.int32)
         return len(before) == len(now) and int(np.abs(before - now).max(initial=0)) <= LOUDNESS
+
+
+def _same_outputs(ended: Ended, now: dict[str, str]) -> dict[str, Any]:
+    """Results that the recorded request read, against this time's."""
+    known = {name: digest for name, digest in ended.outputs.items() if digest}
+    if not known:
+        return {"identical": None, "why": "the recorded invocation has no digests of results"}
+    other = sorted(name for name, digest in known.items() if now.get(name) != digest)
+    return {"identical": not other, **({"why": f"results differ: {', '.join(other)}"} if other else {})}

@@ -1,21 +1,36 @@
 """Choosing: the request's path by the planned rates, each executor by least outstanding work.
 
 Static in the request (Cornserve section 5.3): nothing is asked of anybody. The path follows from the
-invocation's number and the plan; the replica from what this gateway itself has sent and not seen finish.
+invocation's number and the plan; the replica from what this gateway itself has sent and not seen finish,
+and from what executors say of the others' work.
+
+    assignment = router.assign(recording.nodes, model="qwen")     # or without a model: whoever binds the tasks
+    ticket = router.ticket(assignment.model, assignment.kind)
+    route = router.route(assignment, ticket, pins=pins)
 """
 
+import zlib
 from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 
 from omnibus import plan as plans
 from omnibus.errors import BadRequest, NotFound, StageUnavailable
+from omnibus.graph import Node
 from omnibus.plan import ModelPlan, Path, Plan
+from services.gateway import pins as pinning
 from services.gateway.members import Member, Members
+from services.gateway.scope import Assignment, Part, Scope
+
+#: Executors that must get nothing.
+NOBODY: frozenset[str] = frozenset()
 
 
 class Route(NamedTuple):
-    """A path with its executors filled in, per node."""
+    """A path with its executors filled in, per node.
+
+    When several models run the graph, ``path`` is ``a=E>L,b=L`` and options are ``model/option``.
+    """
 
     path: str
     options: tuple[str, ...]
@@ -36,89 +51,202 @@ class Router:
     def __init__(self, gateway: str, members: Members) -> None:
         self.gateway = gateway
         self.members = members
-        self.plan: Plan | None = None
+        self._plan: Plan | None = None
+        self._scope: Scope | None = None
+        self._paths: dict[tuple[str, str], tuple[Path, ...]] = {}
+        self._lent: dict[tuple[str, str], tuple[str, str]] = {}
         self._kinds: dict[str, tuple[int, count[int]]] = {}
+        self._turn = zlib.crc32(gateway.encode())  # gateways begin with different replicas
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force, None before the first."""
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: Plan | None) -> None:
+        self._plan = plan
+        self._scope = Scope(plan) if plan is not None else None
+        self._paths = {}
+        self._lent = {
+            (name, option): _split(spec.of)
+            for name, model in (plan.models.items() if plan is not None else ())
+            for option, spec in model.options.items()
+            if spec.of
+        }
 
     def model(self, name: str) -> ModelPlan:
         """Raises ``NotFound`` naming what there is, and ``StageUnavailable`` before the first plan."""
-        if self.plan is None:
-            raise StageUnavailable("the planner has written no plan yet: try again in a moment", stage="planner")
-        models = self.plan.models
+        models = self._planned().plan.models
         if name not in models:
             raise NotFound(f"there is no model {name!r}; there is {', '.join(sorted(models)) or 'none'}", param="model")
         return models[name]
 
-    def ticket(self, model: str, kind: str) -> Ticket:
-        """A new id for a request of ``kind`` to ``model``."""
+    def _planned(self) -> Scope:
+        if self._scope is None:
+            raise StageUnavailable("the planner has written no plan yet: try again in a moment", stage="planner")
+        return self._scope
+
+    def assign(self, nodes: Sequence[Node], model: str = "") -> Assignment:
+        """Which model runs which node, by the plan in force; what ``model`` binds is its own.
+
+        Its ``nodes`` are the ones to send. Raises as ``model`` does, ``StageUnavailable`` that names a unit
+        task which no plan runs, and ``BadRequest`` for no nodes.
+        """
+        if model:
+            self.model(model)
+        return self._planned().assign(nodes, model)
+
+    def ticket(self, model: str, kind: str, id: str = "") -> Ticket:
+        """The next number among requests of ``kind`` to ``model`` (an assignment's, one or several).
+
+        ``id`` is for who had to name the invocation before its kind was known; else the id is new.
+        """
         key = f"{model}/{kind}"
         if key not in self._kinds:
             self._kinds[key] = (len(self._kinds), count())
         index, numbers = self._kinds[key]
         number = next(numbers)
-        return Ticket(f"{self.gateway}-{index:x}-{number:x}", kind, number)
+        return Ticket(id or f"{self.gateway}-{index:x}-{number:x}", kind, number)
 
-    def path(self, model: str, ticket: Ticket) -> Path:
-        """The path of this request: the same for the same id and plan seed, whoever computes it."""
-        seed = self.plan.seed if self.plan is not None else 0
-        at = plans.point(self.gateway, f"{model}/{ticket.kind}", ticket.number, seed)
-        return plans.choose(self._paths(model, ticket.kind), at)
+    def path(self, part: Part, ticket: Ticket) -> Path:
+        """The path of this part: the same for the same number and plan seed, whoever computes it."""
+        return plans.choose(self.paths(part), self._at(part, ticket))
 
-    def _paths(self, model: str, kind: str) -> tuple[Path, ...]:
-        return self.model(model).types.get(kind, ())
+    def _at(self, part: Part, ticket: Ticket) -> float:
+        return plans.point(self.gateway, part.salt, ticket.number, self._planned().plan.seed)
+
+    def paths(self, part: Part) -> tuple[Path, ...]:
+        """All paths that run ``part``. Raises ``StageUnavailable`` when the plan has none."""
+        key = (part.model, part.kind)
+        found = self._paths.get(key)
+        if found is None:
+            model = self.model(part.model)
+            found = model.paths(part.used) if part.used <= frozenset(model.components) else ()
+            if not found:
+                raise StageUnavailable(
+                    f"no path of {part.model} runs {part.kind or '+'.join(sorted(part.used))}: declare one",
+                    stage=part.components[0],
+                )
+            self._paths[key] = found
+        return found
 
     def route(
         self,
-        model: str,
+        assignment: Assignment,
         ticket: Ticket,
-        components: Sequence[str],
-        exclude: frozenset[str] = frozenset(),
+        exclude: frozenset[str] = NOBODY,
         pinned: str = "",
+        pins: Sequence[str] = (),
     ) -> Route:
-        """The planned path if all its stages live, else another path of the type that does.
+        """For each part the planned path if all its stages live, else another path of the type that does.
 
-        ``pinned`` names a path that must be taken. Raises ``StageUnavailable`` that names the stage that
-        stops every path, and ``BadRequest`` for a pin that the plan does not have.
+        ``pinned`` names a path that must be taken, ``pins`` restrict it per node (``services.gateway.pins``).
+        Raises ``StageUnavailable`` that names the stage that stops every path, and ``BadRequest`` for a pin
+        that the plan does not have.
         """
-        missing: list[list[str]] = []
-        for path in self._candidates(model, ticket, pinned):
-            chosen = {option: self._least(model, option, exclude) for option in set(path.options.values())}
-            if None not in chosen.values():
-                options = tuple(path.options[component] for component in components)
-                return Route(path.name, options, tuple(chosen[option].status.id for option in options))  # type: ignore[union-attr]
-            missing.append([component for component in components if chosen[path.options[component]] is None])
-        stage = next((part for part in missing[0] if all(part in others for others in missing)), missing[0][0])
-        raise StageUnavailable(f"no live executor for stage {stage!r} of {model}: start one, or wait", stage=stage)
+        parts = assignment.parts
+        several = len(parts) > 1
+        if several and pinned:
+            pinning.check_names(pinned, parts)
+        if pins and len(pins) != len(assignment.nodes):
+            raise BadRequest(f"{len(pins)} pins for {len(assignment.nodes)} nodes: give one for each, empty for none")
+        options = [""] * len(assignment.nodes)
+        executors = options.copy()
+        names = []
+        for part in parts:
+            candidates = self._candidates(part, ticket, pinned, pins, several)
+            path, chosen = self._live(part, candidates, exclude)
+            names.append(f"{part.model}={path.name}" if several else path.name)
+            for node, component in zip(part.nodes, part.components, strict=True):
+                option = path.options[component]
+                options[node] = f"{part.model}/{option}" if several else option
+                executors[node] = chosen[option].status.id
+        return Route(",".join(names), tuple(options), tuple(executors))
 
-    def _candidates(self, model: str, ticket: Ticket, pinned: str) -> list[Path]:
-        paths = self._paths(model, ticket.kind)
+    def _candidates(
+        self, part: Part, ticket: Ticket, pinned: str, pins: Sequence[str], several: bool
+    ) -> Sequence[Path]:
+        """The planned path, then the others."""
+        paths: Sequence[Path] = self.paths(part)
         if pinned:
-            chosen = [path for path in paths if path.name == pinned]
-            if not chosen:
-                names = ", ".join(path.name for path in paths)
-                raise BadRequest(f"no path {pinned[:80]!r} for {ticket.kind}; there is {names}", param="x-omnibus-path")
-            return chosen
-        planned = self.path(model, ticket)
-        return [planned, *(path for path in paths if path is not planned)]
+            paths = pinning.named(paths, part, pinned, several)
+        if any(pins):
+            paths = pinning.kept(paths, part, pins, frozenset(self.model(part.model).encoders.values()))
+        if (pinned or any(pins)) and not any(path.rate > 0 for path in paths):
+            return paths  # who asks for a path gets it, planned for others or not
+        planned = plans.choose(paths, self._at(part, ticket))
+        return [planned, *[path for path in paths if path is not planned]]
 
-    def along(self, model: str, options: Sequence[str], components: Sequence[str]) -> Route:
-        """A route through the given options, as a replay wants it. Raises ``StageUnavailable``."""
-        chosen = {option: self._least(model, option, frozenset()) for option in set(options)}
-        for option, component in zip(options, components, strict=True):
-            if chosen[option] is None:
-                raise StageUnavailable(f"no live executor of option {option!r} of {model}: start one", stage=component)
-        executors = tuple(chosen[option].status.id for option in options)  # type: ignore[union-attr]
-        return Route(">".join(dict.fromkeys(options)), tuple(options), executors)
+    def _live(self, part: Part, candidates: Sequence[Path], exclude: frozenset[str]) -> tuple[Path, dict[str, Member]]:
+        """The first path whose options all have an executor, and who that is."""
+        missing: list[list[str]] = []
+        for path in candidates:
+            chosen: dict[str, Member] = {}
+            absent = []
+            for component in part.used:
+                option = path.options[component]
+                if option not in chosen:
+                    member = self._least(part.model, option, exclude)
+                    if member is None:
+                        absent.append(component)
+                    else:
+                        chosen[option] = member
+            if not absent:
+                return path, chosen
+            missing.append(absent)
+        ordered = [component for component in part.components if component in missing[0]]
+        stage = next((name for name in ordered if all(name in others for others in missing)), ordered[0])
+        raise StageUnavailable(f"no live executor for stage {stage!r} of {part.model}: start one, or wait", stage=stage)
+
+    def along(
+        self, model: str, nodes: Sequence[Node], options: Sequence[str], exclude: frozenset[str] = NOBODY
+    ) -> Route:
+        """A route through the options that were recorded for ``nodes`` of an invocation of ``model``.
+
+        Raises ``NotFound`` for a model that is gone and ``StageUnavailable`` for an option without executor.
+        """
+        chosen: dict[str, Member] = {}
+        through: dict[str, dict[str, None]] = {}
+        for node, option in zip(nodes, options, strict=True):
+            name = node.model or model
+            plain = option.removeprefix(f"{name}/") if node.model else option
+            self.model(name)
+            through.setdefault(name, {})[plain] = None
+            if option in chosen:
+                continue
+            member = self._least(name, plain, exclude)
+            if member is None:
+                raise StageUnavailable(
+                    f"no live executor of option {plain!r} of {name}: start one", stage=node.component
+                )
+            chosen[option] = member
+        several = len(through) > 1
+        names = [f"{name}={'>'.join(taken)}" if several else ">".join(taken) for name, taken in sorted(through.items())]
+        return Route(",".join(names), tuple(options), tuple(chosen[option].status.id for option in options))
 
     def _least(self, model: str, option: str, exclude: frozenset[str]) -> Member | None:
-        members = self.members.fit(model, option, exclude)
-        return min(members, key=_outstanding) if members else None
+        served = self._lent.get((model, option))
+        if served is None:
+            # The plan that lent it may be gone, the lender need not be.
+            known = "/" not in option or option in self.model(model).options
+            served = (model, option) if known else _split(option)
+        return self.members.least(*served, exclude, self._turn)
 
-    def add(self, executor: str, work: int) -> None:
-        """Count ``work`` tokens as sent to ``executor``, or, if negative, as finished."""
-        member = self.members.get(executor)
-        if member is not None:
-            member.outstanding += work
+    def stages(self, model: str) -> dict[str, str]:
+        """Components of ``model`` that some executor serves, its own or a lender's: ``ok`` or what is wrong."""
+        found = self.members.stages(model)
+        for option, spec in self.model(model).options.items():
+            lender = self._lent.get((model, option))
+            if lender is not None:
+                state = self.members.state(*lender)
+                for component in spec.components if state else ():
+                    if found.get(component) != "ok":
+                        found[component] = state
+        return found
 
 
-def _outstanding(member: Member) -> tuple[int, str]:
-    return member.outstanding, member.status.id
+def _split(option: str) -> tuple[str, str]:
+    """``model/option`` in two; models may have slashes in their names."""
+    model, _, own = option.rpartition("/")
+    return model, own

@@ -1,5 +1,6 @@
 """One invocation in flight: what was sent where, what came back, what is still out."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -7,18 +8,22 @@ import msgspec
 from omnibus.bus.messages import Hop
 from omnibus.errors import OmnibusError
 from omnibus.graph import Invocation
-from services.gateway.route import Route, Router, Ticket
+from services.gateway.members import Member, Members
+from services.gateway.route import Route
 from services.gateway.streams import Fetch, ResultStream
+
+#: Routes the invocation again, without the executors named: the same path rules, pins and graph.
+Again = Callable[[frozenset[str]], Route]
 
 
 class Running:
     """State of one invocation at its gateway. Owned by the dispatcher; read by the app."""
 
     def __init__(
-        self, invocation: Invocation, ticket: Ticket, work: Sequence[int], fetch: Fetch, router: Router
+        self, invocation: Invocation, work: Sequence[int], again: Again, fetch: Fetch, members: Members
     ) -> None:
         self.invocation = invocation
-        self.ticket = ticket
+        self.again = again
         self.streams = {key: ResultStream(*key, fetch) for key in invocation.outputs}
         self.hops: dict[int, Hop] = {}
         self.accepted: set[str] = set()
@@ -27,9 +32,11 @@ class Running:
         self.over = False
         self.body = b""  # the invocation as it was sent
         self.on_settled: Callable[[], None] | None = None
+        self.sent = 0.0  # when this attempt was sent, monotonic seconds
         self._work = work
-        self._charged: dict[int, tuple[str, int]] = {}
-        self._router = router
+        self._charged: dict[int, tuple[str, Member | None]] = {}
+        self._left: Counter[str] = Counter()  # unfinished nodes by executor
+        self._members = members
 
     @property
     def id(self) -> str:
@@ -38,23 +45,30 @@ class Running:
     def charge(self) -> None:
         """Count this invocation's work at the executors of its route."""
         for node, executor in enumerate(self.invocation.route):
-            self._charged[node] = (executor, self._work[node])
-            self._router.add(executor, self._work[node])
+            member = self._members.get(executor)
+            self._charged[node] = (executor, member)
+            self._left[executor] += 1
+            if member is not None:
+                member.charge(self._work[node], first=self._left[executor] == 1)
 
     def finished(self, hop: Hop) -> None:
         """A node is done: its executor has that much less to do."""
         self.hops[hop.node] = hop
-        executor, work = self._charged.pop(hop.node, ("", 0))
-        if executor:
-            self._router.add(executor, -work)
+        if hop.node in self._charged:
+            self._discharge(hop.node)
         if self.on_settled is not None and not self._charged:
             self.on_settled()
 
     def discharge(self) -> None:
         """Nothing of this invocation is out any more."""
-        for executor, work in self._charged.values():
-            self._router.add(executor, -work)
-        self._charged.clear()
+        for node in list(self._charged):
+            self._discharge(node)
+
+    def _discharge(self, node: int) -> None:
+        executor, member = self._charged.pop(node)
+        self._left[executor] -= 1
+        if member is not None:
+            member.discharge(self._work[node], last=not self._left[executor])
 
     @property
     def reported(self) -> bool:
@@ -63,7 +77,7 @@ class Running:
 
     def waits_for(self, executor: str) -> bool:
         """Whether a node on ``executor`` is not finished yet."""
-        return any(charged == executor for charged, _ in self._charged.values())
+        return self._left[executor] > 0
 
     def moved(self, route: Route) -> None:
         """Begin the next attempt on ``route``."""

@@ -14,6 +14,7 @@ from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, StoreSettings, load
 from omnibus.store import Store
 from omnibus.tensors.client import TensorClient
+from services.gateway.apps.service import Apps
 from services.gateway.chat import Chat
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fetch import Fetcher, FetchRules
@@ -23,6 +24,7 @@ from services.gateway.members import Members
 from services.gateway.records import Records
 from services.gateway.replay import Replayer
 from services.gateway.route import Router
+from services.gateway.run import Runs
 from services.gateway.server import Server, server
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class GatewayService:
         self._tensors: TensorClient | None = None
         self._dispatcher: Dispatcher | None = None
         self._keep = MediaKeep(self._settings.media_dir, self._settings.media_bytes)
+        self._apps: Apps | None = None
         self._server: Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -54,18 +57,21 @@ class GatewayService:
         members = Members()
         router = Router(gateway, members)
         limit = bus_settings.max_payload
-        self._dispatcher = Dispatcher(gateway, self._bus, self._tensors, router, members, limit)
+        self._dispatcher = Dispatcher(gateway, self._bus, self._tensors, members, limit)
         await self._dispatcher.startup()
         records = Records(self._bus, settings.record == "full", self._keep)
         ports = None if settings.allow_private else FetchRules().ports
         rules = FetchRules(allow_http=settings.allow_http, allow_private=settings.allow_private, ports=ports)
         fetcher = Fetcher(rules)
-        chat = Chat(settings, router, self._dispatcher, self._tensors, records, self._keep, fetcher)
+        runs = Runs(settings, router, self._dispatcher, self._tensors, records, self._keep)
+        chat = Chat(runs, fetcher)
         replayer = Replayer(router, self._dispatcher, self._tensors, records, self._keep)
         await self._bus.respond(subjects.REPLAY, replayer.respond, queue="gateways")
         loop = asyncio.get_running_loop()
         self._tasks.append(loop.create_task(self._follow_plan(router)))
-        self._listen(Frontend(settings, chat, router, self._dispatcher, records))
+        self._apps = Apps(settings, self._store, router, runs, chat)
+        self._apps.startup()
+        self._listen(Frontend(settings, chat, router, self._dispatcher, self._apps))
         log.info("gateway %s on http://%s:%d", gateway, settings.host, settings.port)
 
     async def _follow_plan(self, router: Router) -> None:
@@ -97,8 +103,8 @@ class GatewayService:
     async def drain(self, seconds: float) -> None:
         if self._server is not None:
             self._server.should_exit = True
-        if self._dispatcher is not None:
-            await self._dispatcher.idle(seconds)
+        if self._dispatcher is not None and self._apps is not None:
+            await asyncio.gather(self._dispatcher.idle(seconds), self._apps.drain(seconds))
 
     async def shutdown(self) -> None:
         if self._server is not None:
@@ -106,6 +112,8 @@ class GatewayService:
             self._server.force_exit = True
         for task in self._tasks:
             await until_cancelled(task)
+        if self._apps is not None:
+            await self._apps.shutdown()
         if self._dispatcher is not None:
             await self._dispatcher.shutdown()
         if self._bus is not None:

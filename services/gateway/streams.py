@@ -15,6 +15,7 @@ from omnibus.bus.messages import Chunk
 from omnibus.errors import OmnibusError, SequenceGap, StageFailed
 from omnibus.tensors.handle import Handle
 from omnibus.tensors.item import Item
+from services.gateway.fingerprint import Fingerprint
 
 #: Reads a handle's tensor and gives the memory back.
 Fetch = Callable[[Handle], np.ndarray]
@@ -26,47 +27,140 @@ class _Told:
 
     def __init__(self) -> None:
         self._pieces: dict[str, list[Any]] = {}
+        self._whole: list[dict[str, Any]] = []  # chunks of plain values, which are never cut otherwise
+        self._repeated = 0
         self.again: dict[str, Any] = {}  # what this attempt still has to repeat
 
     def restart(self) -> None:
         self.again = {key: _joined(told) for key, told in self._pieces.items()}
         self._pieces = {key: [told] for key, told in self.again.items()}
+        self._repeated = 0
+
+    @property
+    def missing(self) -> bool:
+        """Whether this attempt has not repeated all that was told before."""
+        return any(self.again.values()) or self._repeated < len(self._whole)
 
     def new(self, data: dict[str, Any]) -> dict[str, Any]:
         """What ``data`` adds. Raises ``StageFailed`` when it differs from what was told before."""
+        if data and not any(type(value) in _GROW for value in data.values()):
+            return self._chunk(data)
         fresh = {key: self._rest(key, value) for key, value in data.items()} if self.again else data
         for key, value in fresh.items():
             if type(value) in _GROW and value:
                 self._pieces.setdefault(key, []).append(value)
         return fresh
 
+    def _chunk(self, data: dict[str, Any]) -> dict[str, Any]:
+        """A chunk without text or lists comes again as it was."""
+        self._repeated += 1
+        if self._repeated > len(self._whole):
+            self._whole.append(data)
+            return data
+        if self._whole[self._repeated - 1] != data:
+            raise StageFailed(_OTHERWISE)
+        return {}
+
     def _rest(self, key: str, value: Any) -> Any:
         told = self.again.get(key)
         if not told or type(value) not in _GROW:
             return value
         if told[: len(value)] != value[: len(told)]:
-            raise StageFailed("another executor continued differently, so the answer cannot be resumed: ask again")
+            raise StageFailed(_OTHERWISE)
         self.again[key] = told[len(value) :]
         return value[len(told) :]
 
 
 _GROW = (str, list)
+_OTHERWISE = "another executor continued differently, so the answer cannot be resumed: ask again"
 
 
 def _joined(pieces: list[Any]) -> Any:
     return "".join(pieces) if type(pieces[0]) is str else list(chain.from_iterable(pieces))
 
 
-class ResultStream:
-    """One output of one node, as it arrives. ``origin`` lets replay verify where it is passed."""
+class Incoming:
+    """Items as they arrive: for one reader, which takes what is ready or waits for more."""
 
-    def __init__(self, node: int, output: str, fetch: Fetch) -> None:
-        self.origin = (node, output)
+    def __init__(self) -> None:
         self.ended = False
         self.notify: Callable[[], None] | None = None
-        self._fetch = fetch
+        self.first: Item | None = None  # kept, for graphs that use it later
+        self.fingerprint: Fingerprint | None = None  # of what is recorded of it
         self._ready: list[Item] = []
         self._failure: OmnibusError | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def add(self, item: Item) -> None:
+        if self.first is None:
+            self.first = item
+        if self.fingerprint is not None:
+            self.fingerprint.feed(item)
+        self._ready.append(item)
+
+    def end(self) -> None:
+        self.ended = True
+        self.wake()
+
+    def fail(self, error: OmnibusError) -> None:
+        self._failure = error
+        self.ended = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Something arrived: tell who waits."""
+        if self.notify is not None:
+            self.notify()
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def take(self) -> list[Item]:
+        """Everything that is ready. Raises the failure once all before it was taken."""
+        items = self._ready
+        if items:
+            self._ready = []
+        elif self._failure is not None:
+            raise self._failure
+        return items
+
+    async def next(self) -> list[Item]:
+        """Everything that is ready, at least one item; empty after the last."""
+        while not (items := self.take()):
+            if self.ended:
+                return []
+            await self._arrival()
+        return items
+
+    async def value(self) -> Item:
+        """The first item, also when it was taken before. Raises ``StageFailed`` when there is none."""
+        while self.first is None:
+            if self._failure is not None:
+                raise self._failure
+            if self.ended:
+                raise StageFailed("an output that a later step needs ended without a value: ask again")
+            await self._arrival()
+        return self.first
+
+    async def _arrival(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    @property
+    def exhausted(self) -> bool:
+        return self.ended and not self._ready and self._failure is None
+
+
+class ResultStream(Incoming):
+    """One output of one node, as it arrives, over all attempts of its invocation."""
+
+    def __init__(self, node: int, output: str, fetch: Fetch) -> None:
+        super().__init__()
+        self.origin = (node, output)
+        self._fetch = fetch
         self._expected = 0
         self._told = _Told()
         self._samples = 0  # array rows delivered in all attempts together
@@ -84,7 +178,7 @@ class ResultStream:
         except StageFailed as error:
             self.fail(error)
         self.ended = self.ended or chunk.last
-        self._wake()
+        self.wake()
 
     def _take(self, chunk: Chunk) -> None:
         if chunk.handle is not None:
@@ -92,17 +186,17 @@ class ResultStream:
         elif not chunk.empty:
             fresh = self._told.new(chunk.data)
             if fresh is chunk.data or any(fresh.values()):
-                self._ready.append(Item(fresh))
-        if chunk.last and (self._skip or any(self._told.again.values())):
+                self.add(Item(fresh))
+        if chunk.last and (self._skip or self._told.missing):
             raise StageFailed("another executor ended the answer earlier, so it cannot be resumed: ask again")
 
     def _take_rows(self, chunk: Chunk) -> None:
         array = self._fetch(chunk.handle)  # type: ignore[arg-type]
         dropped = min(self._skip, len(array))
         self._skip -= dropped
-        if len(array) > dropped:
+        if len(array) > dropped or not len(array):
             self._samples += len(array) - dropped
-            self._ready.append(Item(chunk.data, array[dropped:]))
+            self.add(Item(chunk.data, array[dropped:]))
 
     def restart(self) -> None:
         """The invocation begins again elsewhere."""
@@ -110,30 +204,8 @@ class ResultStream:
         self._skip = self._samples
         self._told.restart()
 
-    def fail(self, error: OmnibusError) -> None:
-        self._failure = error
-        self.ended = True
-        self._wake()
 
-    def take(self) -> list[Item]:
-        """Everything that is ready. Raises the failure once all before it was taken."""
-        items = self._ready
-        if items:
-            self._ready = []
-        elif self._failure is not None:
-            raise self._failure
-        return items
-
-    @property
-    def exhausted(self) -> bool:
-        return self.ended and not self._ready and self._failure is None
-
-    def _wake(self) -> None:
-        if self.notify is not None:
-            self.notify()
-
-
-async def merge(streams: Mapping[str, ResultStream]) -> AsyncIterator[list[tuple[str, Item]]]:
+async def merge(streams: Mapping[str, Incoming]) -> AsyncIterator[list[tuple[str, Item]]]:
     """Chunks of several streams in turn: all that is ready at once, then the next lot."""
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()

@@ -1,43 +1,31 @@
-"""Declared deployments: what an operator writes about a model, checked and turned into paths.
+"""Declared deployments: what an operator writes about models, checked and turned into plans.
 
 {"models": {"qwen2.5-vl-tiny": {
     "family": "qwen2_5_vl", "checkpoint": "/models/qwen2_5_vl",
     "components": ["vision", "thinker"],
     "encoders": {"image": "vision", "video": "vision"},
+    "tasks": {"vision": "encode", "thinker": "think"},
     "options": {"E":  {"components": ["vision"], "service": "encoder"},
                 "L":  {"components": ["thinker"], "service": "llm"},
                 "EL": {"components": ["vision", "thinker"], "service": "llm"}},
     "paths": [{"options": ["E", "L"], "share": 70}, {"options": ["EL"], "share": 30}]}}}
+
+All but ``family`` and ``checkpoint`` may be left out: the family says it. A model may share components
+with another one, whose options it then names: ``"shares": {"vision": "a"}`` and ``"options": ["a/E", "L"]``.
 """
 
-from collections.abc import Iterator
-from itertools import combinations
+from collections.abc import Iterator, Mapping
 from pathlib import Path as File
 
 import msgspec
 
 from omnibus.errors import BadRequest
-from omnibus.plan import ModelPlan, Option, Path, request_type
+from omnibus.plan import ModelPlan, Option, Path, cut, request_type
+from services.planner import shares
+from services.planner.model import Declared, Model, Share, require
+from services.planner.names import Names
 
-
-class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options that together run the model, and their share of the requests."""
-
-    options: tuple[str, ...]
-    share: float = 1.0
-
-
-class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One model: its components in the order in which data flows, its options and its paths."""
-
-    family: str
-    checkpoint: str
-    components: tuple[str, ...]
-    encoders: dict[str, str]
-    options: dict[str, Option]
-    paths: tuple[Share, ...]
-    voices: tuple[str, ...] = ()
-    context: int = 0
+__all__ = ["Declarations", "Declared", "plans", "read"]
 
 
 class Declarations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,77 +33,56 @@ class Declarations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(path: str) -> dict[str, Declared]:
-    """Read and check a declarations file; raises ``BadRequest`` that names model and fault."""
+    """Read a declarations file; an empty ``path`` declares nothing. Raises ``BadRequest`` that names file and fault."""
+    if not path:
+        return {}
     try:
-        body = File(path).read_bytes()
-        models = msgspec.json.decode(body, type=Declarations).models
+        return msgspec.json.decode(File(path).read_bytes(), type=Declarations).models
     except OSError as error:
         raise BadRequest(f"OMNIBUS_PLANNER_MODELS={path!r} cannot be read: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         raise BadRequest(f"{path}: {error}") from error
-    for name, declared in models.items():
-        _check(name, declared)
-    return models
 
 
-def model_plan(declared: Declared) -> ModelPlan:
-    """The plan of one model: for each request type every declared path that can serve it."""
-    types = {request_type(declared.components, used): tuple(_paths(declared, used)) for used in _types(declared)}
+def plans(models: Mapping[str, Declared]) -> dict[str, ModelPlan]:
+    """The plan of each model: for each request type every declared path that can serve it.
+
+    Raises ``BadRequest`` that names the model and its fault.
+    """
+    whole = {name: Model(name, declared) for name, declared in models.items()}
+    found, names = {}, Names()
+    for name, model in whole.items():
+        found[name] = _plan(model, whole)
+        names.take(name, found[name], model.shares)
+    return found
+
+
+def _plan(model: Model, models: Mapping[str, Model]) -> ModelPlan:
+    options = {
+        **{name: _engine(model, option) for name, option in model.options.items()},
+        **shares.options(model, models),
+    }
+    paths = [Path("", dict(_runs(model, share, options)), share.share) for share in model.paths]
     return ModelPlan(
-        family=declared.family,
-        checkpoint=declared.checkpoint,
-        components=declared.components,
-        encoders=declared.encoders,
-        options=declared.options,
-        types=types,
-        voices=declared.voices,
-        context=declared.context,
+        family=model.declared.family,
+        checkpoint=model.declared.checkpoint,
+        components=model.components,
+        encoders=model.encoders,
+        options=options,
+        types={request_type(model.components, used): cut(paths, model.components, used) for used in model.types()},
+        voices=model.voices,
+        context=model.declared.context,
+        tasks={component: model.task(component) for component in model.components},
     )
 
 
-def _types(declared: Declared) -> Iterator[frozenset[str]]:
-    """All sets of components that a request may use: any encoders, the thinker, with or without speech."""
-    encoders = sorted(set(declared.encoders.values()))
-    speech = [component for component in declared.components if component in ("talker", "vocoder")]
-    for count in range(len(encoders) + 1):
-        for chosen in combinations(encoders, count):
-            yield frozenset([*chosen, "thinker"])
-            if speech:
-                yield frozenset([*chosen, "thinker", *speech])
+def _engine(model: Model, option: Option) -> Option:
+    return msgspec.structs.replace(option, engine=option.engine or model.engine)
 
 
-def _paths(declared: Declared, used: frozenset[str]) -> Iterator[Path]:
-    """Declared paths cut down to ``used``; equal ones are merged and their shares added."""
-    merged: dict[tuple[tuple[str, str], ...], float] = {}
-    for share in declared.paths:
-        runs = tuple(
-            (component, next(name for name in share.options if component in declared.options[name].components))
-            for component in declared.components
-            if component in used
-        )
-        merged[runs] = merged.get(runs, 0.0) + share.share
-    for runs, rate in merged.items():
-        yield Path(">".join(dict.fromkeys(option for _, option in runs)), dict(runs), rate)
-
-
-def _check(name: str, declared: Declared) -> None:
-    known = set(declared.components)
-    _require("thinker" in known, name, "has no thinker, which every chat request needs")
-    for modality, component in declared.encoders.items():
-        _require(component in known, name, f"encoder of {modality} is {component!r}, which is no component")
-    for option, spec in declared.options.items():
-        _require(set(spec.components) <= known, name, f"option {option} has unknown components {spec.components}")
-        _require(spec.replicas >= 0, name, f"option {option} has {spec.replicas} replicas")
-    _require(bool(declared.paths), name, "declares no path")
-    for share in declared.paths:
-        _require(share.share >= 0, name, f"path {share.options} has a negative share")
-        unknown = [option for option in share.options if option not in declared.options]
-        _require(not unknown, name, f"path {share.options} uses undeclared options {unknown}")
-        covered = {component for option in share.options for component in declared.options[option].components}
-        _require(covered >= known, name, f"path {share.options} runs no {sorted(known - covered)}")
-    _require(sum(share.share for share in declared.paths) > 0, name, "all paths have share 0")
-
-
-def _require(good: bool, model: str, fault: str) -> None:
-    if not good:
-        raise BadRequest(f"model {model}: {fault}")
+def _runs(model: Model, share: Share, options: Mapping[str, Option]) -> Iterator[tuple[str, str]]:
+    """Each component and the first option of ``share`` that runs it."""
+    for component in model.components:
+        runs = next((name for name in share.options if component in options[name].components), None)
+        require(runs is not None, model.name, f"path {share.options} runs no {component}")
+        yield component, str(runs)

@@ -1,16 +1,25 @@
-"""Model families by their components, and how each is deployed when nobody says otherwise. Data only."""
+"""Model families by their components, and how each is deployed when nobody says otherwise."""
 
 from typing import Any
 
-#: Components in the order in which data flows, and the component that encodes each modality.
+from omnibus import plugins
+from omnibus.errors import BadRequest
+
+#: The family of models that apps bring: unit tasks with an engine of their own.
+PYTHON = "python"
+
+#: Components in the order in which data flows, the component that encodes each modality, and the kind of
+#: unit task that runs each component.
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {
         "components": ["vision", "thinker"],
         "encoders": {"image": "vision", "video": "vision"},
+        "tasks": {"vision": "encode", "thinker": "think"},
     },
     "qwen2_5_omni": {
         "components": ["vision", "audio", "thinker", "talker", "vocoder"],
         "encoders": {"image": "vision", "video": "vision", "audio": "audio"},
+        "tasks": {"vision": "encode", "audio": "encode", "thinker": "think", "talker": "talk", "vocoder": "vocode"},
         "voices": ["Chelsie", "Ethan"],
     },
 }
@@ -23,7 +32,12 @@ DEPLOYMENTS: dict[str, dict[str, Any]] = {
             "L": {"components": ["thinker"], "service": "llm"},
             "EL": {"components": ["vision", "thinker"], "service": "llm"},
         },
-        "paths": [{"options": ["E", "L"], "share": 70}, {"options": ["EL"], "share": 30}],
+        # The last path has no share of its own: it is there for apps that ask for it, and when L is away.
+        "paths": [
+            {"options": ["E", "L"], "share": 70},
+            {"options": ["EL"], "share": 30},
+            {"options": ["E", "EL"], "share": 0},
+        ],
     },
     "qwen2_5_omni": {
         "options": {
@@ -41,7 +55,36 @@ DEPLOYMENTS: dict[str, dict[str, Any]] = {
 #: The tiny models that run anywhere: name to family.
 TINY = {"qwen2.5-vl-tiny": "qwen2_5_vl", "qwen2.5-omni-tiny": "qwen2_5_omni"}
 
+#: Tiny models that run when somebody asks for them, and the tiny model whose encoder each of them shares.
+TWINS = {"qwen2.5-vl-tiny-b": "qwen2.5-vl-tiny"}
+
+
+def family(name: str) -> dict[str, Any]:
+    """The family ``name``, built in or from a plugin, with the fields of ``plugins.Family``.
+
+    Raises ``BadRequest`` that names the families there are.
+    """
+    if name in FAMILIES:
+        return {"voices": [], "composite": "", "engine": "", **FAMILIES[name], **DEPLOYMENTS[name]}
+    found = plugins.family(name) if name != PYTHON else None
+    if found is None:
+        known = {*FAMILIES, *plugins.families()} - {PYTHON}
+        raise BadRequest(f"there is no model family {name!r}; there is {plugins.listed(known)}")
+    return found
+
 
 def declaration(family: str, checkpoint: str) -> dict[str, Any]:
     """The usual declaration of a model of ``family`` at ``checkpoint``."""
     return {"family": family, "checkpoint": checkpoint, **FAMILIES[family], **DEPLOYMENTS[family]}
+
+
+def twin(name: str, checkpoint: str) -> dict[str, Any]:
+    """The declaration of the tiny model ``name``, whose images are encoded by the model it shares with."""
+    shared = TWINS[name]
+    return {
+        "family": TINY[shared],
+        "checkpoint": checkpoint,
+        "shares": {"vision": shared},
+        "options": {"L": {"components": ["thinker"], "service": "llm"}},
+        "paths": [{"options": [f"{shared}/E", "L"]}],
+    }

@@ -6,7 +6,9 @@
     │   ├── BadMedia          400  an image, sound or video that cannot be used
     │   ├── ContextTooLong    400  the prompt does not fit the model
     │   ├── Unauthorized      401
+    │   ├── Forbidden         403  switched off here; names the setting
     │   ├── NotFound          404  unknown model, invocation or route
+    │   ├── Conflict          409  the name is taken, or somebody else was faster
     │   └── TooLarge          413  over a limit in bytes, pixels, seconds or items
     ├── Retryable           another try, or another replica, may succeed
     │   ├── Overloaded        429  no credit left; carries ``retry_after`` in seconds
@@ -15,12 +17,17 @@
     │   ├── BusUnavailable    503  NATS cannot be reached
     │   └── StoreUnavailable  503  Redis or Valkey cannot be reached
     └── Fatal               a defect or a broken promise: HTTP 5xx
+        ├── AppFailed         500  an app failed on this request; names the app
+        ├── NoSandbox         501  uploaded code cannot be kept from this machine's files or network
         ├── StageFailed       502  an engine failed on this request; names the stage
         ├── DeadlineExceeded  504
         ├── SequenceGap       502  a stream lost a chunk
         ├── StaleHandle       502  a handle names memory that was freed
-        ├── ReplayMismatch    500  replay left the recorded graph
-        ├── PlaceholderError  500  ``invoke`` looked at a value that does not exist yet
+        ├── GraphError        500  a composite task drew a graph that cannot run
+        │   ├── PlaceholderError    ``invoke`` looked at a value that does not exist yet
+        │   ├── ReplayMismatch      replay left the recorded graph
+        │   ├── SideEffect          ``invoke`` depends on, or changes, what is outside of its request
+        │   └── StreamConsumed      a stream was read twice
         └── ProtocolError     500  a message that this version cannot read
 
 Each error says what happened and what to do, and carries data, not only text. ``Problem`` is the
@@ -92,8 +99,16 @@ class Unauthorized(Rejected):
     code, status, kind = "unauthorized", 401, "authentication_error"
 
 
+class Forbidden(Rejected):
+    code, status, kind = "forbidden", 403, "permission_error"
+
+
 class NotFound(Rejected):
     code, status = "not_found", 404
+
+
+class Conflict(Rejected):
+    code, status = "conflict", 409
 
 
 class TooLarge(Rejected):
@@ -134,6 +149,14 @@ class Fatal(OmnibusError):
     code = "internal_error"
 
 
+class AppFailed(Fatal):
+    code = "app_failed"
+
+
+class NoSandbox(Fatal):
+    code, status = "no_sandbox", 501
+
+
 class StageFailed(Fatal):
     code, status = "stage_failed", 502
 
@@ -150,12 +173,24 @@ class StaleHandle(Fatal):
     code, status = "stale_handle", 502
 
 
-class ReplayMismatch(Fatal):
+class GraphError(Fatal):
+    code = "graph_error"
+
+
+class PlaceholderError(GraphError):
+    code = "placeholder_observed"
+
+
+class ReplayMismatch(GraphError):
     code = "replay_mismatch"
 
 
-class PlaceholderError(Fatal):
-    code = "placeholder_observed"
+class SideEffect(GraphError):
+    code = "side_effect"
+
+
+class StreamConsumed(GraphError):
+    code = "stream_consumed"
 
 
 class ProtocolError(Fatal):

@@ -5,7 +5,7 @@ graph with its literal inputs, the route, the plan epoch, the seed and the deadl
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -15,6 +15,9 @@ from omnibus.errors import ProtocolError
 
 #: Version of the invocation document and of every message on the bus.
 WIRE_VERSION = 1
+
+#: Odd, so that the seeds of 2**63 repeated calls differ.
+_STRIDE = 0x9E3779B97F4A7C15
 
 REF = "$ref"
 HANDLE = "$handle"
@@ -50,6 +53,8 @@ class Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One call of a unit task. ``digest`` covers the task and its inputs.
 
     ``uses`` repeats the references among the inputs, so that nobody has to search for them again.
+    ``model`` is whose plan runs the node, empty for the invocation's own. ``salt`` counts equal calls
+    before this one: it tells their random numbers apart, so that best-of-n gets n answers.
     """
 
     task: str
@@ -57,13 +62,17 @@ class Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inputs: dict[str, Any]
     digest: str
     uses: tuple[tuple[int, str], ...] = ()
+    model: str = ""
+    salt: int = 0
 
 
 class Invocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One request: recorded graph, route and everything needed to run it again.
 
     ``outputs`` are the node outputs that the gateway asked for; ``options`` and ``route`` name, per
-    node, the deployment option and the executor. Times are Unix seconds.
+    node, the deployment option and the executor. Times are Unix seconds. A request whose ``invoke``
+    awaits results runs as several segments, each an invocation of its own: ``step`` counts them, and
+    ``parent`` is the first one's id, empty in the first. ``choices`` are what ``choose`` decided.
     """
 
     v: int
@@ -83,6 +92,13 @@ class Invocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     route: tuple[str, ...]
     attempt: int = 0
     replay_of: str = ""
+    parent: str = ""
+    step: int = 0
+    choices: tuple[int, ...] = ()
+
+    def seed_of(self, node: int) -> int:
+        """Seed of one node, 63 bits: the invocation's own, but for repeated equal calls."""
+        return (self.seed + self.nodes[node].salt * _STRIDE) % 2**63
 
     def consumers(self, node: int) -> dict[str, list[int]]:
         """For each output of ``node`` the nodes that read it."""
@@ -130,12 +146,10 @@ def decode(body: bytes) -> Invocation:
     """Read an invocation; raises ``ProtocolError`` for an unknown version or a broken document."""
     try:
         invocation = _decode(body)
-    except msgspec.MsgspecError as error:
-        raise ProtocolError(f"not an invocation of wire version {WIRE_VERSION}: {_explain(body, error)}") from error
+    except UNREADABLE as error:
+        raise _refusal(f"not an invocation of wire version {WIRE_VERSION}: {explain(body, error)}") from error
     if invocation.v != WIRE_VERSION:
-        raise ProtocolError(
-            f"invocation of wire version {invocation.v}, this build reads {WIRE_VERSION}: update one side"
-        )
+        raise _refusal(f"invocation of wire version {invocation.v}, this build reads {WIRE_VERSION}: update one side")
     _check(invocation)
     return invocation
 
@@ -144,15 +158,41 @@ def _check(invocation: Invocation) -> None:
     """Documents also come from hands: one that cannot run must not take a place in an executor."""
     names = [invocation.id, invocation.reply, *invocation.route, *(node.task for node in invocation.nodes)]
     if not all(names) or not addressable("".join(names)):
-        raise ProtocolError("the invocation's id, reply, route and tasks become subjects: no blanks, no wildcards")
+        raise _refusal("the invocation's id, reply, route and tasks become subjects: no blanks, no wildcards")
     count = len(invocation.nodes)
     if not count or len(invocation.route) != count or len(invocation.options) != count:
-        raise ProtocolError(f"invocation {invocation.id}: nodes, options and route must be of one length, at least 1")
+        raise _refusal(f"invocation {invocation.id}: nodes, options and route must be of one length, at least 1")
     if not all(0 <= node < count for node, _ in invocation.outputs):
-        raise ProtocolError(f"invocation {invocation.id}: outputs {invocation.outputs} name nodes that are not there")
+        raise _refusal(f"invocation {invocation.id}: outputs {invocation.outputs} name nodes that are not there")
     for index, node in enumerate(invocation.nodes):
         if not all(0 <= source < index for source, _ in node.uses):
-            raise ProtocolError(f"invocation {invocation.id}: node {index} uses {node.uses}; only earlier nodes exist")
+            raise _refusal(f"invocation {invocation.id}: node {index} uses {node.uses}; only earlier nodes exist")
+
+
+#: Characters of a refusal. What it quotes may be as long as the document, and it travels as a message itself.
+_SAID = 400
+
+
+def _refusal(text: str) -> ProtocolError:
+    return ProtocolError(text if len(text) <= _SAID else f"{text[:_SAID]}…")
+
+
+def verify(nodes: Sequence[Node]) -> None:
+    """Raise ``ProtocolError`` unless each node declares just the references among its inputs, to earlier nodes.
+
+    For graphs that come from hands or apps: an executor trusts ``uses``.
+    """
+    for index, node in enumerate(nodes):
+        try:
+            found = {reference for value in node.inputs.values() for reference in refs(value)}
+            known = all(type(source) is int and 0 <= source < index for source, _ in found)
+        except (TypeError, ValueError):
+            found, known = set(), False
+        if not known or found != set(node.uses):
+            raise ProtocolError(
+                f"node {index} ({node.task}) must refer to outputs of earlier nodes as [node, output], and list these "
+                f"references in `uses`, which says {list(node.uses)}"
+            )
 
 
 #: Printable ASCII but blank, ``*`` and ``>``: anything else would end a subject or widen it.
@@ -164,12 +204,18 @@ def addressable(name: str) -> bool:
     return _ADDRESS.fullmatch(name) is not None
 
 
-def _explain(body: bytes, error: Exception) -> str:
-    """Name a foreign version before its unknown fields."""
+#: What bytes from outside raise: other JSON than was promised, text that is no UTF-8, depth without end.
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def explain(body: bytes, error: Exception) -> str:
+    """Why ``body`` cannot be read: a foreign version is named before its unknown fields."""
     try:
         version = _version.decode(body).get("v")
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return str(error)
-    if version is not None and bytes(version) != str(WIRE_VERSION).encode():
-        return f"it says version {bytes(version).decode()[:20]}"
+    if version is None:
+        return f"it says no version ({error})"
+    if bytes(version) != str(WIRE_VERSION).encode():
+        return f"it says version {bytes(version).decode(errors='replace')[:20]}"
     return str(error)

@@ -19,6 +19,8 @@ class _Gateway:
 
     #: Requests by model and outcome (``ok`` or an error code). A rise of 5xx codes: see the stage in the logs.
     requests = Counter("omnibus_requests_total", "Requests by model and outcome.", ["model", "code"], registry=REGISTRY)
+    #: Requests to apps by outcome. A rise of one app's 5xx codes: see its worker's lines in the gateway's log.
+    apps = Counter("omnibus_app_requests_total", "Requests by app and outcome.", ["app", "code"], registry=REGISTRY)
     #: Requests per path. Compare with the planned rates; a drift means missing executors.
     paths = Counter("omnibus_path_requests_total", "Requests by path.", ["model", "type", "path"], registry=REGISTRY)
     #: From request to first output. High with idle executors: look at the waterfall of one invocation.
@@ -41,6 +43,10 @@ class _Gateway:
     @cache  # noqa: B019 one instance, few labels
     def outcome(self, model: str, code: str) -> Any:
         return self.requests.labels(model, code)
+
+    @cache  # noqa: B019 registered apps alone
+    def app(self, name: str, code: str) -> Any:
+        return self.apps.labels(name, code)
 
     @cache  # noqa: B019
     def path(self, model: str, kind: str, path: str) -> Any:

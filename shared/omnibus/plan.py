@@ -17,12 +17,18 @@ GOLDEN = 0.6180339887498949
 
 
 class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A deployment option: components that run in one executor, of ``service``, ``replicas`` times."""
+    """A deployment option: components that run in one executor, of ``service``, ``replicas`` times.
+
+    ``of`` is ``model/option`` when executors of another model serve it: both share a component.
+    ``engine`` is ``module:function``, empty for the usual one.
+    """
 
     components: tuple[str, ...]
     service: str
     replicas: int = 1
     gpus: int = 0
+    of: str = ""
+    engine: str = ""
 
 
 class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,7 +44,9 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model as it is deployed. ``encoders`` maps a modality to the component that encodes it;
-    ``types`` maps a request type to its paths."""
+    ``types`` maps a request type to its paths; ``tasks`` maps each component to its unit task's name,
+    the same in two models that share the component. ``apps`` brought the model; empty: the operator did.
+    """
 
     family: str
     checkpoint: str
@@ -48,10 +56,25 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     types: dict[str, tuple[Path, ...]]
     voices: tuple[str, ...] = ()
     context: int = 0
+    tasks: dict[str, str] = {}
+    apps: tuple[str, ...] = ()
 
     @property
     def speaks(self) -> bool:
         return "talker" in self.components
+
+    def paths(self, used: frozenset[str]) -> tuple[Path, ...]:
+        """Paths of the request type that uses ``used``; empty when none runs all of it.
+
+        A type that nobody planned gets the paths of the smallest planned one that contains it, cut down.
+        """
+        planned = self.types.get(request_type(self.components, used))
+        if planned is not None:
+            return planned
+        wider = [kind for kind in self.types if used <= frozenset(kind.split("+"))]
+        if not wider:
+            return ()
+        return cut(self.types[min(wider, key=lambda kind: (kind.count("+"), kind))], self.components, used)
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,6 +85,25 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     created: float
     models: dict[str, ModelPlan]
     v: int = WIRE_VERSION
+
+    def owners(self) -> dict[str, tuple[tuple[str, str], ...]]:
+        """Each unit task's name and the (model, component) pairs that it is bound to."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for name, model in self.models.items():
+            for component, task in model.tasks.items():
+                found.setdefault(task, []).append((name, component))
+        return {task: tuple(bound) for task, bound in found.items()}
+
+
+def cut(paths: Sequence[Path], components: Sequence[str], used: frozenset[str]) -> tuple[Path, ...]:
+    """``paths`` cut down to the components ``used``; those that become equal are merged, their rates added."""
+    merged: dict[tuple[tuple[str, str], ...], float] = {}
+    for path in paths:
+        runs = tuple((part, path.options[part]) for part in components if part in used)
+        merged[runs] = merged.get(runs, 0.0) + path.rate
+    return tuple(
+        Path(">".join(dict.fromkeys(option for _, option in runs)), dict(runs), rate) for runs, rate in merged.items()
+    )
 
 
 def request_type(components: Sequence[str], used: frozenset[str]) -> str:

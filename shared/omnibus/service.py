@@ -56,7 +56,7 @@ async def _live(service: Service, settings: ServiceSettings) -> None:
         stopping = loop.create_task(stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            starting.cancel()
+            await until_cancelled(starting)
             return
         starting.result()
         await stopping

@@ -78,12 +78,24 @@ class GatewaySettings(Settings, frozen=True):
     #: Whether media may be fetched over plain http, and from private addresses. Off in production.
     allow_http: bool = False
     allow_private: bool = False
+    #: Bearer token that registers, updates and unregisters apps; empty: nobody may.
+    admin_token: str = ""
+    #: Directory that apps may be registered from, on every gateway the same; empty: none.
+    apps_dir: str = ""
+    #: Whether the text of an app may come with the request that registers it.
+    app_uploads: bool = False
+    #: Largest request to register an app in bytes, an uploaded text included.
+    app_body: int = 1 << 20
+    #: Seconds that an app may take to load, and its own unit tasks to get executors.
+    app_ready: float = 60.0
+    #: Seconds that the requests of an app's old version may take to finish.
+    app_drain: float = 30.0
 
 
 class PlannerSettings(Settings, frozen=True):
     area: ClassVar[str] = "PLANNER"
 
-    #: JSON file that declares the models and their deployments.
+    #: JSON file that declares the models and their deployments; empty: apps bring all there is.
     models: str = ""
 
 
@@ -98,6 +110,10 @@ class ExecutorSettings(Settings, frozen=True):
     option: str = ""
     #: Components of the option, comma separated.
     components: str = ""
+    #: Their unit tasks in the same order, comma separated; empty: named after the family's kinds.
+    tasks: str = ""
+    #: Unit tasks of apps that bring their own engine: a JSON list of ``TaskRecord``; empty: ``checkpoint`` holds it.
+    source: str = ""
     #: What makes the runners: ``module:function(component, settings)``.
     engine: str = "services.engines:transformers"
     device: str = "cpu"

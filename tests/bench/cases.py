@@ -25,6 +25,8 @@ SIDECAR = "sidecar.control_ms"
 #: MiB that a control service may take.
 MEMORY_GOAL = 120
 MEMORY = ("memory.gateway_mib", "memory.planner_mib")
+#: Microseconds that recording and replaying may take.
+RECORD_REPLAY = {"record_replay.two_nodes_us": 60.0, "record_replay.images24_us": 1000.0}
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ PROFILED = (
 )
 PROFILE = "profile"
 
-NAMES = (*CASES, COPY, SIDECAR, *MEMORY)
+NAMES = (*CASES, COPY, SIDECAR, *MEMORY, *RECORD_REPLAY)
 
 
 def needed(wanted: set[str]) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from omnibus.up.stack import ROOT
 from tests.bench import bodies, cases, floor
-from tests.bench.cases import CASES, COPY, MEMORY, MEMORY_GOAL, SIDECAR
+from tests.bench.cases import CASES, COPY, MEMORY, MEMORY_GOAL, RECORD_REPLAY, SIDECAR
 from tests.bench.system import PATHS, Sample, running
 
 ROUNDS = 3
@@ -46,7 +46,10 @@ def measure(wanted: set[str]) -> Measured:
     found = Measured()
     names = cases.needed(wanted)
     if SIDECAR in wanted:
-        found.values[SIDECAR] = _sidecar()
+        found.values[SIDECAR] = _alone("sidecar_control")[SIDECAR]
+    if wanted & set(RECORD_REPLAY):
+        costs = _alone("record_replay")
+        found.values |= {name: costs[name] for name in wanted & set(RECORD_REPLAY)}
     used = {CASES[name].model for name in names if CASES[name].model} or {bodies.MODELS[0]}
     for model in [model for model in bodies.MODELS if names and model in used]:
         mine = [name for name in names if CASES[name].model in (model, "")]
@@ -56,17 +59,17 @@ def measure(wanted: set[str]) -> Measured:
     return found
 
 
-def _sidecar() -> float:
+def _alone(module: str) -> dict[str, float]:
     # In a process of its own: it counts the CPU time of the process that it runs in.
     done = subprocess.run(
-        [sys.executable, "-m", "tests.bench.sidecar_control"],
+        [sys.executable, "-m", f"tests.bench.{module}"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": PATHS},
         stdout=subprocess.PIPE,
         timeout=120,
         check=True,
     )
-    return float(json.loads(done.stdout)[SIDECAR])
+    return dict(json.loads(done.stdout))
 
 
 async def _rounds(found: Measured, model: str, names: list[str], wanted: set[str]) -> None:
@@ -96,6 +99,9 @@ def _row(name: str, values: Mapping[str, float]) -> Row:
     value, unit = round(values[name], 4), "MiB" if name in MEMORY else "ms"
     if name in MEMORY:
         return Row(name, value, unit, f"{MEMORY_GOAL} MiB", round(value / MEMORY_GOAL, 3))
+    if name in RECORD_REPLAY:
+        goal = RECORD_REPLAY[name]
+        return Row(name, value, "us", f"{goal:g} us", round(value / goal, 3))
     case = CASES.get(name)
     if case is None or not case.against:
         return Row(name, value, unit)

@@ -43,7 +43,7 @@ def _model(
     encoders: Mapping[str, str], components: tuple[str, ...], options: Mapping[str, object]
 ) -> dict[str, object]:
     paths = [{"options": list(options)}]
-    common = {"family": "null", "checkpoint": "", "encoders": encoders, "components": components}
+    common = {"family": "qwen2_5_omni", "checkpoint": "", "encoders": encoders, "components": components}
     return {**common, "options": options, "paths": paths}
 
 

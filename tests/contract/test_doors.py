@@ -33,6 +33,8 @@ HTTP = {"fastapi", "starlette", "uvicorn", "pydantic"}
 #: Room to the heavy libraries that it may load. Engines load theirs when a component is loaded.
 ALLOWED: dict[str, set[str]] = {
     "omnibus": set(),
+    "omnibus.app": set(),
+    "omnibus.app.worker": {"pydantic"},
     "omnibus.bus": set(),
     "omnibus.bus.memory": set(),
     "omnibus.bus.nats": {"nats"},
@@ -41,9 +43,11 @@ ALLOWED: dict[str, set[str]] = {
     "omnibus.errors": set(),
     "omnibus.executor": set(),
     "omnibus.executor.host": {"nats"},
+    "omnibus.executor.own": set(),
     "omnibus.graph": set(),
     "omnibus.metrics": set(),
     "omnibus.plan": set(),
+    "omnibus.plugins": set(),
     "omnibus.service": set(),
     "omnibus.settings": set(),
     "omnibus.store": {"redis"},

@@ -25,7 +25,8 @@ from omnibus import catalog
 from omnibus.bus import messages, subjects
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.bus.nats import NatsBus
-from omnibus.settings import BusSettings
+from omnibus.settings import BusSettings, StoreSettings
+from omnibus.store import Store
 from omnibus.tensors.client import TensorClient
 from omnibus.up import run
 from omnibus.up.lineage import die_with_parent
@@ -46,12 +47,12 @@ def declaration(family: str, checkpoint: Path, **changes: Any) -> dict[str, Any]
 
 
 @contextlib.contextmanager
-def running(directory: Path, models: Mapping[str, Any], **settings: str) -> Iterator["System"]:
-    """Run ``models`` until the block ends; ``settings`` are environment variables.
+def running(directory: Path, models: Mapping[str, Any], *flags: str, **settings: str) -> Iterator["System"]:
+    """Run ``models`` until the block ends; ``flags`` are those of ``omnibus up``, ``settings`` environment variables.
 
     Fails when a process, a port or shared memory is left afterwards.
     """
-    system = System(directory, models, settings)
+    system = System(directory, models, settings, flags)
     try:
         system.start()
         yield system
@@ -66,9 +67,13 @@ def running(directory: Path, models: Mapping[str, Any], **settings: str) -> Iter
 class System:
     """The processes of one ``omnibus up``."""
 
-    def __init__(self, directory: Path, models: Mapping[str, Any], settings: Mapping[str, str]) -> None:
-        self._declared = directory / "models.json"
-        self._declared.write_text(json.dumps({"models": models}))
+    def __init__(
+        self, directory: Path, models: Mapping[str, Any], settings: Mapping[str, str], flags: Sequence[str] = ()
+    ) -> None:
+        self._flags = flags
+        declared = directory / "models.json"
+        declared.write_text(json.dumps({"models": models}))
+        self._models = ["--models", str(declared)] if models else ["--no-models"]
         paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
         # A private place for the file that says where everything is: other runs of this user stay apart.
         self.env = {**os.environ, "PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(directory), **settings}
@@ -89,12 +94,16 @@ class System:
             assert "Address already in use" in self.log, "ended at once"
             self._lines.clear()
         self.state = run.read(environ=self.env)
+        self.urls = [
+            f"http://127.0.0.1:{port}" for name, port in self.state.ports.items() if name.startswith("gateway")
+        ]
         self.url = self.state.gateway_url
-        asyncio.run(self.whole(_UP_WITHIN))
+        if self.executors:
+            asyncio.run(self.whole(_UP_WITHIN))
 
     def _begin(self) -> bool:
         self._up.clear()
-        self._process = self.command("up", "--port", "0", "--models", str(self._declared))
+        self._process = self.command("up", "--port", "0", *self._models, *self._flags)
         threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
         assert self._up.wait(_UP_WITHIN), "not up in time"
         return "Omnibus is up" in self.log
@@ -148,7 +157,7 @@ class System:
     @property
     def ports(self) -> list[int]:
         state = self.state
-        urls = [state.nats_url, state.store_url, state.monitor_url, state.gateway_url]
+        urls = [state.nats_url, state.store_url, state.monitor_url, *self.urls]
         return [port for url in urls if (port := urlsplit(url).port) is not None]
 
     # Processes
@@ -161,6 +170,12 @@ class System:
     def server(self, name: str) -> psutil.Process:
         """The process of ``nats-server`` or ``valkey-server``."""
         return next(one for one in self.processes() if name in " ".join(one.cmdline()[:1]))
+
+    def gateway(self, index: int) -> psutil.Process:
+        """The process of a gateway."""
+        port = str(urlsplit(self.urls[index]).port)
+        gateways = (one for one in self.processes() if "services.gateway" in one.cmdline())
+        return next(one for one in gateways if one.environ()["OMNIBUS_GATEWAY_PORT"] == port)
 
     async def statuses(self, bus: NatsBus) -> AsyncGenerator[ExecutorStatus, None]:
         """What executors say of themselves from now on."""
@@ -196,22 +211,30 @@ class System:
             await bus.drain()
 
     @contextlib.asynccontextmanager
+    async def store(self) -> AsyncIterator[Store]:
+        store = Store(StoreSettings(url=self.state.store_url))
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    @contextlib.asynccontextmanager
     async def tensors(self) -> AsyncIterator[TensorClient]:
         socket_path = str(Path(self.state.directory) / "sidecar.sock")
         async with await TensorClient.connect(socket_path, "test", f"local-{self.state.pid}") as client:
             yield client
 
-    def http(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, timeout=60)
+    def http(self, gateway: int = 0) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.urls[gateway], timeout=60)
 
     def client(self) -> openai.AsyncOpenAI:
         """The official client, without its own retries."""
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
 
-    def ready(self) -> tuple[int, dict[str, Any]]:
+    def ready(self, gateway: int = 0) -> tuple[int, dict[str, Any]]:
         """Status and body of ``/readyz``; 0 when nobody answers."""
         try:
-            with urllib.request.urlopen(f"{self.url}/readyz", timeout=5) as answer:
+            with urllib.request.urlopen(f"{self.urls[gateway]}/readyz", timeout=5) as answer:
                 return answer.status, json.loads(answer.read())
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read())
@@ -219,10 +242,11 @@ class System:
             return 0, {}
 
     async def becomes_ready(self, within: float = _BACK_WITHIN) -> None:
-        """Wait for 200 of ``/readyz``."""
+        """Wait for 200 of ``/readyz`` at every gateway."""
         async with asyncio.timeout(within):
-            while (await asyncio.to_thread(self.ready))[0] != 200:
-                await asyncio.sleep(0.1)
+            for gateway in range(len(self.urls)):
+                while (await asyncio.to_thread(self.ready, gateway))[0] != 200:
+                    await asyncio.sleep(0.1)
 
     async def record(self, id: str, within: float = 10.0) -> tuple[bytes, dict[str, Any]]:
         """The recorded invocation ``id`` as its very bytes, and its end, once both are in the stream."""

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from omnibus.errors import Problem, ProtocolError
-from omnibus.graph import WIRE_VERSION, addressable
+from omnibus.graph import UNREADABLE, WIRE_VERSION, addressable, explain
 from omnibus.tensors.handle import Handle
 
 
@@ -170,8 +170,8 @@ def frames(messages: list[bytes], limit: int) -> Iterator[bytes]:
 def _read(decode: Any, body: bytes, what: str) -> Any:
     try:
         message = decode(body)
-    except msgspec.MsgspecError as error:
-        raise ProtocolError(f"not a {what} of wire version {WIRE_VERSION}: {error}") from error
+    except UNREADABLE as error:
+        raise ProtocolError(f"not a {what} of wire version {WIRE_VERSION}: {explain(body, error)}") from error
     if message.v != WIRE_VERSION:
         raise ProtocolError(f"{what} of wire version {message.v}, this build reads {WIRE_VERSION}: update one side")
     return message

@@ -32,6 +32,11 @@ def token(text: str) -> str:
     return _UNSAFE.sub("_", text) or "_"
 
 
+def task_name(kind: str, model: str, component: str) -> str:
+    """The usual name of the unit task that runs ``component`` of ``model``."""
+    return token(f"{kind}-{model}-{component}")
+
+
 def task(unit_task: str, executor: str = "") -> str:
     """Where executors of ``unit_task`` listen, or one of them."""
     return f"{ROOT}.task.{unit_task}.{executor}" if executor else f"{ROOT}.task.{unit_task}"

@@ -1,4 +1,4 @@
-"""The ``omnibus`` command: ``up``, ``demo``, ``tail``, ``show``, ``replay``."""
+"""The ``omnibus`` command: ``up``, ``demo``, ``app``, ``tasks``, ``tail``, ``show``, ``replay``."""
 
 from omnibus.cli.main import main
 

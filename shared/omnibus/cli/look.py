@@ -76,7 +76,8 @@ async def show(options: argparse.Namespace) -> int:
 
 def describe(invocation: dict[str, Any], ended: dict[str, Any] | None) -> list[str]:
     """Everything worth knowing about one invocation, as lines."""
-    lines = [f"{invocation['id']}  {invocation['model']}  seed {invocation['seed']}", *graph(invocation)]
+    origin = f"  step {invocation['step']} of {invocation['parent']}" if invocation.get("parent") else ""
+    lines = [f"{invocation['id']}  {invocation['model']}  seed {invocation['seed']}{origin}", *graph(invocation)]
     if ended is None:
         return [*lines, "it has not ended yet"]
     components = [node["component"] for node in invocation["nodes"]]
@@ -87,6 +88,9 @@ def describe(invocation: dict[str, Any], ended: dict[str, Any] | None) -> list[s
         lines.append(f"answer  {answer['text'][:200]!r}")
     if answer.get("audio_seconds"):
         lines.append(f"sound   {answer['audio_seconds']:.2f} s, sha256 {answer['audio_sha256'][:16]}…")
+    lines += [f"result  {name}  sha256 {digest[:16]}…" for name, digest in ended.get("outputs", {}).items() if digest]
+    if ended.get("segments"):
+        lines.append(f"then    {', '.join(ended['segments'])}  (it went on with these results: show them by their ids)")
     if problem := ended.get("problem"):
         lines.append(f"problem {problem['code']}: {problem['message']}")
     return lines
@@ -112,7 +116,7 @@ def _progress(part: dict[str, Any]) -> str:
     if part["status"] == "failed":
         return f"failed: {part['problem']['code']}: {part['problem']['message']}"
     answer = part["answer"]
-    said = f"answer  {answer.get('text', '')[:200]!r}"
+    said = f"answer  {answer['text'][:200]!r}" if answer.get("text") else "done"
     sound = f"\nsound   {answer['audio_seconds']:.2f} s" if answer.get("audio_seconds") else ""
     verdict = {True: "identical to the recorded answer", False: f"DIFFERENT: {part.get('why', 'the sound differs')}"}
     return f"{said}{sound}\n{verdict.get(part['identical'], 'not compared: ' + part.get('why', ''))}"

@@ -31,6 +31,18 @@ def _command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
         from omnibus.cli.demo import demo
 
         return demo(options)
+    if options.command == "app" and options.app_command == "run":
+        from omnibus.cli.apprun import run_app
+
+        return run_app(options)
+    if options.command == "app":
+        from omnibus.cli.apps import app
+
+        return app(options)
+    if options.command == "tasks":
+        from omnibus.cli.tasks import tasks
+
+        return tasks(options)
     from omnibus.cli import look
 
     return {"tail": look.tail, "show": look.show, "replay": look.replay}[options.command](options)
@@ -43,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_demo(commands)
     _add_look(commands)
+    _add_app(commands)
     return parser
 
 
@@ -51,10 +64,17 @@ def _add_up(commands: Any) -> None:
     up.add_argument(
         "--port", type=int, default=8000, help="HTTP port of the gateway; 0 takes a free one (default 8000)"
     )
-    up.add_argument("--models", metavar="FILE", help="declarations of models; without it the tiny ones are served")
+    up.add_argument("--gateways", type=int, default=1, metavar="N", help="gateways side by side (default 1)")
+    models = up.add_mutually_exclusive_group()
+    models.add_argument("--models", metavar="FILE", help="declarations of models; without it the tiny ones are served")
+    models.add_argument("--no-models", action="store_true", help="serve what apps bring along and nothing else")
     up.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="serve only this tiny model (repeatable)"
     )
+    up.add_argument(
+        "--app", action="append", default=[], metavar="TARGET", help="register this module or file (repeatable)"
+    )
+    up.add_argument("--apps-dir", metavar="DIR", help="where apps may lie that are registered by path (default .)")
 
 
 def _add_demo(commands: Any) -> None:
@@ -78,3 +98,36 @@ def _add_look(commands: Any) -> None:
         command.add_argument("--json", action="store_true", help="print JSON")
     for command in (tail, show, replay):
         command.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
+
+
+def _add_app(commands: Any) -> None:
+    app = commands.add_parser("app", help="register, call, update and check apps")
+    own = app.add_subparsers(dest="app_command", required=True, metavar="COMMAND")
+    register = own.add_parser("register", help="serve an app at all gateways")
+    update = own.add_parser("update", help="serve a new version, or load the code anew; the old one serves meanwhile")
+    check = own.add_parser("check", help="load an app here and say what it is; nothing needs to run")
+    listed = own.add_parser("list", help="the registered apps")
+    show = own.add_parser("show", help="all about one app")
+    invoke = own.add_parser("invoke", help="call an app and print its answer, parts as they come")
+    unregister = own.add_parser("unregister", help="end an app; its requests finish")
+    run = own.add_parser("run", help="start everything, register an app, and call it")
+    for command in (show, invoke, update, unregister):
+        command.add_argument("name", help="an app's name")
+    for command in (register, update, check):
+        command.add_argument("target", nargs="?", help="a module, or a Python file below the directory of apps")
+        command.add_argument("--upload", metavar="FILE", help="a file whose text is sent; its code runs restricted")
+    run.add_argument("target", help="a Python file, or a module")
+    for command in (invoke, run):
+        command.add_argument("body", nargs="?", metavar="JSON", help="the request, or - for stdin")
+    run.add_argument("--port", type=int, help="HTTP port; 0 takes a free one (default 8000, with JSON a free one)")
+    models = run.add_mutually_exclusive_group()
+    models.add_argument("--models", metavar="FILE", help="declarations of models; without it the tiny ones are served")
+    models.add_argument("--no-models", action="store_true", help="serve what the app brings along and nothing else")
+    run.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="serve only this tiny model (repeatable)"
+    )
+    tasks = commands.add_parser("tasks", help="unit tasks: who uses them and who runs them")
+    for command in (register, update, check, listed, show, invoke, unregister, run, tasks):
+        command.add_argument("--json", action="store_true", help="print JSON")
+    for command in (register, update, listed, show, invoke, unregister, tasks):
+        command.add_argument("--url", help="the gateway; without it the running `omnibus up` is found")

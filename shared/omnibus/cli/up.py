@@ -1,25 +1,72 @@
 """``omnibus up``: everything on this machine until Ctrl-C."""
 
 import argparse
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
-from omnibus.errors import BadRequest
+from omnibus.cli.apps import APPS, register
+from omnibus.cli.gateway import Gateway
+from omnibus.errors import BadRequest, DeadlineExceeded, NotFound
 from omnibus.up.stack import Stack
 from omnibus.up.tiny import tiny_models
 
+SERVED_WITHIN = 120.0  # seconds from an app's registration until every gateway serves it
+
 
 async def up(options: argparse.Namespace) -> int:
-    async with Stack(await declarations(options), port=options.port) as stack:
-        print(
-            f"\nOmnibus is up: {stack.url}/v1   docs: {stack.url}/docs   bus: {stack.nats.url}   stop: Ctrl-C\n",
-            flush=True,
-        )
+    stack = Stack(
+        await declarations(options),
+        port=options.port,
+        gateways=options.gateways,
+        apps_dir=Path(options.apps_dir) if options.apps_dir else None,
+        nursery=not options.no_models,  # it would only cost time and memory
+    )
+    async with stack:
+        apps = [await stack.supervisor.unless_over(_registered(stack, target)) for target in options.app]
+        _say(stack, apps)
         await stack.supervisor.run_until_signal()
     return 0
 
 
+async def _registered(stack: Stack, target: str) -> str:
+    """The name of the app ``target``, which every gateway serves from now on. Raises ``DeadlineExceeded``."""
+    gateways = [Gateway(url, stack.admin_token, str(stack.apps_dir)) for url in stack.urls]
+    name = str((await asyncio.to_thread(register, gateways[0], target, None))["name"])
+    try:
+        async with asyncio.timeout(SERVED_WITHIN):
+            for gateway in gateways:
+                while not await asyncio.to_thread(_serves, gateway, name):  # noqa: ASYNC110 HTTP cannot tell us
+                    await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"not every gateway serves {name} within {SERVED_WITHIN:g} s: see the log lines above"
+        ) from None
+    return name
+
+
+def _serves(gateway: Gateway, name: str) -> bool:
+    try:
+        worker = gateway.call("GET", f"{APPS}/{name}")["worker"]
+    except NotFound:  # it has not heard of it yet
+        return False
+    return worker is not None and worker["state"] == "ready"
+
+
+def _say(stack: Stack, apps: Sequence[str]) -> None:
+    others = f"   also: {' '.join(f'{url}/v1' for url in stack.urls[1:])}" if stack.urls[1:] else ""
+    print(
+        f"\nOmnibus is up: {stack.url}/v1{others}   docs: {stack.url}/docs   bus: {stack.nats.url}   stop: Ctrl-C\n",
+        flush=True,
+    )
+    for name in apps:
+        print(f"{name} is up: POST {stack.url}/v1/apps/{name}/invoke\n", flush=True)
+
+
 async def declarations(options: argparse.Namespace) -> str:
-    """The declarations file that was named, or the tiny models."""
+    """The declarations file that was named, no models at all, or the tiny ones."""
+    if options.no_models:
+        return '{"models": {}}'
     if not options.models:
         return await tiny_models(options.only)
     return _read(Path(options.models))

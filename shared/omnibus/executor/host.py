@@ -1,12 +1,12 @@
 """The process around an executor: settings, connections, engines. Shared by the services that run one."""
 
-import importlib
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from omnibus import catalog, plugins
 from omnibus.bus.nats import NatsBus
-from omnibus.bus.subjects import token
+from omnibus.bus.subjects import task_name, token
 from omnibus.errors import BadRequest
 from omnibus.executor.contract import Runner
 from omnibus.executor.identity import Identity
@@ -19,17 +19,10 @@ log = logging.getLogger(__name__)
 #: Makes the runner of one component; an *engine* in the sense of the design.
 Engine = Callable[[str, ExecutorSettings], Runner]
 
-#: The kind of unit task that runs each component.
-KINDS = {"vision": "encode", "audio": "encode", "thinker": "think", "talker": "talk", "vocoder": "vocode"}
-
 
 def engine(path: str) -> Engine:
-    """The engine at ``module:name``."""
-    module, _, name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise BadRequest(f"OMNIBUS_EXECUTOR_ENGINE={path}: {error}; it must name module:function") from error
+    """The engine at ``module:function``."""
+    return plugins.named(path, "OMNIBUS_EXECUTOR_ENGINE")
 
 
 class ExecutorService:
@@ -42,21 +35,21 @@ class ExecutorService:
         self._tensors: TensorClient | None = None
 
     def identity(self, node: str) -> Identity:
-        """Raises ``BadRequest`` when model or components are not named."""
+        """Raises ``BadRequest`` when model or components are not named, or their unit tasks are not known."""
         wanted = self.settings
         components = [component for component in wanted.components.split(",") if component]
         if not wanted.model or not components:
             raise BadRequest("set OMNIBUS_EXECUTOR_MODEL and OMNIBUS_EXECUTOR_COMPONENTS (e.g. vision,thinker)")
-        unknown = [component for component in components if component not in KINDS]
-        if unknown:
-            raise BadRequest(f"unknown components {unknown}; there are {sorted(KINDS)}")
+        tasks = dict(zip(_tasks(wanted, components), components, strict=True))
+        if len(tasks) != len(components):
+            raise BadRequest(f"two of the components {components} have the same unit task: {', '.join(tasks)}")
         name = wanted.id or f"{wanted.model}-{wanted.option}-{secrets.token_hex(3)}"
         return Identity(
             id=token(name),
             model=wanted.model,
-            option=token(wanted.option or "+".join(components)),
+            option=wanted.option or "+".join(components),
             node=node,
-            tasks={token(f"{KINDS[component]}-{wanted.model}-{component}"): component for component in components},
+            tasks=tasks,
             credits=wanted.credits,
         )
 
@@ -79,3 +72,19 @@ class ExecutorService:
             await self._bus.drain()
         if self._tensors is not None:
             await self._tensors.close()
+
+
+def _tasks(wanted: ExecutorSettings, components: Sequence[str]) -> list[str]:
+    """The unit task of each component: as told, else by the kinds of the model's family."""
+    told = [task for task in wanted.tasks.split(",") if task]
+    if told:
+        if len(told) != len(components) or any(token(task) != task for task in told):
+            raise BadRequest(
+                f"OMNIBUS_EXECUTOR_TASKS={wanted.tasks!r} must name one unit task for each of {', '.join(components)}"
+            )
+        return told
+    kinds = catalog.family(wanted.family)["tasks"]
+    unknown = [component for component in components if component not in kinds]
+    if unknown:
+        raise BadRequest(f"unknown components {unknown}; {wanted.family} has {sorted(kinds)}")
+    return [task_name(kinds[component], wanted.model, component) for component in components]

@@ -99,7 +99,7 @@ class LiveJob:
 
     @property
     def seed(self) -> int:
-        return self._invocation.seed
+        return self._invocation.seed_of(self.index)
 
     @property
     def deadline(self) -> float:

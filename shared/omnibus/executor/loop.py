@@ -79,7 +79,7 @@ class Executor:
         await self._bus.subscribe(f"{subjects.unheard(me.id)}.*", self._nobody)
         await self._bus.subscribe(subjects.event(subjects.CENSUS), lambda _: self._announce())
         await self._bus.register(
-            f"omnibus-{me.option}",
+            f"omnibus-{subjects.token(me.option)}",
             {"executor": me.id, "model": me.model, "option": me.option, "node": me.node},
             {task: (subjects.task(task), self._by_hand) for task in me.tasks},
             lambda task: self._runners[me.tasks[task]].stats(),
@@ -291,6 +291,7 @@ class Executor:
             return
         try:
             recorded = graph.decode(delivery.data)
+            graph.verify(recorded.nodes)
         except ProtocolError as error:
             yield msgspec.json.encode(error.problem())
             return

@@ -1,24 +1,46 @@
-"""Unit tasks, composite tasks, record and replay."""
+"""Unit tasks, composite tasks, record and replay: what a model developer writes.
 
-from omnibus.task.base import CompositeTask, TaskInput, UnitTask
-from omnibus.task.library import MLLM, ChatInput, ChatOutput, Encode, Omni, Talk, Think, Vocode
-from omnibus.task.placeholder import Placeholder
-from omnibus.task.session import Recording, record, replay
+The tasks of known components and models are in ``omnibus.task.library``.
+"""
+
+from omnibus.task.base import CompositeTask, UnitTask, tasks_of
+from omnibus.task.elements import Part
+from omnibus.task.library import MLLM, Audio, ChatInput, ChatOutput, Encode, Omni, Talk, TextChunk, Think, Vocode
+from omnibus.task.result import Result, Source
+from omnibus.task.running import Runtime, merged, run, tool, use
+from omnibus.task.session import Segment, choose, pinned, record, replay
+from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor
 
 __all__ = [
     "MLLM",
+    "Audio",
     "ChatInput",
     "ChatOutput",
     "CompositeTask",
     "Encode",
     "Omni",
-    "Placeholder",
-    "Recording",
+    "OnDemand",
+    "Part",
+    "Result",
+    "Runtime",
+    "Segment",
+    "Source",
+    "Stream",
     "Talk",
     "TaskInput",
+    "TaskOutput",
+    "Tensor",
+    "TextChunk",
     "Think",
     "UnitTask",
     "Vocode",
+    "choose",
+    "merged",
+    "pinned",
     "record",
     "replay",
+    "run",
+    "tasks_of",
+    "tool",
+    "use",
 ]

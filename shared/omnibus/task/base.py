@@ -4,91 +4,173 @@ A *unit task* is a typed call of one component; two of the same class with the s
 the same task and share executors. A *composite task* is plain Python whose ``invoke`` calls unit tasks.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from hashlib import blake2b
+from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, field_validator
+import msgspec
+from pydantic import BaseModel, ConfigDict
 
 from omnibus.bus.subjects import token
-from omnibus.task.placeholder import Placeholder
-from omnibus.task.session import current
+from omnibus.errors import BadRequest
+from omnibus.task.running import run
+from omnibus.task.drawing import current
+from omnibus.task.types import TaskInput, TaskOutput
 
-TENSOR, STREAM, VALUE = "tensor", "stream", "value"
-
-
-class TaskInput(BaseModel):
-    """Typed and validated input of a unit task. Any field may also hold what another task will produce.
-
-    A frozen dataclass does as well where there is nothing to validate.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-
-    @field_validator("*", mode="wrap")
-    @classmethod
-    def _not_yet(cls, value: Any, check: Any) -> Any:
-        # In replay a result takes the placeholder's place; it says where it comes from.
-        return value if isinstance(value, Placeholder) or hasattr(value, "origin") else check(value)
-
-
-class TaskOutput:
-    """Outputs of a unit task, one attribute each: ``embedding``, ``text``, ``audio``."""
-
-    __slots__ = ("_values",)
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self._values[name]
-        except KeyError:
-            raise AttributeError(f"no output {name!r}; there are {', '.join(self._values)}") from None
-
+#: Characters of a field's value that a name shows; longer ones are digested.
+_LONGEST = 24
 
 In = TypeVar("In")
+Out = TypeVar("Out")
 
 
-class UnitTask(BaseModel, Generic[In]):
-    """One component of one model, callable from any ``invoke``.
+class _Task(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    Subclasses name their ``kind`` and ``outputs`` (name to ``tensor``, ``stream`` or ``value``).
-    ``name`` is stable and readable: it becomes a NATS subject and a metrics label.
+
+class UnitTask(_Task, Generic[In, Out]):
+    """One component of one model, callable from any ``invoke``: ``class Spell(UnitTask[Words, Letters])``.
+
+    ``kind`` is what the component does; by default the class's name. ``model`` and ``component`` say whose
+    it is. A class with an async method ``run(self, inputs)`` brings its own engine: see ``omnibus.task.own``.
+    ``name`` is stable and readable: it becomes a NATS subject and a metrics label. Only fields that differ
+    from their default are part of it, so that a class may get new ones.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    kind: ClassVar[str] = "unit"
+    #: The service that hosts it: ``encoder``, ``llm`` or ``generator``.
+    service: ClassVar[str] = "generator"
+    own: ClassVar[bool] = False
+    inputs_type: ClassVar[Any] = TaskInput
+    outputs_type: ClassVar[Any] = TaskOutput
+    #: Output name to ``tensor``, ``stream`` or ``value``.
+    outputs: ClassVar[Mapping[str, str]] = {}
 
-    kind: ClassVar[str]
-    outputs: ClassVar[Mapping[str, str]]
+    model: str = ""
+    component: str = ""
 
-    model: str
-    component: str
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        types = _arguments(cls)
+        if types is not None:
+            cls.inputs_type, cls.outputs_type = types
+            cls.outputs = {name: kind for name, (kind, _, _) in types[1].fields.items()}
+        if "[" not in cls.__name__ and "kind" not in cls.__dict__:
+            cls.kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
+        cls.own = callable(getattr(cls, "run", None))
+
+    @property
+    def part(self) -> str:
+        """The component's name in a plan."""
+        return self.component or self.kind
 
     @cached_property
     def name(self) -> str:
-        fields = [str(value) for field, value in self if field not in ("model", "component")]
-        return token("-".join([self.kind, self.model, self.component, *fields]))
+        declared = {name: field for name, field in type(self).model_fields.items() if name not in ("model", "component")}
+        own = {name: getattr(self, name) for name in declared}
+        told = [
+            f"{name}_{_short(self, name, value)}"
+            for name, value in own.items()
+            if value != declared[name].get_default(call_default_factory=True)
+        ]
+        return token("-".join(filter(None, [self.kind, self.model, self.component, *told])))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         copy = super().model_copy(update=update, deep=deep)
         copy.__dict__.pop("name", None)  # with other fields it has another name
         return copy
 
-    def invoke(self, inputs: In) -> TaskOutput:
-        """Call the task inside a composite task's ``invoke``; returns at once."""
-        return TaskOutput(current().call(self.name, self.component, self.outputs, _flat(inputs)))
+    def invoke(self, inputs: In, *, work: int = 1) -> Out:
+        """Call the task inside a composite task's ``invoke``; returns placeholders at once.
+
+        ``work`` is how many tokens this call is expected to cost: what executors' loads are counted in.
+        """
+        if not isinstance(inputs, self.inputs_type):
+            raise BadRequest(f"{self.name} takes {self.inputs_type.__name__}, not {type(inputs).__name__}")
+        told = self.inputs_type.told
+        given = {name: value for name, value in inputs.__dict__.items() if value is not None or name in told}
+        return current().call(self, given, work)
+
+    async def __call__(self, inputs: In) -> Out:
+        """Run the task by itself, in an app's ``serve``."""
+        return await run(self.invoke, inputs)
 
 
-class CompositeTask(BaseModel):
-    """A graph in plain Python. ``invoke`` must be deterministic: it runs once to record, once to replay."""
+class CompositeTask(_Task):
+    """A graph in plain Python. ``invoke`` must be deterministic: it runs once to record, once to replay.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    ``async def invoke`` may await results and decide on them.
+    """
 
     def invoke(self, request: Any) -> Any:
-        raise TypeError(f"{type(self).__name__} has no invoke(self, request): write one that calls its tasks")
+        raise BadRequest(f"{type(self).__name__} has no invoke(self, request): write one that calls its tasks")
+
+    async def __call__(self, request: Any) -> Any:
+        """Run the graph, in an app's ``serve``; results are read with ``await`` and ``async for``."""
+        return await run(self.invoke, request)
 
 
-def _flat(inputs: Any) -> dict[str, Any]:
-    """Fields of ``inputs`` that are set, by name."""
-    return {name: value for name, value in inputs.__dict__.items() if value is not None}
+def tasks_of(value: Any) -> list[UnitTask]:
+    """Every unit task in ``value``: a task, or a list or dict of tasks. Equal ones once, in order."""
+    found: dict[str, UnitTask] = {}
+    for task in _walk(value):
+        if found.setdefault(task.name, task) != task:
+            raise BadRequest(
+                f"two different unit tasks are named {task.name!r} ({_class(task)}, {_class(found[task.name])}): "
+                "give one of them another `kind`"
+            )
+    return list(found.values())
+
+
+def _walk(value: Any) -> Iterator[UnitTask]:
+    if isinstance(value, UnitTask):
+        yield value
+    elif isinstance(value, CompositeTask):
+        for field in type(value).model_fields:
+            yield from _walk(getattr(value, field))
+    elif isinstance(value, Mapping):
+        for element in value.values():
+            yield from _walk(element)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for element in value:
+            yield from _walk(element)
+
+
+def _class(task: UnitTask) -> str:
+    return f"{type(task).__module__}.{type(task).__qualname__}"
+
+
+def _arguments(cls: type) -> tuple[Any, Any] | None:
+    """``(In, Out)`` of ``UnitTask[In, Out]`` that ``cls`` is or derives from."""
+    for base in (cls, *cls.__bases__):
+        made = getattr(base, "__pydantic_generic_metadata__", {})
+        types = made.get("args") or ()
+        if len(types) == 2 and not any(isinstance(each, TypeVar) for each in types):
+            return types
+    for base in getattr(cls, "__orig_bases__", ()):
+        types = get_args(base)
+        if len(types) == 2 and not any(isinstance(each, TypeVar) for each in types):
+            return types
+    return None
+
+
+def _short(task: UnitTask, name: str, value: Any) -> str:
+    """A field's value in a name: itself when short, else a digest of its JSON."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, str | int | float) and len(text) <= _LONGEST and token(text) == text:
+        return text
+    try:
+        body = msgspec.json.encode(value, enc_hook=_dumped, order="sorted")
+    except TypeError as error:
+        raise BadRequest(
+            f"{_class(task)}.{name} is a {type(value).__name__}: a task's fields are part of its name, so they must be JSON"
+        ) from error
+    return blake2b(body, digest_size=5).hexdigest()
+
+
+def _dumped(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    raise TypeError(type(value).__name__)

@@ -1,141 +1,225 @@
 """Record and replay. Source: Cornserve section 5.2, made safe by verifying every call.
 
-``record`` runs ``invoke`` with placeholders and returns the graph. ``replay`` runs it again with the
-results: each call is compared with the record (position, task, inputs), and a mismatch raises
-``ReplayMismatch`` before any result is returned.
+``record`` runs ``invoke`` with placeholders and returns the graph, a ``Segment``. ``replay`` runs it again
+with the results: each call is compared with the record (position, task, inputs), and a mismatch raises
+``ReplayMismatch`` before any result is returned. An async ``invoke`` that awaits results runs as several
+segments: see ``live``.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import msgspec
+from pydantic import ValidationError
 
-from omnibus.errors import BadRequest, PlaceholderError, ReplayMismatch
-from omnibus.graph import Node, digest, ref
-from omnibus.task.placeholder import Placeholder
+from omnibus.errors import GraphError, OmnibusError, PlaceholderError, ReplayMismatch
+from omnibus.graph import Node, digest
+from omnibus.task.drawing import Called, Segment, Session, choose, current, pin, pinned, within
+from omnibus.task.literals import FROM, plain, reference, returned
+from omnibus.task.result import STREAM, Result
 
-
-class Session(Protocol):
-    def call(self, task: str, component: str, outputs: Mapping[str, str], inputs: dict[str, Any]) -> dict[str, Any]:
-        """One call of a unit task: returns a value per output."""
+__all__ = ["FROM", "Recorder", "Segment", "choose", "current", "pinned", "plain", "record", "replay"]
 
 
-class Recording(NamedTuple):
-    """Nodes in the order of their calls, and the outputs that ``invoke`` returned."""
+class Recorder(Session):
+    """Collects the calls of one segment. ``point(site)`` in [0, 1) decides the ``site``-th choice.
 
-    nodes: tuple[Node, ...]
-    outputs: tuple[tuple[int, str], ...]
+    ``calls`` counts equal calls, over all graphs of a request if they share it.
+    """
 
-
-_current: ContextVar[Session | None] = ContextVar("omnibus_session", default=None)
-
-
-def current() -> Session:
-    session = _current.get()
-    if session is None:
-        raise PlaceholderError("a unit task was called outside of a composite task: call it in `invoke`, run by an app")
-    return session
-
-
-@contextmanager
-def _session(session: Session) -> Iterator[None]:
-    token = _current.set(session)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
-class _Recorder:
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        step: int = 0,
+        point: Callable[[int], float] | None = None,
+        scope: object = None,
+        calls: dict[str, int] | None = None,
+    ) -> None:
+        super().__init__(scope)
+        self.step = step
         self.nodes: list[Node] = []
+        self.work: list[int] = []
+        self.pins: list[str] = []
+        self.choices: list[int] = []
+        self._point = point
+        self._equal = {} if calls is None else calls
 
-    def call(self, task: str, component: str, outputs: Mapping[str, str], inputs: dict[str, Any]) -> dict[str, Any]:
-        index = len(self.nodes)
+    def call(self, task: Called, inputs: dict[str, Any], work: int) -> Any:
+        index = self.add(task, inputs, work)
+        name, step, made = task.name, self.step, task.outputs_type
+        return made.of(
+            {output: Result(name, (index, output), kind, element, self, step) for output, kind, element in made.told}
+        )
+
+    def add(self, task: Called, inputs: dict[str, Any], work: int, call: str = "") -> int:
+        """Record a call; returns its index. ``call`` is equal for equal calls; without it inputs tell."""
         uses: list[tuple[int, str]] = []
-        plain = {name: _plain(value, uses) for name, value in inputs.items()}
-        self.nodes.append(Node(task, component, plain, digest(task, plain), tuple(dict.fromkeys(uses))))
-        return {name: Placeholder(index, name, task, kind) for name, kind in outputs.items()}
+        given = {
+            name: self.refer(value, uses) if type(value) is Result else plain(value, self._inner, uses)
+            for name, value in inputs.items()
+        }
+        name = task.name
+        found = digest(name, given)
+        call = call or found
+        salt = self._equal.get(call, 0)
+        self._equal[call] = salt + 1
+        known = tuple(uses) if len(uses) < 2 else tuple(dict.fromkeys(uses))
+        self.nodes.append(Node(name, task.part, given, found, known, task.model, salt))
+        self.work.append(work)
+        self.pins.append(pin.get())
+        return len(self.nodes) - 1
+
+    def refer(self, result: Result, uses: list[tuple[int, str]]) -> Any:
+        """The JSON that stands for ``result`` among the inputs of a call."""
+        return reference(result, uses, self)
+
+    def _inner(self, result: Result, uses: list[tuple[int, str]]) -> Any:
+        if result.kind == STREAM:
+            raise PlaceholderError(
+                f"{result.shown} lies inside of another value: a stream needs a field of its own, annotated `Stream`"
+            )
+        return self.refer(result, uses)
+
+    def choose(self, count: int, weights: Sequence[float]) -> int:
+        if self._point is None:
+            raise GraphError("choose needs a request: run the task by an app, or give `record` a `point`")
+        mark = self._point(len(self.choices)) * sum(weights)
+        chosen = max(index for index in range(count) if weights[index] > 0)
+        for index, weight in enumerate(weights):
+            mark -= weight
+            if mark < 0:
+                chosen = index
+                break
+        self.choices.append(chosen)
+        return chosen
+
+    def segment(self, outputs: Sequence[tuple[int, str]]) -> Segment:
+        return Segment(tuple(self.nodes), tuple(outputs), tuple(self.work), tuple(self.pins), tuple(self.choices))
 
 
-class _Replayer:
-    def __init__(self, nodes: Sequence[Node], results: Mapping[tuple[int, str], Any]) -> None:
-        self.nodes = nodes
-        self.results = results
+class _Replayer(Session):
+    def __init__(
+        self, recorded: Segment, results: Mapping[tuple[int, str], Any], step: int, scope: object = None
+    ) -> None:
+        super().__init__(scope)
         self.position = 0
+        self._nodes = recorded.nodes
+        self._choices = iter(recorded.choices)
+        self._results = results
+        self._step = step
 
-    def call(self, task: str, component: str, outputs: Mapping[str, str], inputs: dict[str, Any]) -> dict[str, Any]:
+    def call(self, task: Called, inputs: dict[str, Any], work: int) -> Any:
         index = self.position
         self.position += 1
-        recorded = self.nodes[index] if index < len(self.nodes) else None
-        plain = {name: _plain(value, []) for name, value in inputs.items()}
-        if recorded is None or recorded.task != task or recorded.inputs != plain:
-            raise ReplayMismatch(_difference(index, recorded, task, plain))
-        return {
-            name: self.results[index, name] if (index, name) in self.results else Placeholder(index, name, task, kind)
-            for name, kind in outputs.items()
-        }
+        recorded = self._nodes[index] if index < len(self._nodes) else None
+        given = {name: plain(value, self._refer, []) for name, value in inputs.items()}
+        name = task.name
+        if recorded is None or recorded.task != name or recorded.inputs != given:
+            raise self.refused(ReplayMismatch(_difference(index, recorded, name, given)))
+        made = task.outputs_type
+        return made.of(
+            {output: self._result(name, (index, output), kind, element) for output, kind, element in made.told}
+        )
+
+    def _refer(self, result: Result, uses: list[tuple[int, str]]) -> Any:
+        return reference(result, uses, self)
+
+    def _result(self, task: str, origin: tuple[int, str], kind: str, element: Any) -> Result:
+        result = Result(task, origin, kind, element, self, self._step)
+        result.source = self._results.get(origin)
+        return result
+
+    def choose(self, count: int, weights: Sequence[float]) -> int:
+        chosen = next(self._choices, count)
+        if chosen >= count:
+            raise self.refused(
+                ReplayMismatch("`invoke` chose among other options on replay: they must follow from its request alone")
+            )
+        return chosen
 
 
-def record(invoke: Callable[[Any], Any], request: Any) -> Recording:
-    """Run ``invoke`` with placeholders. Raises ``BadRequest`` for an ``invoke`` that calls no task."""
-    recorder = _Recorder()
-    with _session(recorder):
-        answer = invoke(request)
+def record(
+    invoke: Callable[[Any], Any],
+    request: Any,
+    point: Callable[[int], float] | None = None,
+    step: int = 0,
+    *,
+    scope: object = None,
+    calls: dict[str, int] | None = None,
+) -> Segment:
+    """Run ``invoke`` with placeholders. Raises ``GraphError`` for an ``invoke`` that fails or calls no task.
+
+    ``scope`` is the client's request and ``calls`` its count of equal calls, for who draws several graphs.
+    """
+    recorder = Recorder(step, point, scope, calls)
+    with within(recorder):
+        answer = guarded(invoke, request)
+    recorder.check()
     if not recorder.nodes:
-        raise BadRequest("the composite task called no unit task, so there is nothing to run")
-    return Recording(tuple(recorder.nodes), tuple(dict.fromkeys(_returned(answer))))
+        raise GraphError(f"{named(invoke)} called no unit task, so there is nothing to run")
+    return recorder.segment(_outputs(answer, recorder))
 
 
 def replay(
-    invoke: Callable[[Any], Any], request: Any, nodes: Sequence[Node], results: Mapping[tuple[int, str], Any]
+    invoke: Callable[[Any], Any],
+    request: Any,
+    recorded: Segment,
+    results: Mapping[tuple[int, str], Any],
+    step: int = 0,
+    *,
+    scope: object = None,
 ) -> Any:
-    """Run ``invoke`` again with ``results`` by (node, output) and return its answer."""
-    replayer = _Replayer(nodes, results)
-    with _session(replayer):
-        answer = invoke(request)
-    if replayer.position != len(nodes):
+    """Run ``invoke`` again with ``results``, sources by (node, output), and return its answer."""
+    replayer = _Replayer(recorded, results, step, scope)
+    with within(replayer):
+        answer = guarded(invoke, request)
+    replayer.check()
+    if replayer.position != len(recorded.nodes):
         raise ReplayMismatch(
-            f"replay made {replayer.position} calls, the record has {len(nodes)}: `invoke` must not depend on "
+            f"replay made {replayer.position} calls, the record has {len(recorded.nodes)}: `invoke` must not depend on "
             "time, randomness or anything outside of its request"
         )
+    if _outputs(answer, replayer) != recorded.outputs:
+        raise ReplayMismatch("replay returned other results than the record has: `invoke` must be deterministic")
     return answer
 
 
-def _plain(value: Any, uses: list[tuple[int, str]]) -> Any:
-    """A literal as JSON values, with each not-yet value as a reference that is added to ``uses``."""
-    kind = type(value)
-    if kind in _ATOMS:
-        return value
-    if kind is list or kind is tuple:
-        return [_plain(element, uses) for element in value]
-    if kind is dict:
-        return {key: _plain(element, uses) for key, element in value.items()}
-    origin = getattr(value, "origin", None)
-    if origin is None:
-        return msgspec.to_builtins(value)
-    uses.append(origin)
-    return ref(*origin)
+def _outputs(answer: Any, maker: Session) -> tuple[tuple[int, str], ...]:
+    return tuple(dict.fromkeys([result.origin for result in returned(answer) if result.maker is maker]))
 
 
-#: Types that are their own JSON; ``Raw`` is JSON that was encoded before and holds no placeholder.
-_ATOMS = frozenset({str, int, float, bool, type(None), msgspec.Raw})
+def guarded(invoke: Callable[[Any], Any], request: Any) -> Any:
+    """``invoke``'s own failure, as a typed error."""
+    try:
+        answer = invoke(request)
+    except OmnibusError:
+        raise
+    except Exception as error:
+        raise failed(invoke, error) from error
+    if inspect.iscoroutine(answer):
+        answer.close()
+        raise GraphError(f"{named(invoke)} returned a coroutine: make it `async def`, and `await` what it calls")
+    return answer
 
 
-def _returned(answer: Any) -> Iterator[tuple[int, str]]:
-    """Placeholders anywhere in what ``invoke`` returned."""
-    if isinstance(answer, Placeholder):
-        yield answer.node, answer.output
-    elif isinstance(answer, dict):
-        for element in answer.values():
-            yield from _returned(element)
-    elif isinstance(answer, list | tuple):
-        for element in answer:
-            yield from _returned(element)
-    elif hasattr(answer, "__dict__"):
-        yield from _returned(vars(answer))
+def failed(invoke: Callable[[Any], Any], error: Exception) -> GraphError:
+    said = _said(error).strip().replace("\n", " ")[:400]
+    if isinstance(error, AttributeError) and type(error.obj) is Result:
+        return PlaceholderError(f"{named(invoke)}: {said}")
+    if isinstance(error, TypeError) and Result.__name__ in said:
+        said += "; a result has no value while the graph is recorded: pass it to a task as it is, or return it"
+    return GraphError(f"{named(invoke)} failed while its graph was drawn: {type(error).__name__}: {said}")
+
+
+def _said(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"{error.title}.{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def named(invoke: Any) -> str:
+    owner = getattr(invoke, "__self__", None)
+    return f"{type(owner).__name__}.invoke" if owner is not None else getattr(invoke, "__qualname__", "invoke")
 
 
 def _difference(index: int, recorded: Node | None, task: str, inputs: dict[str, Any]) -> str:

@@ -38,11 +38,17 @@ class Keeper:
         self._on_exit = on_exit
         self._child: Child | None = None
         self._task: asyncio.Task[None] | None = None
+        self._stopping = False
 
     @property
     def pid(self) -> int | None:
         """Process id, None between two lives."""
         return self._child.pid if self._child else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing runs here any more, nor will."""
+        return self._task is None or self._task.done()
 
     async def start(self, given_up: Callable[[asyncio.Task[None]], None]) -> None:
         """Start the process, wait until it is ready, then keep it running in the background.
@@ -63,10 +69,12 @@ class Keeper:
         self._task.add_done_callback(given_up)
 
     async def stop(self) -> None:
-        """End the process: TERM, grace, KILL. Harmless when it has ended."""
+        """End the process: TERM, grace, KILL. Harmless when it has ended; a second call waits for the same end."""
         if self._task is None:
             return
-        self._task.cancel()
+        if not self._stopping:
+            self._stopping = True
+            self._task.cancel()
         await asyncio.wait({self._task})
 
     def kill(self) -> None:

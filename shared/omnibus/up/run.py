@@ -19,7 +19,11 @@ _LOCK = "up.lock"
 
 
 class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
-    """Where a running Omnibus is: URLs, ports and process ids. ``started`` is in ``time.time()`` seconds."""
+    """Where a running Omnibus is: URLs, ports and process ids. ``started`` is in ``time.time()`` seconds.
+
+    ``ports`` has one for each gateway: ``gateway``, ``gateway-1`` and so on. ``admin_token`` opens their
+    control routes; ``apps_dir`` is where apps that are directories may lie.
+    """
 
     directory: str
     pid: int  # of the supervisor
@@ -31,6 +35,8 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     ports: dict[str, int] = {}
     pids: dict[str, int] = {}
     shm_prefix: str = ""
+    admin_token: str = ""
+    apps_dir: str = ""
 
 
 class RunDirectory:

@@ -22,6 +22,7 @@ class ProcessSpec:
     ready_within: float = 60.0
     after: tuple[str, ...] = ()  # names of processes that must be ready before this one starts
     restart: bool = True
+    vital: bool = True  # when this process is given up, everything ends; else the others run on without it
     grace: float = 10.0  # between TERM and KILL
 
 

@@ -1,32 +1,36 @@
 """The whole system as processes of one machine: NATS, Valkey, the six services, executors by the plan."""
 
 import asyncio
-import json
 import os
+import secrets
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 from omnibus.bus import subjects
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, OmnibusError
-from omnibus.plan import Option, Plan
+from omnibus.plan import Plan
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
-from omnibus.up import infra, sprout
+from omnibus.up import executors, infra
+from omnibus.up.executors import Executors
 from omnibus.up.keeper import Exit
 from omnibus.up.logs import Log
 from omnibus.up.nursery import suits as nursery_suits
 from omnibus.up.ports import free_ports
+from omnibus.up.probes import listens, not_ready, serves
 from omnibus.up.run import RunDirectory, RunState
 from omnibus.up.spec import ROOT, ProcessSpec, python
 from omnibus.up.supervisor import Supervisor
 
 NODE = "local"
+PLAN_WITHIN = 30.0  # seconds
 READY_WITHIN = 180.0  # seconds for all executors to load
+APPS_DIR = "OMNIBUS_GATEWAY_APPS_DIR"
+ADMIN = "OMNIBUS_GATEWAY_ADMIN_TOKEN"
 #: What the nursery imports once for all executors.
 SHARED = (
     "omnibus_models.warm",
@@ -43,7 +47,9 @@ SHARED = (
 class Stack:
     """``async with Stack(models) as stack``: everything runs inside and nothing is left afterwards.
 
-    ``models`` is the text of a declarations file. ``env`` is added to every service's environment.
+    ``models`` is the text of a declarations file. ``env`` is added to every service's environment. The
+    first of ``gateways`` listens on ``port``, 0 being a free one, the others on free ones; apps that are
+    directories may be registered from below ``apps_dir``, by default the current one.
     Executors are forked from a nursery on Linux, for the default engine on CPUs, unless ``nursery`` or
     ``OMNIBUS_UP_NURSERY`` says no; then, and elsewhere, they are processes of their own.
     """
@@ -53,20 +59,27 @@ class Stack:
         models: str,
         *,
         port: int = 0,
+        gateways: int = 1,
+        apps_dir: Path | None = None,
         log: Log | None = None,
         env: Mapping[str, str] | None = None,
         directory: Path | None = None,
         nursery: bool = True,
     ) -> None:
-        self._nursery = nursery and nursery_suits({**os.environ, **(env or {})})
+        if gateways < 1:
+            raise BadRequest(f"{gateways} gateways: one at least must run")
+        given = {**os.environ, **(env or {})}
+        self.apps_dir = Path(apps_dir or given.get(APPS_DIR) or Path.cwd()).resolve()
+        self.admin_token = given.get(ADMIN) or secrets.token_urlsafe(32)
+        self._nursery = nursery and nursery_suits(given)
         self._models = models
         self._log = log or Log()
         self._extra = dict(env or {})
         self._directory = directory
-        self._port = port
+        self._asked_port = port
+        self._gateways = gateways
         self._stack = AsyncExitStack()
         self._bus: NatsBus | None = None
-        self._executors: dict[str, str] = {}
 
     async def __aenter__(self) -> "Stack":
         if not (ROOT / "services").is_dir():
@@ -86,12 +99,8 @@ class Stack:
         self.directory = run.path
         self._nursery_socket = str(run.path / "nursery.sock")
         (run.path / "models.json").write_text(self._models)
-        ports = free_ports(4)  # at once, so that they differ
-        self.nats = infra.nats(run.path, port=ports[1], monitor_port=ports[2])
-        self.valkey = infra.valkey(run.path, port=ports[3])
-        self.port = self._port or ports[0]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._env = self._environment(run.path)
+        self._choose_ports()
+        self._env = self._environment()
         self.supervisor = Supervisor(
             self._specs(), log=self._log, on_exit=self._exited, shm_prefix=f"omnibus-{NODE}-{os.getpid()}"
         )
@@ -99,10 +108,26 @@ class Stack:
         self._publish_state(run)  # early: whoever cleans up after a kill needs to know what there was
         self._bus = await NatsBus.connect(BusSettings(url=self.nats.url), "supervisor")
         self._stack.push_async_callback(self._bus.drain)
-        plan = await self.supervisor.unless_over(self._plan())
-        await self.supervisor.add(*self._executor_specs(plan))
+        await self.supervisor.unless_over(self._start_executors())
         await self.supervisor.unless_over(self.ready(READY_WITHIN))
         self._publish_state(run)
+
+    def _choose_ports(self) -> None:
+        """All at once, so that they differ."""
+        free = [port for port in free_ports(self._gateways + 4) if port != self._asked_port]
+        self.nats = infra.nats(self.directory, port=free.pop(), monitor_port=free.pop())
+        self.valkey = infra.valkey(self.directory, port=free.pop())
+        self.ports = [self._asked_port or free.pop(), *free[: self._gateways - 1]]
+        self.urls = [f"http://127.0.0.1:{port}" for port in self.ports]
+        self.port, self.url = self.ports[0], self.urls[0]
+
+    async def _start_executors(self) -> None:
+        store = Store(StoreSettings(url=self.valkey.url))
+        self._stack.push_async_callback(store.close)
+        make = partial(executors.specs, env=self._env, nursery=self._nursery_socket if self._nursery else "")
+        born = Executors(self.supervisor, self._log, make)
+        self._stack.push_async_callback(born.close)
+        await born.begin(await _first_plan(store), store)
 
     @property
     def bus(self) -> NatsBus:
@@ -121,24 +146,25 @@ class Stack:
                 store_url=self.valkey.url,
                 monitor_url=self.nats.monitor,
                 gateway_url=self.url,
-                ports={"gateway": self.port},
+                ports={_gateway(index): port for index, port in enumerate(self.ports)},
                 pids=self.supervisor.pids,
                 shm_prefix=f"omnibus-{NODE}-{os.getpid()}",
+                admin_token=self.admin_token,
+                apps_dir=str(self.apps_dir),
             )
         )
 
-    def _environment(self, directory: Path) -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         return {
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "shared"), os.environ.get("PYTHONPATH", "")]).rstrip(
                 os.pathsep
             ),
             "OMNIBUS_BUS_URL": self.nats.url,
             "OMNIBUS_STORE_URL": self.valkey.url,
-            "OMNIBUS_SIDECAR_SOCKET": str(directory / "sidecar.sock"),
+            "OMNIBUS_SIDECAR_SOCKET": str(self.directory / "sidecar.sock"),
             "OMNIBUS_SIDECAR_NODE": f"{NODE}-{os.getpid()}",
-            "OMNIBUS_PLANNER_MODELS": str(directory / "models.json"),
-            "OMNIBUS_GATEWAY_PORT": str(self.port),
-            "OMNIBUS_GATEWAY_MEDIA_DIR": str(directory / "media"),
+            "OMNIBUS_PLANNER_MODELS": str(self.directory / "models.json"),
+            "OMNIBUS_GATEWAY_MEDIA_DIR": str(self.directory / "media"),
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_VERBOSITY": "error",
             "OMP_NUM_THREADS": "1",
@@ -150,10 +176,23 @@ class Stack:
             self.nats.spec,
             self.valkey.spec,
             self._service("planner", after=("nats", "valkey")),
-            self._service("sidecar", after=(), ready=lambda: _listens(str(self.directory / "sidecar.sock"))),
-            self._service("gateway", after=("nats", "valkey", "sidecar"), ready=self._gateway_answers),
+            self._service("sidecar", ready=lambda: listens(str(self.directory / "sidecar.sock"))),
+            *(self._gateway_spec(index, port) for index, port in enumerate(self.ports)),
             *([self._nursery_spec()] if self._nursery else []),
         ]
+
+    def _gateway_spec(self, index: int, port: int) -> ProcessSpec:
+        return self._service(
+            "gateway",
+            name=_gateway(index),
+            after=("nats", "valkey", "sidecar"),
+            ready=lambda: serves(port),
+            env={
+                "OMNIBUS_GATEWAY_PORT": str(port),
+                APPS_DIR: str(self.apps_dir),
+                ADMIN: self.admin_token,
+            },
+        )
 
     def _nursery_spec(self) -> ProcessSpec:
         return ProcessSpec(
@@ -162,110 +201,60 @@ class Stack:
             # numpy's and scipy's libraries would start threads when they are imported.
             env={**self._env, "OPENBLAS_NUM_THREADS": "1"},
             cwd=ROOT,
-            ready=lambda: _listens(self._nursery_socket),
+            ready=lambda: listens(self._nursery_socket),
             ready_within=120.0,
         )
 
     def _service(
-        self, name: str, after: Sequence[str], ready: Callable[[], object] | None = None, **env: str
+        self,
+        service: str,
+        *,
+        name: str = "",
+        after: Sequence[str] = (),
+        ready: Callable[[], Awaitable[None]] | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> ProcessSpec:
         return ProcessSpec(
-            name,
-            python(f"services.{name}"),
-            env={**self._env, **env},
+            name or service,
+            python(f"services.{service}"),
+            env={**self._env, **(env or {})},
             cwd=ROOT,
-            ready=ready,  # type: ignore[arg-type]
+            ready=ready,
             after=tuple(after),
+            grace=executors.grace(self._env),
         )
-
-    def _executor_specs(self, plan: Plan) -> list[ProcessSpec]:
-        return [
-            self._executor(name, model.family, model.checkpoint, model.context, option, spec, replica)
-            for name, model in plan.models.items()
-            for option, spec in model.options.items()
-            for replica in range(spec.replicas)
-        ]
-
-    def _executor(
-        self, model: str, family: str, checkpoint: str, context: int, option: str, spec: Option, replica: int
-    ) -> ProcessSpec:
-        name = f"{model}/{option}" if spec.replicas == 1 else f"{model}/{option}/{replica}"
-        executor = subjects.token(f"{model}-{option}-{replica}")
-        self._executors[name] = executor
-        env = {
-            "ID": executor,
-            "MODEL": model,
-            "FAMILY": family,
-            "CHECKPOINT": checkpoint,
-            "CONTEXT": str(context),
-            "OPTION": option,
-            "COMPONENTS": ",".join(spec.components),
-        }
-        module = f"services.{spec.service}"
-        return ProcessSpec(
-            name,
-            sprout.command(self._nursery_socket, module) if self._nursery else python(module),
-            env={**{f"OMNIBUS_EXECUTOR_{key}": value for key, value in env.items()}, **self._env},
-            cwd=ROOT,
-            after=("nursery",) if self._nursery else (),
-        )
-
-    async def _plan(self) -> Plan:
-        store = Store(StoreSettings(url=self.valkey.url))
-        try:
-            async with asyncio.timeout(30):
-                while (plan := await store.plan()) is None:  # noqa: ASYNC110 the store cannot tell us
-                    await asyncio.sleep(0.05)
-                return plan
-        except TimeoutError:
-            raise DeadlineExceeded("the planner wrote no plan within 30 s: see its log lines above") from None
-        finally:
-            await store.close()
 
     async def ready(self, seconds: float) -> None:
-        """Wait until every stage of every model can make progress."""
+        """Wait until every gateway says that every stage of every model can make progress."""
         missing = ""
         try:
             async with asyncio.timeout(seconds):
-                while missing := await asyncio.to_thread(_not_ready, self.url):  # noqa: ASYNC110 HTTP cannot either
-                    await asyncio.sleep(0.1)
+                for url in self.urls:
+                    while missing := await asyncio.to_thread(not_ready, url):  # noqa: ASYNC110 HTTP cannot tell us
+                        await asyncio.sleep(0.1)
         except TimeoutError:
             raise DeadlineExceeded(f"not ready within {seconds:g} s: {missing}") from None
 
     async def _exited(self, exit: Exit) -> None:
-        executor = self._executors.get(exit.name)
+        spec = self.supervisor.specs.get(exit.name)
+        executor = spec.env.get(executors.ID) if spec is not None else None
         if executor is not None and self._bus is not None:
             try:
                 self._bus.publish(subjects.event(subjects.GONE), executor.encode())
             except OmnibusError:
                 return  # gateways find out by its silence
 
-    async def _gateway_answers(self) -> None:
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                writer.close()
-                return
-            except OSError:
-                await asyncio.sleep(0.02)
+
+def _gateway(index: int) -> str:
+    """The name of a gateway's process."""
+    return f"gateway-{index}" if index else "gateway"
 
 
-async def _listens(path: str) -> None:
-    while True:
-        try:
-            _, writer = await asyncio.open_unix_connection(path)
-            writer.close()
-            return
-        except OSError:
-            await asyncio.sleep(0.02)
-
-
-def _not_ready(url: str) -> str:
-    """What /readyz says is missing; empty when nothing is."""
+async def _first_plan(store: Store) -> Plan:
     try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=2):  # noqa: S310 our own gateway
-            return ""
-    except urllib.error.HTTPError as error:
-        return str(json.loads(error.read()).get("missing"))
-    except OSError as error:
-        return f"the gateway does not answer ({error})"
+        async with asyncio.timeout(PLAN_WITHIN):
+            while (plan := await store.plan()) is None:  # noqa: ASYNC110 the store cannot tell us
+                await asyncio.sleep(0.05)
+            return plan
+    except TimeoutError:
+        raise DeadlineExceeded(f"the planner wrote no plan within {PLAN_WITHIN:g} s: see its log lines above") from None

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from graphlib import TopologicalSorter
 from types import TracebackType
 from typing import Any, TypeVar
@@ -21,8 +22,9 @@ class Supervisor:
     """An async context: inside it every process runs; afterwards none is left.
 
     Use it from the main thread. The first SIGINT, SIGTERM or SIGHUP stops everything in order, a second
-    one kills it. A process that fails for good ends the context with its error. Shared-memory files
-    whose name begins with ``shm_prefix`` are removed at the end.
+    one kills it. A vital process that fails for good ends the context with its error; any other is
+    forgotten, and may be added again. Shared-memory files whose name begins with ``shm_prefix`` are
+    removed at the end.
     """
 
     def __init__(
@@ -46,6 +48,11 @@ class Supervisor:
     def pids(self) -> dict[str, int]:
         """Name to process id of everything that runs at this moment."""
         return {name: keeper.pid for name, keeper in self._keepers.items() if keeper.pid is not None}
+
+    @property
+    def specs(self) -> dict[str, ProcessSpec]:
+        """Everything that is kept running, also what is between two lives or being stopped."""
+        return {name: keeper.spec for name, keeper in self._keepers.items()}
 
     async def __aenter__(self) -> "Supervisor":
         self._loop = asyncio.get_running_loop()
@@ -72,33 +79,41 @@ class Supervisor:
     async def add(self, *specs: ProcessSpec) -> None:
         """Start more processes and wait until they are ready; ``after`` may name running ones.
 
-        Either all of them run afterwards, or none and the first error is raised.
+        Either all of them run afterwards, or none and the first error is raised. A signal does not end
+        the wait: see ``unless_over``.
         """
         for spec in specs:
             if spec.name in self._keepers:
                 raise ValueError(f"a process named {spec.name} runs already; remove it first")
         try:
-            await self.unless_over(self._start(_in_order(specs, known=self._keepers)))
+            await self._start(_in_order(specs, known=self._keepers))
         except BaseException:
             await self.remove(*(spec.name for spec in specs))
             raise
 
     async def remove(self, *names: str) -> None:
-        """Stop these processes: TERM, grace, KILL; dependants before what they need."""
+        """Stop these processes: TERM, grace, KILL; dependants before what they need.
+
+        Their names are free afterwards. When this is cancelled, what it has begun to stop goes on ending.
+        """
         keepers = {name: self._keepers[name] for name in names if name in self._keepers}
         needs = _needs(keeper.spec for keeper in keepers.values())
         needed_by = {name: [other for other, wants in needs.items() if name in wants] for name in needs}
         try:
             await _walk(needed_by, lambda name: keepers[name].stop())
         finally:
-            for name in keepers:
-                self._keepers.pop(name, None)
+            for keeper in keepers.values():
+                if keeper.ended:
+                    self._forget(keeper)
 
     async def _start(self, specs: Sequence[ProcessSpec]) -> None:
         for spec in specs:
             self._log.register(spec.name)
             self._keepers[spec.name] = Keeper(spec, self._log, self._policy, self._on_exit)
-        await _walk(_needs(specs), lambda name: self._keepers[name].start(self._ended))
+        await _walk(_needs(specs), lambda name: self._begin(self._keepers[name]))
+
+    async def _begin(self, keeper: Keeper) -> None:
+        await keeper.start(partial(self._ended, keeper))
 
     async def _close(self) -> None:
         self._stopping = True
@@ -120,10 +135,19 @@ class Supervisor:
         else:
             self._over.set_result(number)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, keeper: Keeper, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        if error is not None and not self._over.done():
+        if error is None:
+            return
+        if not keeper.spec.vital:
+            self._log.line(keeper.spec.name, "given up; everything else runs on without it")
+            self._forget(keeper)
+        elif not self._over.done():
             self._over.set_exception(error)
+
+    def _forget(self, keeper: Keeper) -> None:
+        if self._keepers.get(keeper.spec.name) is keeper:
+            del self._keepers[keeper.spec.name]
 
     async def unless_over(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """The result of ``work``, which is cancelled when a signal comes or a process fails for good.

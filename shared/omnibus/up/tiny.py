@@ -8,41 +8,60 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omnibus import catalog
-from omnibus.errors import BadRequest
+from omnibus.errors import BadRequest, DeadlineExceeded
 from omnibus.up.spec import ROOT, python
+
+#: Seed of the LLMs of twins, which have all else from the model they share with.
+TWIN_SEED = 1
+BUILT_WITHIN = 300.0  # seconds
 
 
 async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> str:
-    """Declarations of the tiny models, whose checkpoints are built on first use."""
+    """Declarations of the tiny models, whose checkpoints are built on first use.
+
+    ``only`` chooses among them; a twin is there when it is chosen, and brings the model it shares with.
+    """
     cache = cache or Path(os.environ.get("OMNIBUS_CACHE", "") or Path.home() / ".cache" / "omnibus") / "tiny"
-    chosen = {name: family for name, family in catalog.TINY.items() if not only or name in only}
-    if not chosen:
-        raise BadRequest(f"no tiny model {', '.join(only)}; there is {', '.join(catalog.TINY)}")
-    await asyncio.gather(*(_build(family, cache / family) for family in chosen.values()))
-    return json.dumps(
-        {"models": {name: catalog.declaration(family, str(cache / family)) for name, family in chosen.items()}}
+    if unknown := [name for name in only if name not in catalog.TINY and name not in catalog.TWINS]:
+        raise BadRequest(f"no tiny model {', '.join(unknown)}; there is {', '.join([*catalog.TINY, *catalog.TWINS])}")
+    twins = {name: shared for name, shared in catalog.TWINS.items() if name in only}
+    wanted = {*(only or catalog.TINY), *twins.values()}
+    chosen = {name: family for name, family in catalog.TINY.items() if name in wanted}
+    await asyncio.gather(
+        *(_build(family, cache / family) for family in chosen.values()),
+        *(_build(catalog.TINY[shared], cache / name, "--llm-seed", str(TWIN_SEED)) for name, shared in twins.items()),
     )
+    models = {name: catalog.declaration(family, str(cache / family)) for name, family in chosen.items()}
+    return json.dumps({"models": {**models, **{name: catalog.twin(name, str(cache / name)) for name in twins}}})
 
 
-async def _build(family: str, directory: Path) -> None:
+async def _build(family: str, directory: Path, *arguments: str) -> None:
     """Make the checkpoint unless it is there; one of an older recipe is made anew."""
-    output = await _run_builder(family, directory)
+    output = await _run_builder(family, directory, *arguments)
     if output and _removed(directory):
-        output = await _run_builder(family, directory)
+        output = await _run_builder(family, directory, *arguments)
     if output:
         raise BadRequest(f"the tiny {family} checkpoint was not built:\n{output[-2000:]}")
 
 
-async def _run_builder(family: str, directory: Path) -> str:
+async def _run_builder(family: str, directory: Path, *arguments: str) -> str:
     """What the builder printed when it failed; empty when the checkpoint is there."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "shared"), os.environ.get("PYTHONPATH", "")])}
     process = await asyncio.create_subprocess_exec(
-        *python("omnibus_models.tiny", family, str(directory)),
+        *python("omnibus_models.tiny", family, str(directory), *arguments),
         env=environ,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    output, _ = await asyncio.wait_for(process.communicate(), 300)
+    try:
+        async with asyncio.timeout(BUILT_WITHIN):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        raise DeadlineExceeded(f"the tiny {family} checkpoint was not built within {BUILT_WITHIN:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     return output.decode() if process.returncode else ""
 
 

@@ -23,8 +23,11 @@ _RECIPES = {
 FAMILIES = tuple(_RECIPES)
 
 
-def build(family_name: str, directory: str | Path, seed: int = 0) -> Path:
+def build(family_name: str, directory: str | Path, seed: int = 0, llm_seed: int | None = None) -> Path:
     """Write the tiny checkpoint of a family to ``directory`` and return it; do nothing when it is complete.
+
+    With an ``llm_seed`` the LLM (the thinker) gets other weights and all else those of ``seed``: a model that
+    can share its encoders with the one built without.
 
     The checkpoint appears whole or not at all: it is written beside its place and renamed. Raises
     ``NotFound`` for an unknown family and ``Fatal`` when the directory holds something else.
@@ -32,9 +35,11 @@ def build(family_name: str, directory: str | Path, seed: int = 0) -> Path:
     if family_name not in _RECIPES:
         raise errors.NotFound(f"no tiny checkpoint for {family_name!r}; known: {', '.join(FAMILIES)}")
     target = Path(directory).absolute()
-    marker = {"family": family_name, "seed": seed, "recipe": RECIPE}
+    marker: dict[str, object] = {"family": family_name, "seed": seed, "recipe": RECIPE}
+    if llm_seed is not None:
+        marker["llm_seed"] = llm_seed
     if not _complete(target, marker):
-        _write(family_name, target, seed, marker)
+        _write(family_name, target, (seed, llm_seed), marker)
     return target
 
 
@@ -47,11 +52,11 @@ def _complete(target: Path, marker: dict[str, object]) -> bool:
     raise errors.Fatal(f"{target} holds another checkpoint; remove it or choose another directory")
 
 
-def _write(family_name: str, target: Path, seed: int, marker: dict[str, object]) -> None:
+def _write(family_name: str, target: Path, seeds: tuple[int, int | None], marker: dict[str, object]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     workshop = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        importlib.import_module(_RECIPES[family_name]).write(workshop, seed)
+        importlib.import_module(_RECIPES[family_name]).write(workshop, *seeds)
         (workshop / MARKER).write_text(json.dumps(marker))
         _readable(workshop)
         _publish(workshop, target, marker)

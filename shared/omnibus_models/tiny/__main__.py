@@ -13,9 +13,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("family", choices=tiny.FAMILIES)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--llm-seed", type=int, help="other weights for the LLM alone: a twin that can share encoders")
     chosen = parser.parse_args(arguments)
     try:
-        built = tiny.build(chosen.family, chosen.directory, chosen.seed)
+        built = tiny.build(chosen.family, chosen.directory, chosen.seed, chosen.llm_seed)
     except errors.OmnibusError as error:
         sys.stderr.write(f"{error.message}\n")
         return 1

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import parts, text, weights
@@ -48,13 +49,15 @@ _REFERENCE_FRAMES = 20
 _MAX_CODES = 96  # two seconds of sound
 
 
-def write(directory: Path, seed: int) -> None:
-    """Write model, tokenizer, processor and voices to ``directory``."""
+def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
+    """Write model, tokenizer, processor and voices to ``directory``; ``llm_seed`` is for the thinker's LLM alone."""
     from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
     tokenizer = text.tokenizer(SPECIAL, _NAMES, _TEMPLATE)
     model = Qwen2_5OmniForConditionalGeneration(_config(tokenizer)).eval()
     weights.spread(model, seed)
+    if llm_seed is not None:
+        weights.spread(nn.ModuleList([model.thinker.model, model.thinker.lm_head]), llm_seed)
     _listen(model.thinker.audio_tower)
     _calm(model.token2wav)
     weights.speak_words(model.thinker.lm_head.weight, tokenizer, stop_gain=2.0)

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import parts, text, weights
 
@@ -24,13 +26,15 @@ _TEMPLATE = text.template(
 )
 
 
-def write(directory: Path, seed: int) -> None:
-    """Write model, tokenizer and processor to ``directory``."""
+def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
+    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
     from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
     tokenizer = text.tokenizer(SPECIAL, _NAMES, _TEMPLATE)
     model = Qwen2_5_VLForConditionalGeneration(_config(tokenizer)).eval()
     weights.spread(model, seed)
+    if llm_seed is not None:
+        weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
     parts.greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)

@@ -75,11 +75,11 @@ def test_what_has_not_ended_says_so():
         ),
         (
             {"status": "done", "answer": {}, "identical": False, "why": "the text differs"},
-            "answer  ''\nDIFFERENT: the text differs",
+            "done\nDIFFERENT: the text differs",
         ),
         (
             {"status": "done", "answer": {"audio_seconds": 2.0}, "identical": None, "why": "unknown"},
-            "answer  ''\nsound   2.00 s\nnot compared: unknown",
+            "done\nsound   2.00 s\nnot compared: unknown",
         ),
     ],
 )

@@ -21,6 +21,11 @@ from omnibus.cli import main
         ["tail", "--json"],
         ["show", "a", "b"],
         ["demo", "--picture", "x"],
+        ["app"],
+        ["app", "invoke"],
+        ["app", "run"],
+        ["app", "list", "echo"],
+        ["tasks", "echo"],
     ],
     ids=" ".join,
 )
@@ -32,10 +37,13 @@ def test_wrong_arguments_are_explained_with_exit_code_2(arguments: list[str], ca
     assert "usage: omnibus" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["up", "demo", "tail", "show", "replay"])
+APP = ["app register", "app list", "app show", "app invoke", "app update", "app unregister", "app check", "app run"]
+
+
+@pytest.mark.parametrize("command", ["up", "demo", "tail", "show", "replay", "tasks", *APP])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as caught:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
 
     assert caught.value.code == 0
     assert f"usage: omnibus {command}" in capsys.readouterr().out

@@ -17,9 +17,8 @@ import numpy as np
 
 from omnibus import catalog
 from omnibus.bus import subjects
-from omnibus.bus.subjects import token
+from omnibus.bus.subjects import task_name, token
 from omnibus.executor.contract import Item, Job
-from omnibus.executor.host import KINDS
 from omnibus.plan import Plan
 from omnibus.settings import GatewaySettings
 from services.gateway.chat import Chat
@@ -31,6 +30,7 @@ from services.gateway.members import Members
 from services.gateway.records import Ended, Records
 from services.gateway.replay import Replayer
 from services.gateway.route import Router
+from services.gateway.run import Runs
 from services.planner import declare
 from tests.unit.executor.arithmetic import LIMIT, Place, Work, place
 from tests.unit.gateway.samples import picture
@@ -103,13 +103,14 @@ class House:
         self.settings = settings
         self.members = Members()
         self.router = Router("gw", self.members)
-        self.dispatcher = Dispatcher("gw", self.bus, self.tensors, self.router, self.members, LIMIT)
+        self.dispatcher = Dispatcher("gw", self.bus, self.tensors, self.members, LIMIT)
         self.keep = MediaKeep(settings.media_dir, settings.media_bytes)
         self.records = Records(self.bus, settings.record == "full", self.keep)
         fetcher = Fetcher(FetchRules())
-        self.chat = Chat(settings, self.router, self.dispatcher, self.tensors, self.records, self.keep, fetcher)
+        self.runs = Runs(settings, self.router, self.dispatcher, self.tensors, self.records, self.keep)
+        self.chat = Chat(self.runs, fetcher)
         self.replayer = Replayer(self.router, self.dispatcher, self.tensors, self.records, self.keep)
-        self.app = Frontend(settings, self.chat, self.router, self.dispatcher, self.records).application()
+        self.app = Frontend(settings, self.chat, self.router, self.dispatcher).application()
         transport = httpx.ASGITransport(app=self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
 
@@ -121,10 +122,8 @@ class House:
     def serve(self, *models: str) -> None:
         """A plan of the usual declarations; ``toy.omni`` speaks."""
         families = {VL: "qwen2_5_vl", OMNI: "qwen2_5_omni"}
-        plans = {
-            name: declare.model_plan(msgspec.convert(catalog.declaration(families[name], ""), declare.Declared))
-            for name in models
-        }
+        declared = {name: catalog.declaration(families[name], "") for name in models}
+        plans = declare.plans(msgspec.convert(declared, dict[str, declare.Declared]))
         epoch = self.router.plan.epoch + 1 if self.router.plan else 1
         self.router.plan = Plan(epoch, 0, 1000.0, plans)
 
@@ -136,7 +135,7 @@ class House:
             option,
             credits=64,
             model=model,
-            named=lambda component: token(f"{KINDS[component]}-{model}-{component}"),
+            named=lambda component: task_name(catalog.FAMILIES["qwen2_5_omni"]["tasks"][component], model, component),
         )
         await nodes.until(lambda: self.members.get(made.identity.id) is not None)
         return made.identity.id

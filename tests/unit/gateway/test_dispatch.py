@@ -2,12 +2,15 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from omnibus.bus.messages import Chunk, Failed
 from omnibus.errors import Problem, StageFailed, TooLarge
+from omnibus.graph import HANDLE
 from services.gateway import dispatch
 from services.gateway.dispatch import ATTEMPTS
+from tests.unit.executor.arithmetic import call
 from tests.unit.gateway.world import World, finish, texts
 from tests.unit.sidecar.node import until
 
@@ -51,6 +54,28 @@ async def test_work_counts_from_dispatch_until_each_node_is_done(there: World):
     await there.turn()
     assert there.outstanding() == {"e": 0, "l": 0}
     assert running.reported
+
+
+async def test_an_invocation_counts_once_at_each_executor_until_its_last_node_there_is_done(there: World):
+    [both] = await there.puppets_of(both="EL")
+    member = there.members.get("both")
+    assert member is not None
+    there.submit()
+    running = there.submit()
+    await there.turn()
+    assert (member.own, member.outstanding) == (2, 220)
+
+    both.reply(both.hop(0))
+    await there.turn()
+    assert (member.own, member.outstanding) == (2, 210)
+    both.reply(both.hop(1), both.hop(1))
+    await there.turn()
+    assert (member.own, member.outstanding) == (1, 110)
+
+    there.dispatcher.finish(running, "done")
+    assert (member.own, member.outstanding) == (1, 110)
+    await there.dispatcher.shutdown()
+    assert (member.own, member.outstanding) == (0, 0)
 
 
 async def test_the_answer_arrives_and_everything_returns_to_zero(there: World):
@@ -238,6 +263,34 @@ async def test_without_a_sidecar_an_array_fails_the_answer_at_once(there: World)
 
     assert running.failure is not None
     assert running.failure.status == 503
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_an_input_that_nobody_read_leaves_the_arena_with_its_invocation(there: World, nested: bool):
+    [thinker] = await there.puppets_of(l="L")
+    handle = {HANDLE: msgspec.to_builtins(await there.put("g-0-0", 1.0)), "sha256": "00"}
+    running = there.run(call("thinker", item=[{"type": "image", "image": handle}] if nested else handle))
+    await there.sent(thinker)
+    assert (running.id, await there.blocks()) == ("g-0-0", 1)
+
+    there.dispatcher.finish(running, "failed")
+
+    assert await there.blocks() == 0
+
+
+async def test_an_array_of_an_earlier_attempt_leaves_the_arena_with_its_invocation(there: World):
+    first, second = await there.puppets_of(l="L", l2="L")
+    running = there.run(call("thinker", x=1))
+    await there.sent(first)
+    await there.put(running.id, 1.0)
+    first.say("gone")
+    await there.sent(second)
+    second.reply(second.chunk(0, "fine", last=True, node=0), second.hop(0))
+    await there.turn()
+
+    there.dispatcher.finish(running, "done")
+
+    assert await there.blocks() == 0
 
 
 async def test_an_array_is_read_and_its_memory_given_back(there: World):

@@ -145,3 +145,64 @@ def test_one_good_executor_makes_a_stage_good(clock: Clock):
 
     assert members.stages("m") == {"vision": "ok"}
     assert members.stages("unknown") == {}
+
+
+def test_an_executor_that_comes_back_as_another_is_another(clock: Clock):
+    members = Members()
+    members.heard(status("a"))
+    before = members.get("a")
+
+    members.heard(status("a", "L"))
+
+    assert (fit(members, "E"), fit(members, "L")) == ([], ["a"])
+    assert members.get("a") is not before
+    members.remove("a")
+    assert (fit(members, "L"), members.get("a")) == ([], None)
+
+
+def test_the_least_loaded_is_found_among_the_fit(clock: Clock):
+    members = Members()
+    assert members.least("m", "E") is None
+    for id in "abc":
+        members.heard(status(id, state="draining" if id == "c" else "ready"))
+        members.get(id).charge({"a": 5, "b": 9, "c": 0}[id])  # type: ignore[union-attr]
+
+    assert members.least("m", "E") is members.get("a")
+    assert members.least("m", "E", frozenset({"a"})) is members.get("b")
+    assert members.least("m", "E", frozenset({"a", "b"})) is None
+
+
+@pytest.mark.parametrize("turn", [0, 1, 2, 3_000_000_000])
+def test_equals_take_turns_from_where_the_gateway_begins(clock: Clock, turn: int):
+    members = Members()
+    for id in "abc":
+        members.heard(status(id))
+
+    found = [members.least("m", "E", turn=turn) for _ in range(6)]
+
+    assert [member.status.id for member in found if member] == ["abc"[(turn + number) % 3] for number in range(6)]
+
+
+def test_work_of_others_weighs_as_much_as_ones_own(clock: Clock):
+    members = Members()
+    members.heard(status("a"))
+    members.heard(status("b", inflight=3))
+    a = members.get("a")
+    assert a is not None
+
+    for _ in range(2):
+        a.charge(100)
+    assert members.least("m", "E") is a
+    for _ in range(2):
+        a.charge(100)
+    assert members.least("m", "E") is members.get("b")
+
+
+def test_an_options_state_is_that_of_its_best_executor(clock: Clock):
+    members = Members()
+    assert members.state("m", "E") == ""
+    members.heard(status("a"))
+    clock.now += 10
+    assert members.state("m", "E") == "silent"
+    members.heard(status("b"))
+    assert members.state("m", "E") == "ok"

@@ -1,12 +1,15 @@
 """Invocations move: when an executor refuses, is busy, leaves, dies or falls silent, and when the bus was away."""
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from omnibus.bus import subjects
 from omnibus.bus.messages import Busy
 from omnibus.errors import BusUnavailable, Overloaded, StageUnavailable, TooLarge
+from omnibus.plan import Plan
 from services.gateway import dispatch
 from services.gateway.dispatch import ATTEMPTS
 from services.gateway.running import Running
@@ -129,6 +132,69 @@ async def test_an_executor_that_answers_nothing_is_replaced(there: World, monkey
     vision.accept()
 
     await moved(there, running, to=other, lost="l")
+
+
+async def test_the_next_executor_that_answers_nothing_is_replaced_too(there: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dispatch, "ACCEPT", 0.1)
+    vision, _, second = await there.puppets_of(e="E", l="L", l2="L")
+    vision.accepts = True
+    running = there.submit()
+    await there.sent(second)
+    monkeypatch.setattr(dispatch, "ACCEPT", 60.0)  # until there is somebody to take it
+    third = await there.puppet("l3", "L")
+    third.accepts = True
+
+    monkeypatch.setattr(dispatch, "ACCEPT", 0.1)
+
+    assert (await there.sent(third)).attempt == 2
+    assert running.lost == {"l", "l2"}
+    assert await finish(there, running, vision, third, "fine") == ["fine"]
+
+
+async def test_an_executor_that_answers_late_in_the_request_is_not_overdue(
+    there: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(dispatch, "WATCH", 0.01)
+    vision, busy, other = await there.puppets_of(e="E", l="L", l2="L")
+    vision.accepts = other.accepts = True
+    running = there.submit()
+    await there.turn()
+    running.invocation = msgspec.structs.replace(running.invocation, created=0.0)  # as if it ran for long
+
+    busy.reply(Busy(running.id, "l", 0))
+    await there.sent(other)
+    there.dispatcher._overdue()
+
+    assert running.invocation.attempt == 1
+
+
+@pytest.mark.parametrize("asked", [{"pinned": "E>L"}, {"pins": ["apart", ""]}], ids=["header", "pin"])
+async def test_a_move_keeps_what_was_pinned(there: World, asked: dict[str, Any]):
+    _, dead, other, both = await there.puppets_of(e="E", l="L", l2="L", both="EL")
+    running = there.submit(asked=asked)
+    await there.turn()
+    dead.say("gone")
+    assert (await there.sent(other)).path == "E>L"
+
+    other.say("gone")
+    await there.turn()
+
+    assert isinstance(running.failure, StageUnavailable)
+    assert running.failure.stage == "thinker"
+    assert both.taken == []
+
+
+async def test_a_move_under_a_plan_without_the_model_says_what_is_gone(there: World):
+    _, dead, _ = await there.puppets_of(e="E", l="L", l2="L")
+    running = there.submit()
+    await there.turn()
+    there.router.plan = Plan(2, 0, 1000.0, {})
+
+    dead.say("gone")
+    await there.turn()
+
+    assert isinstance(running.failure, StageUnavailable)
+    assert (running.failure.stage, running.failure.executor) == ("thinker", "l")
 
 
 async def test_an_executor_that_falls_silent_is_asked_and_replaced(there: World):

@@ -1,19 +1,23 @@
 """Choosing paths by their planned rates and executors by least outstanding work."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.errors import BadRequest, NotFound, StageUnavailable
+from omnibus.graph import Node
 from omnibus.plan import ModelPlan, Option, Path, Plan
 from services.gateway.members import Members
-from services.gateway.route import Router, Ticket
+from services.gateway.route import Route, Router, Ticket
+from services.gateway.scope import Part
 
 KIND = "vision+thinker"
 APART = Path("E>L", {"vision": "E", "thinker": "L"}, 70)
 TOGETHER = Path("EL", {"vision": "EL", "thinker": "EL"}, 30)
-STAGES = ["vision", "thinker"]
+STAGES = ("vision", "thinker")
+TASKS = {"vision": "encode-m-vision", "thinker": "think-m-thinker"}
 
 
 def plan(*paths: Path, seed: int = 0) -> Plan:
@@ -22,7 +26,7 @@ def plan(*paths: Path, seed: int = 0) -> Plan:
         "L": Option(("thinker",), "llm"),
         "EL": Option(("vision", "thinker"), "llm"),
     }
-    model = ModelPlan("tiny", "", ("vision", "thinker"), {"image": "vision"}, options, {KIND: paths})
+    model = ModelPlan("tiny", "", ("vision", "thinker"), {"image": "vision"}, options, {KIND: paths}, tasks=TASKS)
     return Plan(1, seed, 0.0, {"m": model})
 
 
@@ -38,8 +42,28 @@ def router(gateway: str = "g1", *executors: tuple[str, str], seed: int = 0) -> R
     return made
 
 
+def calls(*components: str) -> list[Node]:
+    return [Node(TASKS[component], component, {}, "") for component in components]
+
+
+def part(made: Router) -> Part:
+    return made.assign(calls(*STAGES), "m").parts[0]
+
+
+def go(made: Router, *components: str, **more: Any) -> Route:
+    """Where the next request of these components goes."""
+    assignment = made.assign(calls(*components or STAGES), "m")
+    return made.route(assignment, made.ticket(assignment.model, assignment.kind), **more)
+
+
+def work(made: Router, executor: str, tokens: int) -> None:
+    member = made.members.get(executor)
+    assert member is not None
+    member.charge(tokens)
+
+
 def counted(made: Router, count: int) -> Counter[str]:
-    return Counter(made.path("m", made.ticket("m", KIND)).name for _ in range(count))
+    return Counter(made.path(part(made), made.ticket("m", KIND)).name for _ in range(count))
 
 
 @pytest.mark.parametrize("gateway", ["g1", "g2", "a-long-name", "7f3a"])
@@ -86,16 +110,16 @@ def test_decisions_follow_from_id_and_seed_alone():
     first, second = router(), router()
     tickets = [first.ticket("m", KIND) for _ in range(500)]
 
-    again = [second.path("m", ticket).name for ticket in reversed(tickets)]
+    again = [second.path(part(second), ticket).name for ticket in reversed(tickets)]
 
-    assert again[::-1] == [first.path("m", ticket).name for ticket in tickets]
+    assert again[::-1] == [first.path(part(first), ticket).name for ticket in tickets]
 
 
 def test_another_seed_or_gateway_makes_another_sequence():
     tickets = [Ticket(f"t{number}", KIND, number) for number in range(100)]
 
     sequences = {
-        tuple(made.path("m", ticket).name for ticket in tickets)
+        tuple(made.path(part(made), ticket).name for ticket in tickets)
         for made in (router(), router(seed=1), router(seed=2), router("g2"))
     }
 
@@ -112,25 +136,25 @@ def test_ids_are_unique_and_say_gateway_kind_and_number():
 
 def test_the_executor_with_the_least_outstanding_work_is_chosen():
     made = router("g1", ("e0", "E"), ("l0", "L"), ("l1", "L"), ("l2", "L"))
-    for executor, work in (("l0", 500), ("l1", 20), ("l2", 300)):
-        made.add(executor, work)
+    for executor, tokens in (("l0", 500), ("l1", 20), ("l2", 300)):
+        work(made, executor, tokens)
 
-    assert made.route("m", made.ticket("m", KIND), STAGES, pinned="E>L").executors == ("e0", "l1")
+    assert go(made, pinned="E>L").executors == ("e0", "l1")
 
 
 def test_work_that_is_done_counts_no_more():
     made = router("g1", ("e0", "E"), ("l0", "L"), ("l1", "L"))
-    made.add("l0", 500)
-    made.add("l1", 20)
-    made.add("l0", -500)
+    work(made, "l0", 500)
+    work(made, "l1", 20)
+    made.members.get("l0").discharge(500)  # type: ignore[union-attr]
 
-    assert made.route("m", made.ticket("m", KIND), STAGES, pinned="E>L").executors == ("e0", "l0")
+    assert go(made, pinned="E>L").executors == ("e0", "l0")
 
 
 def test_without_the_planned_path_another_one_is_taken():
     made = router("g1", ("x", "EL"))
 
-    routes = {made.route("m", made.ticket("m", KIND), STAGES) for _ in range(50)}
+    routes = {go(made) for _ in range(50)}
 
     assert {(route.path, route.executors) for route in routes} == {("EL", ("x", "x"))}
 
@@ -139,7 +163,7 @@ def test_excluded_and_draining_executors_get_nothing():
     made = router("g1", ("e0", "E"), ("l0", "L"), ("l1", "L"))
     made.members.heard(status("l2", "L", state="draining"))
 
-    route = made.route("m", made.ticket("m", KIND), STAGES, exclude=frozenset({"l0"}), pinned="E>L")
+    route = go(made, exclude=frozenset({"l0"}), pinned="E>L")
 
     assert route.executors == ("e0", "l1")
 
@@ -152,7 +176,7 @@ def test_the_stage_that_stops_every_path_is_named(alive: tuple[str, str], stage:
 
     for _ in range(10):  # whichever path was planned
         with pytest.raises(StageUnavailable) as caught:
-            made.route("m", made.ticket("m", KIND), STAGES)
+            go(made)
 
         assert caught.value.stage == stage
 
@@ -161,7 +185,7 @@ def test_an_unknown_pin_names_what_there_is():
     made = router("g1", ("x", "EL"))
 
     with pytest.raises(BadRequest, match="there is E>L, EL"):
-        made.route("m", made.ticket("m", KIND), STAGES, pinned="LE")
+        go(made, pinned="LE")
 
 
 def test_an_unknown_model_names_what_there_is():
@@ -181,7 +205,7 @@ def test_before_the_first_plan_there_is_nothing_to_route():
 def test_a_pin_is_taken_even_when_another_path_was_planned():
     made = router("g1", ("e0", "E"), ("l0", "L"), ("x", "EL"))
 
-    paths = {made.route("m", made.ticket("m", KIND), STAGES, pinned="EL").path for _ in range(20)}
+    paths = {go(made, pinned="EL").path for _ in range(20)}
 
     assert paths == {"EL"}
 
@@ -190,13 +214,13 @@ def test_a_pin_whose_executors_are_gone_is_not_replaced():
     made = router("g1", ("x", "EL"))
 
     with pytest.raises(StageUnavailable):
-        made.route("m", made.ticket("m", KIND), STAGES, pinned="E>L")
+        go(made, pinned="E>L")
 
 
 def test_one_executor_runs_all_nodes_of_its_option():
     made = router("g1", ("x", "EL"), ("y", "EL"))
 
-    route = made.route("m", made.ticket("m", KIND), ["vision", "vision", "thinker"], pinned="EL")
+    route = go(made, "vision", "vision", "thinker", pinned="EL")
 
     assert route.options == ("EL", "EL", "EL")
     assert len(set(route.executors)) == 1
@@ -204,9 +228,9 @@ def test_one_executor_runs_all_nodes_of_its_option():
 
 def test_a_replay_goes_along_its_recorded_options():
     made = router("g1", ("e0", "E"), ("l0", "L"), ("l1", "L"), ("x", "EL"))
-    made.add("l0", 100)
+    work(made, "l0", 100)
 
-    route = made.along("m", ("E", "E", "L"), ["vision", "vision", "thinker"])
+    route = made.along("m", calls("vision", "vision", "thinker"), ("E", "E", "L"))
 
     assert (route.path, route.options, route.executors) == ("E>L", ("E", "E", "L"), ("e0", "e0", "l1"))
 
@@ -215,23 +239,61 @@ def test_a_replay_without_an_executor_of_its_option_names_option_and_stage():
     made = router("g1", ("x", "EL"), ("e0", "E"))
 
     with pytest.raises(StageUnavailable, match="option 'L'") as caught:
-        made.along("m", ("E", "L"), STAGES)
+        made.along("m", calls(*STAGES), ("E", "L"))
 
     assert caught.value.stage == "thinker"
 
 
 def test_work_of_an_executor_that_is_gone_is_forgotten():
     made = router("g1", ("l0", "L"))
+    gone = made.members.get("l0")
+    assert gone is not None
+    gone.charge(500)
     made.members.remove("l0")
-
-    made.add("l0", 500)
     made.members.heard(status("l0", "L"))
+
+    gone.discharge(500)
 
     assert made.members.get("l0").outstanding == 0  # type: ignore[union-attr]
 
 
-def test_a_type_that_the_plan_does_not_know_is_refused():
+def test_a_type_that_nobody_planned_takes_the_paths_of_a_wider_one():
+    made = router("g1", ("e0", "E"), ("x", "EL"))
+
+    found = Counter(go(made, "vision").path for _ in range(1000))
+
+    assert abs(found["E"] - 700) <= 2
+    assert found.total() == found["E"] + found["EL"]
+
+
+def test_components_that_no_path_runs_are_named():
     made = router("g1", ("x", "EL"))
+    made.plan = plan()
+    made.plan.models["m"].types.clear()
+
+    with pytest.raises(StageUnavailable, match=r"no path of m runs vision\+thinker"):
+        go(made)
+
+
+def test_paths_without_any_rate_are_refused():
+    made = router("g1", ("x", "EL"))
+    made.plan = plan(Path("EL", {"vision": "EL", "thinker": "EL"}, 0))
 
     with pytest.raises(BadRequest, match="no rate"):
-        made.route("m", made.ticket("m", "thinker"), ["thinker"])
+        go(made)
+
+
+def test_who_asks_for_a_path_without_rate_gets_it():
+    made = router("g1", ("x", "EL"))
+    made.plan = plan(APART, Path("EL", {"vision": "EL", "thinker": "EL"}, 0))
+
+    assert go(made, pinned="EL").path == "EL"
+    assert go(made, pins=["", "path:EL"]).path == "EL"
+
+
+def test_an_id_may_be_older_than_the_number():
+    made = router("g1")
+
+    tickets = [made.ticket("m", KIND, "run-7"), made.ticket("m", KIND)]
+
+    assert [(ticket.id, ticket.number) for ticket in tickets] == [("run-7", 0), ("g1-0-1", 1)]

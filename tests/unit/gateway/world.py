@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path as File
 from typing import Any
 
@@ -13,7 +14,7 @@ from omnibus import graph
 from omnibus.bus import Delivery, messages, subjects
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import Accepted, Chunk, End, ExecutorStatus, Hop
-from omnibus.graph import WIRE_VERSION, Invocation
+from omnibus.graph import WIRE_VERSION, Invocation, Node
 from omnibus.plan import ModelPlan, Option, Path, Plan
 from omnibus.settings import BusSettings
 from omnibus.tensors.client import TensorClient
@@ -50,6 +51,7 @@ class Puppet:
         self.option = option
         self.taken: list[Invocation] = []
         self.ends: list[End] = []
+        self.accepts = False  # at once
         self._stops: list[Any] = []
         self._heart: asyncio.Task[None] | None = None
 
@@ -72,6 +74,8 @@ class Puppet:
 
     def _take(self, delivery: Delivery) -> None:
         self.taken.append(graph.decode(delivery.data))
+        if self.accepts:
+            self.accept()
 
     def _feed(self, delivery: Delivery) -> None:
         if delivery.data:
@@ -106,7 +110,10 @@ class Puppet:
 
 
 class World:
-    """Members, router, dispatcher; ``ends`` is what was published for all to see."""
+    """Members, router, dispatcher; ``ends`` is what was published for all to see.
+
+    Of two equal executors this gateway takes the first one first.
+    """
 
     def __init__(self, bus: MemoryBus, sidecar: Sidecar, tensors: TensorClient, directory: File) -> None:
         self.bus = bus
@@ -116,7 +123,7 @@ class World:
         self.members = Members()
         self.router = Router("g", self.members)
         self.router.plan = plan()
-        self.dispatcher = Dispatcher("g", bus, tensors, self.router, self.members, LIMIT)
+        self.dispatcher = Dispatcher("g", bus, tensors, self.members, LIMIT)
         self.puppets: dict[str, Puppet] = {}
         self.ends: list[End] = []
 
@@ -134,20 +141,25 @@ class World:
     async def puppets_of(self, **options: str) -> list[Puppet]:
         return [await self.puppet(id, option) for id, option in options.items()]
 
-    def submit(self, within: float = 60.0, **more: Any) -> Running:
-        """A request of two nodes on the planned path."""
-        ticket = self.router.ticket("m", KIND)
-        calls = (call("vision", x=1), call("thinker", item=graph.ref(0, "y"), **more))
-        route = self.router.route("m", ticket, [node.component for node in calls])
+    def submit(self, within: float = 60.0, asked: Mapping[str, Any] = {}, **more: Any) -> Running:
+        """A request of two nodes on the planned path, or on what is ``asked`` of the router."""
+        return self.run(call("vision", x=1), call("thinker", item=graph.ref(0, "y"), **more), within=within, **asked)
+
+    def run(self, *calls: Node, within: float = 60.0, **asked: Any) -> Running:
+        """A request of ``calls``, the last of which answers."""
+        assignment = self.router.assign(calls, "m")
+        ticket = self.router.ticket(assignment.model, assignment.kind)
+        choose = partial(self.router.route, assignment, ticket, **asked)
+        route = choose()
         now = time.time()
         return self.dispatcher.submit(
             Invocation(
-                v=WIRE_VERSION, id=ticket.id, app="chat", model="m", type=KIND, path=route.path, epoch=1, seed=7,
-                created=now, deadline=now + within, reply=self.dispatcher.reply, nodes=calls, outputs=((1, "said"),),
+                v=WIRE_VERSION, id=ticket.id, app="chat", model="m", type=assignment.kind, path=route.path, epoch=1, seed=7,
+                created=now, deadline=now + within, reply=self.dispatcher.reply, nodes=assignment.nodes, outputs=((len(calls) - 1, "said"),),
                 options=route.options, route=route.executors,
             ),
-            ticket,
-            WORK,
+            WORK[-len(calls) :],
+            choose,
         )  # fmt: skip
 
     async def sent(self, puppet: Puppet, count: int = 1) -> Invocation:

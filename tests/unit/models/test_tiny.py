@@ -7,10 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from omnibus.errors import Fatal, NotFound
-from omnibus_models import tiny
+from omnibus_models import families, tiny
+from tests.unit.models import files
 
 
 def size(checkpoint: Path) -> int:
@@ -29,6 +31,62 @@ def test_the_same_seed_gives_the_same_weights(vl: Path, tmp_path: Path) -> None:
 
     weights = [(path / "model.safetensors").read_bytes() for path in (vl, again, other)]
     assert weights[0] == weights[1] != weights[2]
+
+
+@pytest.fixture(scope="module")
+def vl_twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen2_5_vl", tmp_path_factory.mktemp("twins") / "vl", llm_seed=1)
+
+
+@pytest.fixture(scope="module")
+def omni_twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen2_5_omni", tmp_path_factory.mktemp("twins") / "omni", llm_seed=1)
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_a_twin_has_another_llm_and_all_else_the_same(family: str, request: pytest.FixtureRequest) -> None:
+    short = family.rpartition("_")[2]
+    first, twin = (weights_of(request.getfixturevalue(name)) for name in (short, f"{short}_twin"))
+
+    assert first.keys() == twin.keys()
+    changed = {name for name in first if not torch.equal(first[name], twin[name])}
+    assert changed
+    assert changed == {name for name in first if is_llm(name) and not name.endswith("norm.weight")}
+
+
+def is_llm(name: str) -> bool:
+    """Whether a weight of a VL model or of an Omni model belongs to the LLM that answers."""
+    name = name.removeprefix("thinker.")
+    return name.startswith(("model.", "lm_head.")) and not name.startswith("model.visual.")
+
+
+def weights_of(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return {name: weight for path in checkpoint.glob("*.safetensors") for name, weight in load_file(path).items()}
+
+
+def test_a_twin_is_not_taken_for_the_other(vl: Path, vl_twin: Path) -> None:
+    assert tiny.build("qwen2_5_vl", vl_twin, llm_seed=1) == vl_twin
+
+    for directory, llm_seed in ((vl, 1), (vl_twin, None), (vl_twin, 2)):
+        with pytest.raises(Fatal, match="another checkpoint"):
+            tiny.build("qwen2_5_vl", directory, llm_seed=llm_seed)
+
+
+def test_a_checkpoint_says_what_it_is_as_it_always_did(vl: Path, vl_twin: Path) -> None:
+    said = {"family": "qwen2_5_vl", "seed": 0, "recipe": tiny.RECIPE}
+
+    assert json.loads((vl / tiny.MARKER).read_text()) == said
+    assert json.loads((vl_twin / tiny.MARKER).read_text()) == {**said, "llm_seed": 1}
+
+
+def test_a_twin_sees_what_the_other_sees(vl: Path, vl_twin: Path) -> None:
+    family = families.family_of(vl)
+    eyes = [family.load("vision", path) for path in (vl, vl_twin)]
+    picture = files.picture(1)
+
+    seen = [eye.encode([eye.prepare(memoryview(picture), "image")])[0].embeds for eye in eyes]
+
+    assert torch.equal(*seen)
 
 
 def test_a_complete_checkpoint_is_left_as_it_is(vl: Path) -> None:
@@ -63,7 +121,7 @@ def test_builders_that_race_leave_one_checkpoint_and_no_rest(tmp_path: Path) -> 
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from omnibus_models.tiny import qwen2_5_vl
 
-    def half(directory: Path, seed: int) -> None:
+    def half(directory: Path, seed: int, llm_seed: int | None) -> None:
         (directory / "config.json").write_text("{}")
         raise OSError("no space left")
 
@@ -84,9 +142,11 @@ def test_the_command_line_builds_and_reports(vl: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "omnibus_models.tiny", "qwen2_5_vl"]
 
     built = subprocess.run([*command, tmp_path / "vl"], capture_output=True, text=True, check=True)
+    twin = subprocess.run([*command, tmp_path / "twin", "--llm-seed", "1"], capture_output=True, text=True, check=True)
     refused = subprocess.run([*command, "--seed", "3", vl], capture_output=True, text=True, check=False)
 
     assert built.stdout.strip() == str(tmp_path / "vl")
     assert json.loads((tmp_path / "vl" / "config.json").read_text())["model_type"] == "qwen2_5_vl"
+    assert json.loads((Path(twin.stdout.strip()) / tiny.MARKER).read_text())["llm_seed"] == 1
     assert refused.returncode == 1
     assert "another checkpoint" in refused.stderr

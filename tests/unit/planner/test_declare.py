@@ -4,6 +4,7 @@ import json
 from pathlib import Path as File
 from typing import Any
 
+import msgspec
 import pytest
 
 from omnibus import catalog
@@ -12,7 +13,7 @@ from omnibus.plan import ModelPlan, Path
 from services.planner import declare
 
 VL: dict[str, Any] = {
-    "family": "f",
+    "family": "qwen2_5_vl",
     "checkpoint": "/m",
     "components": ["vision", "thinker"],
     "encoders": {"image": "vision", "video": "vision"},
@@ -26,13 +27,15 @@ VL: dict[str, Any] = {
 
 
 def plan(tmp_path: File, **changes: Any) -> ModelPlan:
-    return declare.model_plan(read(tmp_path, **changes)["m"])
+    """The plan of the model ``m``, declared with ``changes``; None leaves a field out."""
+    told = {field: value for field, value in {**VL, **changes}.items() if value is not None}
+    return plans(tmp_path, m=told)["m"]
 
 
-def read(tmp_path: File, **changes: Any) -> dict[str, declare.Declared]:
+def plans(tmp_path: File, **models: dict[str, Any]) -> dict[str, ModelPlan]:
     file = tmp_path / "models.json"
-    file.write_text(json.dumps({"models": {"m": {**VL, **changes}}}))
-    return declare.read(str(file))
+    file.write_text(json.dumps({"models": models}))
+    return declare.plans(declare.read(str(file)))
 
 
 def rates(paths: tuple[Path, ...]) -> dict[str, float]:
@@ -70,9 +73,8 @@ def test_the_first_option_of_a_path_that_has_a_component_runs_it(tmp_path: File)
     assert made.types["vision+thinker"][0].options == {"vision": "E", "thinker": "EL"}
 
 
-def test_a_speaking_model_has_types_with_and_without_speech():
-    declared = catalog.declaration("qwen2_5_omni", "/m")
-    made = declare.model_plan(declare.msgspec.convert(declared, declare.Declared))
+def test_a_speaking_model_has_types_with_and_without_speech(tmp_path: File):
+    made = plans(tmp_path, m=catalog.declaration("qwen2_5_omni", "/m"))["m"]
 
     encoders = ["", "vision+", "audio+", "vision+audio+"]
     assert set(made.types) == {f"{some}thinker{more}" for some in encoders for more in ("", "+talker+vocoder")}
@@ -82,13 +84,60 @@ def test_a_speaking_model_has_types_with_and_without_speech():
 
 @pytest.mark.parametrize("family", catalog.FAMILIES)
 def test_the_usual_declarations_are_good(family: str, tmp_path: File):
-    file = tmp_path / "models.json"
-    file.write_text(json.dumps({"models": {"m": catalog.declaration(family, "/m")}}))
-
-    made = declare.model_plan(declare.read(str(file))["m"])
+    made = plans(tmp_path, m=catalog.declaration(family, "/m"))["m"]
 
     assert all(sum(path.rate for path in paths) == 100 for paths in made.types.values())
     assert all(set(path.options.values()) <= set(made.options) for paths in made.types.values() for path in paths)
+
+
+@pytest.mark.parametrize("family", catalog.FAMILIES)
+def test_what_is_left_out_is_what_the_family_says(family: str, tmp_path: File):
+    short = {"family": family, "checkpoint": "/m"}
+
+    made = plans(tmp_path, short=short, m=catalog.declaration(family, "/m"))
+
+    assert made["short"].tasks.keys() == made["m"].tasks.keys()
+    assert msgspec.structs.replace(made["short"], tasks=made["m"].tasks) == made["m"]
+
+
+def test_of_the_familys_options_only_those_on_a_path_are_deployed(tmp_path: File):
+    made = plan(tmp_path, options=None, paths=[{"options": ["EL"]}])
+
+    assert set(made.options) == {"EL"}
+
+
+def test_fewer_components_than_the_family_has_leave_the_rest_out(tmp_path: File):
+    made = plan(
+        tmp_path, family="qwen2_5_omni", components=["vision", "thinker"], encoders=None,
+        options={"EL": {"components": ["vision", "thinker"], "service": "llm"}}, paths=[{"options": ["EL"]}],
+    )  # fmt: skip
+
+    assert made.encoders == {"image": "vision", "video": "vision"}
+    assert set(made.tasks) == {"vision", "thinker"}
+    assert not made.speaks
+
+
+def test_every_component_has_the_unit_task_of_its_kind_model_and_name(tmp_path: File):
+    made = plans(tmp_path, **{"qwen2.5-omni": catalog.declaration("qwen2_5_omni", "/m")})["qwen2.5-omni"]
+
+    assert made.tasks == {
+        "vision": "encode-qwen2_5-omni-vision",
+        "audio": "encode-qwen2_5-omni-audio",
+        "thinker": "think-qwen2_5-omni-thinker",
+        "talker": "talk-qwen2_5-omni-talker",
+        "vocoder": "vocode-qwen2_5-omni-vocoder",
+    }
+
+
+def test_the_kind_of_a_unit_task_can_be_declared(tmp_path: File):
+    assert plan(tmp_path, tasks={"vision": "see"}).tasks == {"vision": "see-m-vision", "thinker": "think-m-thinker"}
+
+
+def test_an_option_keeps_the_engine_that_it_names(tmp_path: File):
+    engine = "elsewhere:engine"
+    made = plan(tmp_path, options={**VL["options"], "L": {**VL["options"]["L"], "engine": engine}})
+
+    assert {name: option.engine for name, option in made.options.items()} == {"E": "", "L": engine, "EL": ""}
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -106,19 +155,31 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"paths": [{"options": ["EL"], "share": -1}, {"options": ["EL"], "share": 2}]}, "negative share",
     ),
     "option undeclared": ({"paths": [{"options": ["E", "LL"]}]}, r"undeclared options \['LL'\]"),
-    "component missing": ({"paths": [{"options": ["L"]}]}, r"runs no \['vision'\]"),
+    "component missing": ({"paths": [{"options": ["L"]}]}, r"path \('L',\) runs no vision"),
     "shares zero": ({"paths": [{"options": ["EL"], "share": 0}]}, "all paths have share 0"),
     "no thinker": (
         {"components": ["vision"], "options": {"E": VL["options"]["E"]}, "paths": [{"options": ["E"]}]},
-        "thinker",
+        "nothing that every request uses, such as a thinker",
     ),
+    "family unknown": ({"family": "qwen9"}, "no model family 'qwen9'; there is qwen2_5_omni, qwen2_5_vl"),
+    "family of apps": ({"family": "python"}, "no model family 'python'"),
+    "component twice": ({"components": ["vision", "vision", "thinker"]}, "names a component twice"),
+    "component unaddressable": ({"components": ["vision", "thinker", "a+b"]}, r"component 'a\+b' may have letters"),
+    "kind missing": ({"components": ["vision", "thinker", "poet"]}, "component poet has no kind of unit task"),
+    "kind unaddressable": ({"tasks": {"vision": "a.b"}}, "component vision has no kind of unit task"),
+    "kind of nothing": ({"tasks": {"nose": "smell"}}, r"tasks name \['nose'\]"),
+    "service unknown": ({"options": {"EL": {**VL["options"]["EL"], "service": "gpu"}}}, "option EL has service 'gpu'"),
+    "option empty": ({"options": {**VL["options"], "X": {"components": [], "service": "llm"}}}, "X has no component"),
+    "option lent": ({"options": {**VL["options"], "E": {**VL["options"]["E"], "of": "n/E"}}}, "option E says 'of'"),
+    "option named like another model's": ({"options": {**VL["options"], "n/E": VL["options"]["E"]}}, "option n/E has a name"),
+    "engine": ({"options": {**VL["options"], "E": {**VL["options"]["E"], "engine": "x"}}}, "E has engine 'x'"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "fault"), FAULTS.values(), ids=FAULTS.keys())
 def test_a_fault_is_named_with_its_model(tmp_path: File, changes: dict[str, Any], fault: str):
-    with pytest.raises(BadRequest, match=f"model m: .*{fault}"):
-        read(tmp_path, **changes)
+    with pytest.raises(BadRequest, match=f"^model m: .*{fault}"):
+        plan(tmp_path, **changes)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +193,7 @@ def test_a_fault_is_named_with_its_model(tmp_path: File, changes: dict[str, Any]
 )
 def test_a_field_that_is_wrong_is_named_with_its_file(tmp_path: File, changes: dict[str, Any], field: str):
     with pytest.raises(BadRequest, match=rf"models\.json: .*{field}"):
-        read(tmp_path, **changes)
+        plan(tmp_path, **changes)
 
 
 def test_a_file_that_is_missing_is_named_with_its_variable(tmp_path: File):
@@ -147,3 +208,30 @@ def test_what_is_no_declaration_is_refused(tmp_path: File, text: str):
 
     with pytest.raises(BadRequest, match=r"models\.json"):
         declare.read(str(file))
+
+
+def test_no_file_declares_no_models():
+    assert declare.plans(declare.read("")) == {}
+
+
+def test_models_that_cannot_be_told_apart_on_the_bus_are_refused(tmp_path: File):
+    with pytest.raises(BadRequest, match=r"vision of model a\.b and vision of model a_b .*'encode-a_b-vision'; rename"):
+        plans(tmp_path, **{"a.b": VL, "a_b": VL})
+
+
+def test_names_that_only_meet_when_they_are_put_together_are_refused_too(tmp_path: File):
+    eye = {
+        "family": "qwen2_5_vl", "checkpoint": "/m", "components": ["b-thinker"], "encoders": {},
+        "tasks": {"b-thinker": "think"}, "options": {"T": {"components": ["b-thinker"], "service": "llm"}},
+        "paths": [{"options": ["T"]}],
+    }  # fmt: skip
+
+    with pytest.raises(BadRequest, match="'think-a-b-thinker'"):
+        plans(tmp_path, **{"a": eye, "a-b": VL})
+
+
+def test_executors_that_cannot_be_told_apart_are_refused(tmp_path: File):
+    options = {"a+b": VL["options"]["EL"], "a b": VL["options"]["EL"]}
+
+    with pytest.raises(BadRequest, match=r"a\+b of model m and a b of model m .*executor of both is called 'm-a_b'"):
+        plan(tmp_path, options=options, paths=[{"options": ["a+b"]}, {"options": ["a b"]}])

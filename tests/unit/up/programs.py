@@ -15,6 +15,18 @@ from omnibus.up.spec import ProcessSpec
 WITHIN = 20.0  # seconds; far more than needed, for noisy machines
 SLEEPS = "import time; print('up', flush=True); time.sleep(1000)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPS
+#: Says that it was told to leave, then stays until somebody opens the pipe ``GATE``.
+DRAINS = """
+import os, signal, sys
+def drain(*_):
+    print("draining", flush=True)
+    open(os.environ["GATE"]).read()
+    sys.exit()
+signal.signal(signal.SIGTERM, drain)
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
 
 
 class Lines(io.StringIO):

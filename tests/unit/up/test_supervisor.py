@@ -15,7 +15,7 @@ from omnibus.up.keeper import Exit
 from omnibus.up.shm import SHARED_MEMORY
 from omnibus.up.spec import ProcessSpec
 from omnibus.up.supervisor import Supervisor
-from tests.unit.up.programs import SLEEPS, STUBBORN, WITHIN, Lines, all_gone, log_to, python_code
+from tests.unit.up.programs import DRAINS, SLEEPS, STUBBORN, WITHIN, Lines, all_gone, log_to, python_code
 
 QUICK = RestartPolicy(first=0.01, longest=0.02, limit=2)
 
@@ -83,6 +83,37 @@ async def test_a_process_that_keeps_ending_is_given_up_with_its_last_lines(lines
     assert "out of luck" in caught.value.message
     assert caught.value.executor == "crasher"
     assert lines.getvalue().count("restarting in") == QUICK.limit
+
+
+async def test_one_that_is_not_vital_is_given_up_alone_and_its_name_is_free(lines):
+    crashes = python_code("crasher", "print('out of luck')", vital=False)
+
+    async with Supervisor([python_code("base", SLEEPS), crashes], log=log_to(lines), policy=QUICK) as supervisor:
+        base = supervisor.pids["base"]
+        await supervisor.unless_over(lines.until("crasher *\\| given up"))
+        await supervisor.add(python_code("crasher", SLEEPS, lines))
+
+        assert supervisor.pids["base"] == base
+        assert set(supervisor.specs) == {"base", "crasher"}
+
+
+async def test_what_was_told_to_stop_is_not_hurried_by_being_told_again(lines, tmp_path):
+    exits, gate = Exits(), tmp_path / "gate"
+    os.mkfifo(gate)
+    slow = python_code("slow", DRAINS, lines, env={"GATE": str(gate)})
+    async with Supervisor([slow], log=log_to(lines), on_exit=exits) as supervisor:
+        first = asyncio.create_task(supervisor.remove("slow"))
+        await lines.until("draining")
+        first.cancel()
+        await asyncio.wait({first})
+        assert set(supervisor.specs) == {"slow"}
+
+        second = asyncio.create_task(supervisor.remove("slow"))
+        await asyncio.to_thread(gate.write_text, "")
+        await asyncio.wait_for(second, WITHIN)
+        assert supervisor.specs == {}
+
+    assert [(end.code, end.wanted) for end in exits.seen] == [(0, True)]
 
 
 async def test_a_process_that_ends_before_it_is_ready_stops_the_start_with_its_last_lines(lines):

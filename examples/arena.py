@@ -1,0 +1,32 @@
+"""Two models answer the same question side by side; the vision encoder that they share runs once per picture
+(Cornserve's Gemma arena). It needs both: ``omnibus up --only qwen2.5-vl-tiny --only qwen2.5-vl-tiny-b``."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from omnibus.task import ChatInput, CompositeTask, Encode, Think, merged
+from omnibus.task.library import EncodeInput, ThinkInput
+
+FIRST, SECOND = "qwen2.5-vl-tiny", "qwen2.5-vl-tiny-b"
+
+
+class Arena(CompositeTask):
+    encoder: Encode
+    players: dict[str, Think]
+
+    def invoke(self, request: ChatInput) -> dict[str, Any]:
+        seen = [self.encoder.invoke(EncodeInput(media=media)).embedding for media in request.media]
+        question = ThinkInput(messages=request.messages, items=seen, params=request.params)
+        return {name: player.invoke(question).text for name, player in self.players.items()}
+
+
+ARENA = Arena(
+    encoder=Encode(model=FIRST, component="vision"),
+    players={name: Think(model=name, component="thinker") for name in (FIRST, SECOND)},
+)
+
+
+async def serve(request: ChatInput) -> AsyncIterator[dict[str, str]]:
+    async for model, chunk in merged(await ARENA(request)):
+        if chunk.text:
+            yield {model: chunk.text}

@@ -1,0 +1,47 @@
+"""A graph that grows with its results: drafts side by side, the longest wins, another round if it is too short.
+
+``invoke`` is async, so it may await what it called. Each round is one segment, recorded and replayable by
+itself; equal calls get seeds of their own, so drafts differ.
+"""
+
+import asyncio
+
+from pydantic import BaseModel
+
+from omnibus.task import ChatInput, CompositeTask, Think
+from omnibus.task.library import ThinkInput
+
+
+class Question(BaseModel):
+    text: str
+    drafts: int = 3
+    at_least: int = 40
+    rounds: int = 3
+
+
+class Best(BaseModel):
+    answer: str
+    rounds: int
+
+
+class BestOf(CompositeTask):
+    model: Think = Think(model="qwen2.5-vl-tiny", component="thinker")
+
+    async def invoke(self, question: Question) -> Best:
+        best, rounds = "", 0
+        while rounds < question.rounds and len(best) < question.at_least:
+            rounds += 1
+            asked = ChatInput.of(question.text, max_tokens=24, temperature=1.0)
+            drafts = [
+                self.model.invoke(ThinkInput(messages=asked.messages, params=asked.params))
+                for _ in range(question.drafts)
+            ]
+            best = max([best, *await asyncio.gather(*(draft.text for draft in drafts))], key=len)
+        return Best(answer=best, rounds=rounds)
+
+
+BEST_OF = BestOf()
+
+
+async def serve(question: Question) -> Best:
+    return await BEST_OF(question)

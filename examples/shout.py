@@ -1,0 +1,47 @@
+"""A model of two components of our own: one says a text loudly, the other repeats it as an echo, word by word."""
+
+from collections.abc import AsyncIterator
+
+from omnibus.task import CompositeTask, Stream, TaskInput, TaskOutput, UnitTask
+
+
+class Said(TaskInput):
+    text: str
+
+
+class Loud(TaskOutput):
+    text: str
+
+
+class Shout(UnitTask[Said, Loud]):
+    async def run(self, said: Said) -> Loud:
+        return Loud(text=said.text.upper() + "!")
+
+
+class Echoes(TaskOutput):
+    words: Stream[str]
+
+
+class Echo(UnitTask[Said, Echoes]):
+    times: int = 2
+
+    async def run(self, said: Said) -> AsyncIterator[dict[str, str]]:
+        for _ in range(self.times):
+            for word in said.text.split():
+                yield {"words": word + " "}
+
+
+class Canyon(CompositeTask):
+    shout: Shout = Shout()
+    echo: Echo = Echo()
+
+    def invoke(self, said: Said) -> Echoes:
+        return self.echo.invoke(Said(text=self.shout.invoke(said).text))
+
+
+CANYON = Canyon()
+
+
+async def serve(request: Said) -> AsyncIterator[str]:
+    async for word in (await CANYON(request)).words:
+        yield word

@@ -1,0 +1,118 @@
+"""``POST /v1/apps/{name}/invoke`` as plain ASGI: JSON in, and out JSON or server-sent events.
+
+A stream's status is decided by its first part: an app that fails before answers with an error like any
+other. One that fails later ends its stream with an error frame in place of ``[DONE]``.
+"""
+
+import logging
+from contextlib import aclosing
+from secrets import token_hex
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from omnibus.errors import Fatal, OmnibusError
+from omnibus.metrics import GATEWAY
+from omnibus.settings import GatewaySettings
+from services.gateway.apps.calls import Call
+from services.gateway.apps.registry import Registry
+from services.gateway.exchange import EVENTS, JSON, ClientLeft, about, problem, respond, while_connected
+from services.gateway.openai.problems import error_body
+from services.gateway.openai.requests import read_body
+from services.gateway.run import Run, Runs
+
+log = logging.getLogger(__name__)
+
+_BEFORE, _AFTER = "/v1/apps/", "/invoke"
+_DONE = b"data: [DONE]\n\n"
+
+
+def called(scope: Scope) -> str:
+    """The app that a request calls; empty when it is another request."""
+    path: str = scope["path"]
+    if scope["method"] != "POST" or not path.startswith(_BEFORE) or not path.endswith(_AFTER):
+        return ""
+    name = path[len(_BEFORE) : -len(_AFTER)]
+    return "" if "/" in name else name
+
+
+class Invoke:
+    """Calls apps for clients."""
+
+    def __init__(self, settings: GatewaySettings, runs: Runs, registry: Registry) -> None:
+        self._settings = settings
+        self._runs = runs
+        self._registry = registry
+
+    async def __call__(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request to app ``name``. A client that leaves cancels what still runs."""
+        id, code = f"req-{token_hex(8)}", "ok"
+        sending = _Sending(send)
+        try:
+            run, call, streams = await self._begin(name, scope, receive)
+            id = run.id
+            await while_connected(scope, receive, self._answer(run, call, streams, sending))
+        except (ClientLeft, ClientDisconnect):
+            code = "cancelled"
+        except OmnibusError as error:
+            code = error.code
+            await sending.fail(error, id)
+        except Exception:  # a defect of ours
+            log.exception("%s failed", id)
+            code = Fatal.code
+            await sending.fail(Fatal("internal error: the gateway's log has more under this request id"), id)
+        # An app that is gone by now may have been asked for by any name.
+        GATEWAY.app(name if self._registry.about(name) is not None else "", code).inc()
+
+    async def _begin(self, name: str, scope: Scope, receive: Receive) -> tuple[Run, Call, bool]:
+        self._registry.worker(name)  # who calls nobody need not send anything
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"")
+        stream = Request(scope, receive).stream()
+        body = await read_body(stream, self._settings.max_body, int(length) if length.isdigit() else None)
+        record, worker = self._registry.worker(name)
+        run = self._runs.open(name, pinned=headers.get(b"x-omnibus-path", b"").decode("latin-1"))
+        try:
+            return run, worker.invoke(run, body), record.streams
+        except BaseException:
+            run.end("failed")
+            raise
+
+    async def _answer(self, run: Run, call: Call, streams: bool, sending: "_Sending") -> None:
+        if not streams:
+            body = await call.answer()
+            await respond(sending.send, 200, JSON, body, about(run))
+            return
+        async with aclosing(call.parts()) as parts:
+            first = await anext(parts, None)
+            await sending.begin(about(run))
+            if first is not None:
+                await sending.part(first)
+                async for part in parts:
+                    await sending.part(part)
+        await sending.end()
+
+
+class _Sending:
+    """A response; once a stream has begun its errors are frames of it."""
+
+    def __init__(self, send: Send) -> None:
+        self.send = send
+        self._begun = False
+
+    async def begin(self, more: list[tuple[bytes, bytes]]) -> None:
+        self._begun = True
+        headers = [(b"content-type", EVENTS), (b"cache-control", b"no-cache"), *more]
+        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def part(self, body: bytes) -> None:
+        await self.send({"type": "http.response.body", "body": b"data: %b\n\n" % body, "more_body": True})
+
+    async def end(self) -> None:
+        await self.send({"type": "http.response.body", "body": _DONE})
+
+    async def fail(self, error: OmnibusError, id: str) -> None:
+        if not self._begun:
+            await problem(self.send, error, id)
+            return
+        await self.send({"type": "http.response.body", "body": b"data: %b\n\n" % error_body(error, id)})

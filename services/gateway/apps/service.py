@@ -1,0 +1,42 @@
+"""Everything about apps at one gateway, wired together."""
+
+import asyncio
+from functools import partial
+
+from omnibus.service import until_cancelled
+from omnibus.settings import GatewaySettings
+from omnibus.store import Store
+from services.gateway.apps.chats import Chats
+from services.gateway.apps.control import Control
+from services.gateway.apps.host import Host, Rules
+from services.gateway.apps.invoke import Invoke
+from services.gateway.apps.registry import Registry
+from services.gateway.chat import Chat
+from services.gateway.route import Router
+from services.gateway.run import Runs
+
+
+class Apps:
+    """The registered apps: ``registry`` follows the store, the others are what clients reach of it."""
+
+    def __init__(self, settings: GatewaySettings, store: Store, router: Router, runs: Runs, chat: Chat) -> None:
+        rules = Rules(ready_within=settings.app_ready)
+        self.registry = Registry(settings, store, partial(Host, rules=rules))
+        self.control = Control(settings, store, self.registry, router)
+        self.invoke = Invoke(settings, runs, self.registry)
+        self.chats = Chats(runs, chat, self.registry)
+        self._following: asyncio.Task[None] | None = None
+
+    def startup(self) -> None:
+        """Start all registered apps, and follow what changes."""
+        self._following = asyncio.get_running_loop().create_task(self.registry.follow())
+
+    async def drain(self, seconds: float) -> None:
+        """Let all requests finish."""
+        await self.registry.drain(seconds)
+
+    async def shutdown(self) -> None:
+        """Stop every worker."""
+        if self._following is not None:
+            await until_cancelled(self._following)
+        await self.registry.shutdown()

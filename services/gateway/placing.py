@@ -1,0 +1,67 @@
+"""Inputs that are too large for the bus: into the arena once, and kept by content hash for replay."""
+
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from omnibus.graph import HANDLE
+from omnibus.tensors.client import TensorClient
+from omnibus.tensors.item import Item
+from services.gateway.dispatch import ATTEMPTS
+from services.gateway.keep import MediaKeep
+
+#: Seconds that inputs outlive the deadline.
+GRACE = 10.0
+#: Reads of an input that several segments may use; its memory is free when the request ends.
+MANY = 60_000
+
+
+async def place(
+    tensors: TensorClient,
+    keep: MediaKeep | None,
+    data: bytes,
+    about: tuple[str, str, str],
+    invocation: str,
+    deadline: float,
+    readers: int = ATTEMPTS + 1,
+) -> dict[str, Any]:
+    """Put one input into the arena for every attempt of ``invocation``; returns its literal.
+
+    ``about`` is its modality, mime type and SHA-256.
+    """
+    modality, mime, digest = about
+    handle = await tensors.put(
+        np.frombuffer(data, np.uint8), invocation=invocation, deadline=deadline + GRACE, readers=readers
+    )
+    if keep is not None:
+        keep.put(digest, data)
+    literal = {"modality": modality, "mime": mime, "sha256": digest, "nbytes": len(data)}
+    return {HANDLE: msgspec.to_builtins(handle), **literal}
+
+
+async def place_tensor(
+    tensors: TensorClient, keep: MediaKeep | None, item: Item, invocation: str, deadline: float
+) -> dict[str, Any]:
+    """Put a tensor that an earlier segment made into the arena again; returns its literal."""
+    array = np.ascontiguousarray(item.array)
+    handle = await tensors.put(array, invocation=invocation, deadline=deadline + GRACE, readers=ATTEMPTS + 1)
+    body = array.tobytes()
+    digest = sha256(body).hexdigest()
+    if keep is not None:
+        keep.put(digest, body)
+    about = {"dtype": array.dtype.name, "shape": list(array.shape), "sha256": digest, "nbytes": len(body)}
+    return {HANDLE: msgspec.to_builtins(handle), **item.data, **about}
+
+
+async def restore(
+    tensors: TensorClient, keep: MediaKeep, value: dict[str, Any], invocation: str, deadline: float
+) -> dict[str, Any]:
+    """An input that was recorded by its content hash, at a new handle. Raises ``NotFound``."""
+    data = await keep.get(str(value.get("sha256", "")))
+    array = np.frombuffer(data, np.uint8)
+    if "dtype" in value:
+        array = array.view(str(value["dtype"])).reshape(value["shape"])
+    handle = await tensors.put(array, invocation=invocation, deadline=deadline + GRACE, readers=ATTEMPTS + 1)
+    return {**value, HANDLE: msgspec.to_builtins(handle)}

@@ -1,0 +1,275 @@
+"""One client's request: the segments that it sends, and the one end that they share.
+
+record     a composite task ran with placeholders; out came a ``Segment``
+assign     whose plan runs each node
+route      path by the planned rates, executors by least outstanding work
+dispatch   the invocation to every executor at once, and to the record stream
+end        done, cancelled, expired or failed: everything stops, memory is released
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from hashlib import sha256
+from itertools import count
+from math import sqrt
+from typing import Any
+
+from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError, Overloaded, ProtocolError, TooLarge
+from omnibus.graph import WIRE_VERSION, Invocation, Node, digest, verify
+from omnibus.metrics import GATEWAY
+from omnibus.settings import GatewaySettings
+from omnibus.task import Segment
+from omnibus.task.elements import KEY
+from omnibus.task.session import FROM
+from omnibus.tensors.client import TensorClient
+from services.gateway.collected import Collected
+from services.gateway.dispatch import Dispatcher
+from services.gateway.fingerprint import Fingerprint
+from services.gateway.keep import MediaKeep
+from services.gateway.placing import place_tensor
+from services.gateway.records import Records
+from services.gateway.route import Route, Router, Ticket
+from services.gateway.running import Again, Running
+from services.gateway.scope import Assignment
+from services.gateway.streams import ResultStream
+
+#: Segments that one request may have, and nodes of one segment.
+SEGMENTS, NODES = 256, 512
+#: Steps whose multiples fill [0, 1) evenly, each by itself and all together: square roots of primes.
+_STEPS = [sqrt(prime) % 1.0 for prime in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)]
+
+
+class Runs:
+    """Opens runs: what they all work with."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        router: Router,
+        dispatcher: Dispatcher,
+        tensors: TensorClient,
+        records: Records,
+        keep: MediaKeep,
+    ) -> None:
+        self.settings = settings
+        self.router = router
+        self.dispatcher = dispatcher
+        self.tensors = tensors
+        self.records = records
+        self.kept = keep if records.full else None
+        self._numbers: dict[str, count[int]] = defaultdict(count)
+
+    def open(self, app: str, model: str = "", *, seed: int | None = None, pinned: str = "") -> "Run":
+        """A new request to ``app``, for ``model`` when it is one model's. Raises ``Overloaded`` at the limit."""
+        if self.dispatcher.inflight >= self.settings.max_inflight:
+            raise Overloaded(f"{self.dispatcher.inflight} requests are in flight here: try again later")
+        return Run(self, app, model, next(self._numbers[app]), seed, pinned)
+
+
+class Run:
+    """A request under way. It is the ``Runtime`` of the tasks that its app calls."""
+
+    def __init__(self, runs: Runs, app: str, model: str, number: int, seed: int | None, pinned: str) -> None:
+        self._runs = runs
+        self.app = app
+        self.model = model
+        self.id = f"{runs.router.gateway}-{_name(app)}-{number:x}"
+        self.created = time.time()
+        self.deadline = self.created + runs.settings.deadline
+        self.segments: list[Running] = []
+        self.failure: OmnibusError | None = None
+        self.over = False
+        self._number = number
+        self._seed = seed
+        self._pinned = pinned
+        self._holds = False
+
+    @property
+    def seed(self) -> int:
+        """The client's seed, or one that follows from the id; 63 bits."""
+        if self._seed is None:
+            self._seed = int.from_bytes(sha256(self.id.encode()).digest()[:7], "big")
+        return self._seed & (2**63 - 1)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.time()
+
+    # What the client is told
+
+    @property
+    def path(self) -> str:
+        return self.segments[0].invocation.path if self.segments else ""
+
+    @property
+    def epoch(self) -> int:
+        return self.segments[0].invocation.epoch if self.segments else 0
+
+    # Runtime
+
+    async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], ResultStream]:
+        """Send ``segment``; returns its results as they arrive.
+
+        Raises ``Rejected`` for a graph that no plan runs, ``StageUnavailable`` without executors, and
+        ``TooLarge`` for one over the limits.
+        """
+        if step >= SEGMENTS or len(segment.nodes) > NODES:
+            raise TooLarge(
+                f"a request may have {SEGMENTS} segments of {NODES} calls each: loop less, or split the request"
+            )
+        nodes = segment.nodes
+        check(segment)
+        if any(FROM in str(node.inputs) for node in nodes):
+            nodes = tuple([await self._filled(node, self._name(step)) for node in nodes])
+        streams = self.send(segment, nodes, step).streams
+        for stream in streams.values():
+            stream.fingerprint = Fingerprint()
+        return streams
+
+    def point(self, site: int) -> float:
+        salt = int.from_bytes(sha256(f"{self._runs.router.gateway}/{self.app}/{site}".encode()).digest()[:8], "big")
+        return (salt / 2**64 + self._number * _STEPS[site % len(_STEPS)]) % 1.0
+
+    # Segments
+
+    def ticket(self, segment: Segment) -> Ticket:
+        """Take the next number among requests of this kind; it is this request's name from now on."""
+        assignment = self._runs.router.assign(segment.nodes, self.model)
+        ticket = self._runs.router.ticket(assignment.model, assignment.kind)
+        self.id = ticket.id
+        return ticket
+
+    def send(
+        self, segment: Segment, nodes: Sequence[Node] = (), step: int = 0, ticket: Ticket | None = None
+    ) -> Running:
+        """Route and dispatch one segment now; ``nodes`` are its own with inputs filled in."""
+        if self.over:
+            raise self.failure or Fatal("the request is over")
+        runs = self._runs
+        try:
+            assignment = runs.router.assign(nodes or segment.nodes, self.model)
+            ticket = ticket or runs.router.ticket(assignment.model, assignment.kind, self._name(step))
+            choose = partial(runs.router.route, assignment, ticket, pinned=self._pinned, pins=segment.pins)
+            route = choose()
+        except BaseException:
+            runs.tensors.end(self._name(step))
+            raise
+        running = self._dispatch(segment, ticket, assignment, route, choose, step)
+        self.segments.append(running)
+        runs.records.begin(running)
+        GATEWAY.path(assignment.model, assignment.kind, route.path).inc()
+        return running
+
+    def _dispatch(
+        self, segment: Segment, ticket: Ticket, assignment: Assignment, route: Route, again: Again, step: int
+    ) -> Running:
+        runs, plan = self._runs, self._runs.router.plan
+        invocation = Invocation(
+            v=WIRE_VERSION,
+            id=ticket.id,
+            app=self.app,
+            model=assignment.model,
+            type=assignment.kind,
+            path=route.path,
+            epoch=plan.epoch if plan else 0,
+            seed=self.seed,
+            created=time.time(),
+            deadline=self.deadline,
+            reply=runs.dispatcher.reply,
+            nodes=assignment.nodes,
+            outputs=segment.outputs,
+            options=route.options,
+            route=route.executors,
+            parent=self.id if self.segments else "",
+            step=step,
+            choices=segment.choices,
+        )
+        return runs.dispatcher.submit(invocation, segment.work or [1] * len(assignment.nodes), again)
+
+    def _name(self, step: int) -> str:
+        return f"{self.id}_{step}" if step else self.id
+
+    async def _filled(self, node: Node, id: str) -> Node:
+        """``node`` with what earlier segments made in place of its marks."""
+        inputs = {name: await self._fill(value, id) for name, value in node.inputs.items()}
+        return node if inputs == node.inputs else _renewed(node, inputs)
+
+    async def _fill(self, value: Any, id: str) -> Any:
+        if type(value) is list:
+            return [await self._fill(element, id) for element in value]
+        if type(value) is not dict:
+            return value
+        if FROM not in value:
+            return {key: await self._fill(element, id) for key, element in value.items()}
+        item = await self._earlier(value[FROM]).value()
+        if item.array is not None:
+            return await place_tensor(self._runs.tensors, self._runs.kept, item, id, self.deadline)
+        return item.data.get(KEY, item.data)
+
+    def _earlier(self, mark: Any) -> ResultStream:
+        match mark:
+            case [int(step), int(node), str(output)]:
+                for running in self.segments:
+                    stream = running.streams.get((node, output))
+                    if running.invocation.step == step and stream is not None:
+                        return stream
+        raise ProtocolError(f"a graph refers to {mark!r}, which no earlier segment of its request made")
+
+    @property
+    def inputs(self) -> str:
+        """Who holds inputs that all segments may read, in the arena."""
+        self._holds = True
+        return f"{self.id}_in"
+
+    # The end
+
+    def expire(self) -> None:
+        self.fail(DeadlineExceeded("the request took longer than its deadline"))
+
+    def fail(self, error: OmnibusError) -> None:
+        """Everybody who waits for a result of this request gets ``error``."""
+        self.failure = self.failure or error
+        for running in self.segments:
+            running.fail(error)
+
+    def end(self, status: str, got: Collected | None = None) -> None:
+        """The one end. Each segment is recorded once its times are in; ``got`` is what a chat's client received."""
+        if self.over:
+            return
+        self.over = True
+        dispatcher = self._runs.dispatcher
+        later = [running.id for running in self.segments[1:]]
+        for running in self.segments:
+            first = running is self.segments[0]
+            record = partial(self._runs.records.end, running, status, got if first else None, later if first else ())
+            if status == "done":
+                dispatcher.complete(running, record)
+            else:
+                dispatcher.finish(running, status)
+                record()
+        if self._holds:
+            self._runs.tensors.end(self.inputs)
+
+
+def check(segment: Segment) -> None:
+    """Graphs come from apps: what is wrong with one would be found only by executors, or by no one."""
+    count = len(segment.nodes)
+    if not count or not all(len(each) in (0, count) for each in (segment.work, segment.pins)):
+        raise ProtocolError("a graph needs at least one call, and as many estimates and pins as calls, or none")
+    if not all(0 <= work < 1 << 40 for work in segment.work) or not all(
+        0 <= node < count for node, _ in segment.outputs
+    ):
+        raise ProtocolError("a graph's estimates are tokens, not negative, and its outputs belong to its own calls")
+    verify(segment.nodes)
+
+
+def _name(app: str) -> str:
+    """Ids are short: an app's own sequence is told apart by a few letters of it."""
+    return sha256(app.encode()).hexdigest()[:4]
+
+
+def _renewed(node: Node, inputs: dict[str, Any]) -> Node:
+    return Node(node.task, node.component, inputs, digest(node.task, inputs), node.uses, node.model, node.salt)

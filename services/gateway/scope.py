@@ -1,0 +1,133 @@
+"""Whose plan runs what: each node of a graph goes to one plan model that binds its unit task."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from omnibus.errors import BadRequest, StageUnavailable
+from omnibus.graph import Node
+from omnibus.plan import Plan, request_type
+
+#: Shapes of graphs that are remembered per plan.
+REMEMBERED = 2048
+
+
+class Part(NamedTuple):
+    """The nodes of a graph that one plan model runs, and what its plan calls their components.
+
+    ``kind`` is the request type, ``used`` the same as a set. ``salt`` names the sequence of path choices.
+    """
+
+    model: str
+    kind: str
+    used: frozenset[str]
+    nodes: tuple[int, ...]
+    components: tuple[str, ...]
+    salt: str
+
+
+class Assignment(NamedTuple):
+    """A graph with its nodes assigned. With one part ``model`` and ``kind`` are its own (``vision+thinker``) and
+    nodes name no model; with several they are joined (``a+b``; ``a=vision+thinker,b=thinker``), parts are in
+    the order of their models' names, and each node names its model.
+    """
+
+    model: str
+    kind: str
+    parts: tuple[Part, ...]
+    nodes: tuple[Node, ...]
+
+
+class Scope:
+    """The unit tasks that one plan binds."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._owners: dict[str, dict[str, str]] = {}
+        for task, bound in plan.owners().items():
+            owners = self._owners[task] = {}
+            for model, component in sorted(bound):
+                owners.setdefault(model, component)
+        self._known: dict[object, tuple[Assignment, tuple[tuple[str, str], ...]]] = {}
+
+    def assign(self, nodes: Sequence[Node], model: str = "") -> Assignment:
+        """Assign ``nodes``; whatever ``model`` binds is its own.
+
+        A unit task that several models bind goes with its first consumer, else to the model that the node
+        names, else to the first by name. Raises ``StageUnavailable`` for a unit task that nobody binds and
+        ``BadRequest`` for no nodes at all.
+        """
+        key = (model, tuple([(node.task, node.component, node.model, node.uses) for node in nodes]))
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            known = self._known[key] = self._shape(nodes, model)
+        shape, bound = known
+        written = tuple([_bound(node, *to) for node, to in zip(nodes, bound, strict=True)])
+        return Assignment(shape.model, shape.kind, shape.parts, written)
+
+    def _shape(self, nodes: Sequence[Node], model: str) -> tuple[Assignment, tuple[tuple[str, str], ...]]:
+        """What is the same for all graphs of this shape: parts, and (model, component) to write per node."""
+        if not nodes:
+            raise BadRequest("a graph needs at least one call of a unit task")
+        deciders = self._decide(nodes, model)
+        components = [owners[name] for name, owners in deciders]
+        models = sorted({name for name, _ in deciders})
+        several = len(models) > 1
+        own = {name: [index for index, (by, _) in enumerate(deciders) if by == name] for name in models}
+        used = {name: frozenset(components[index] for index in own[name]) for name in models}
+        kinds = {name: request_type(self.plan.models[name].components, used[name]) for name in models}
+        kind = ",".join(f"{name}={kinds[name]}" for name in models) if several else kinds[models[0]]
+        whole = "+".join(models)
+        parts = tuple(
+            Part(
+                name,
+                kinds[name],
+                used[name],
+                tuple(own[name]),
+                tuple(components[index] for index in own[name]),
+                f"{whole}/{kind}/{name}" if several else f"{whole}/{kind}",
+            )
+            for name in models
+        )
+        bound = tuple((name if several else "", part) for (name, _), part in zip(deciders, components, strict=True))
+        return Assignment(whole, kind, parts, ()), bound
+
+    def _decide(self, nodes: Sequence[Node], model: str) -> list[tuple[str, dict[str, str]]]:
+        """Per node the model that runs it and the component in each model that could."""
+        owners = [self._binding(node, model) for node in nodes]
+        decided: dict[int, str] = {}
+        for index, bound in enumerate(owners):
+            if model in bound or len(bound) == 1:
+                decided[index] = model if model in bound else next(iter(bound))
+        for index in reversed(range(len(nodes))):  # consumers come later, so they are decided first
+            if index not in decided:
+                decided[index] = _shared(index, nodes, owners[index], decided)
+        return [(decided[index], bound) for index, bound in enumerate(owners)]
+
+    def _binding(self, node: Node, model: str) -> dict[str, str]:
+        """The models that bind the task of ``node``, in the order of their names, and the component in each."""
+        bound = self._owners.get(node.task)
+        if bound is not None:
+            return bound
+        for name in (model, node.model):
+            plan = self.plan.models.get(name)
+            if plan is not None and not plan.tasks and node.component in plan.components:
+                return {name: node.component}  # a plan without names of tasks goes by components
+        raise StageUnavailable(
+            f"no plan runs unit task {node.task!r}: declare its model, or register an app that brings it",
+            stage=node.component,
+        )
+
+
+def _shared(index: int, nodes: Sequence[Node], bound: dict[str, str], decided: dict[int, str]) -> str:
+    for later in range(index + 1, len(nodes)):
+        if decided.get(later) in bound and any(source == index for source, _ in nodes[later].uses):
+            return decided[later]
+    return nodes[index].model if nodes[index].model in bound else next(iter(bound))
+
+
+def _bound(node: Node, model: str, component: str) -> Node:
+    if node.model == model and node.component == component:
+        return node
+    return Node(node.task, component, node.inputs, node.digest, node.uses, model, node.salt)

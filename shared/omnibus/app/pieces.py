@@ -1,0 +1,58 @@
+"""Items, with their arrays, as they cross the socket between a gateway and a worker: by value."""
+
+from collections.abc import Iterable
+from math import prod
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from omnibus.errors import ProtocolError
+from omnibus.tensors.handle import ITEMSIZE
+from omnibus.tensors.item import Item
+
+#: Dimensions that an array may have.
+_DIMENSIONS = 8
+
+
+class Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An array by value, in C order and the byte order of the machine that both ends share."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An ``Item`` as it travels."""
+
+    data: dict[str, Any]
+    array: Array | None = None
+
+
+def pack(items: Iterable[Item]) -> tuple[Piece, ...]:
+    """``items`` as they travel. Raises ``ProtocolError`` for an array of a dtype that may not."""
+    return tuple(Piece(item.data, None if item.array is None else _array(item.array)) for item in items)
+
+
+def unpack(pieces: Iterable[Piece]) -> list[Item]:
+    """The items of a message; their arrays are read-only views of it. Raises ``ProtocolError``."""
+    return [Item(piece.data, None if piece.array is None else _view(piece.array)) for piece in pieces]
+
+
+def _array(array: np.ndarray) -> Array:
+    if array.dtype.name not in ITEMSIZE or array.ndim > _DIMENSIONS:
+        raise ProtocolError(
+            f"an array of {array.dtype}, {array.ndim} dimensions, may not travel; use one of {sorted(ITEMSIZE)}"
+        )
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return Array(array.dtype.name, array.shape, native.tobytes())
+
+
+def _view(array: Array) -> np.ndarray:
+    name, shape = array.dtype, array.shape
+    if name not in ITEMSIZE or name == "bfloat16" or len(shape) > _DIMENSIONS:
+        raise ProtocolError(f"an array of {name[:32]!r} with {len(shape)} dimensions may not travel")
+    if any(extent < 0 for extent in shape) or prod(shape) * ITEMSIZE[name] != len(array.data):
+        raise ProtocolError(f"an array of {name} with shape {shape} is not {len(array.data)} bytes")
+    return np.frombuffer(array.data, np.dtype(name)).reshape(shape)

@@ -1,0 +1,163 @@
+"""What uploaded code may do in its worker process: compute, and talk to its gateway. Linux.
+
+    limits       memory, open files, no file writes, no core dumps, no locked memory
+    privileges   none, and no way to new ones; nobody reads the process's memory
+    own-user     a user and a group that nothing else runs as (when started as root)
+    no-network   an empty network namespace
+    read-only    of all files only Python and its packages, to read (Landlock)
+    calls        no sockets, no programs, no processes, no signals to others (seccomp)
+
+Each is one more wall: a kernel, or a container, that lacks one has the others. Code runs only where both the
+files and the network are out of reach.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from omnibus.app import landlock, seccomp
+from omnibus.errors import NoSandbox
+
+#: Open files, the link and the event loop's own included.
+FILES = 64
+#: Processes and threads that the worker's user may have.
+THREADS = 64
+#: Users that no system gives to anybody: each worker takes one by its process id.
+_USERS = range(61184, 65520)
+
+# linux/prctl.h, linux/sched.h, linux/capability.h
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
+_NEW_IPC, _NEW_USER, _NEW_NET = 0x08000000, 0x10000000, 0x40000000
+_CAPSET = {"x86_64": 126, "aarch64": 91}
+_CAPABILITY_VERSION = 0x20080522
+
+#: Libraries of the system that packages load when they are first used, and time zones.
+_SHARED = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
+
+
+def restrict(link: int, memory: int) -> tuple[str, ...]:
+    """Restrict this process for good; returns what holds, in words. ``link`` is the only file it keeps beside
+    its output, ``memory`` the address space in bytes that it may have.
+
+    Raises ``NoSandbox`` where the code could still reach files or the network, or where a thread runs that
+    the walls would not hold.
+    """
+    if sys.platform != "linux":
+        raise NoSandbox("uploaded apps run on Linux only: install this app on the gateway's machine instead")
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise NoSandbox("the worker has more than one thread, and restrictions hold for one: nothing was run")
+    _forget(link)
+    readable = list(_readable())
+    _limit(memory)
+    held = ["limits"]
+    alone = _alone()
+    if _own_user(readable):
+        held.append("own-user")
+    if alone or _alone():
+        held.append("no-network")
+    _without_privileges()
+    held.append("privileges")
+    if landlock.read_only(readable):
+        held.append("read-only")
+    if seccomp.install():
+        held.append("calls")
+    _check(held)
+    return tuple(held)
+
+
+def die_with_parent() -> None:
+    """Have this process killed when its parent ends, however that comes about."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+def _check(held: list[str]) -> None:
+    files = "own-user" in held or "read-only" in held
+    network = "no-network" in held or "calls" in held
+    if not (files and network):
+        raise NoSandbox(
+            f"this machine cannot keep uploaded code from its {'network' if files else 'files'} (it has: "
+            f"{', '.join(held)}): use a kernel with Landlock and seccomp, or install the app instead of uploading it"
+        )
+
+
+def _forget(link: int) -> None:
+    """No environment, no directory, no files but standard input, output and ``link``."""
+    os.environ.clear()
+    os.chdir("/")
+    os.umask(0o077)
+    os.closerange(3, link)
+    os.closerange(link + 1, 1 << 16)
+    sys.dont_write_bytecode = True
+
+
+def _readable() -> Iterator[Path]:
+    """What Python needs to go on importing."""
+    for entry in sys.path:
+        if entry and os.path.isabs(entry):
+            yield Path(os.path.realpath(entry))
+    for name in _SHARED:
+        yield Path(name)
+
+
+def _limit(memory: int) -> None:
+    for what, most in (
+        (resource.RLIMIT_AS, memory or resource.RLIM_INFINITY),
+        (resource.RLIMIT_NOFILE, FILES),
+        (resource.RLIMIT_NPROC, THREADS),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+    ):
+        _, hard = resource.getrlimit(what)
+        allowed = most if hard == resource.RLIM_INFINITY else min(most, hard) if most >= 0 else hard
+        resource.setrlimit(what, (allowed, allowed))
+
+
+def _alone() -> bool:
+    """Leave the network, in a namespace of its own; one that needs no privileges when there are none."""
+    unshare = ctypes.CDLL(None).unshare
+    return unshare(_NEW_NET | _NEW_IPC) == 0 or (os.geteuid() != 0 and unshare(_NEW_USER | _NEW_NET | _NEW_IPC) == 0)
+
+
+def _own_user(readable: list[Path]) -> bool:
+    """Become a user of one's own; False when not root, or when that user could not read Python."""
+    if os.geteuid() != 0 or not all(map(_open_to_all, readable)):
+        return False
+    user = _USERS[os.getpid() % len(_USERS)]
+    with suppress(OSError):
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+        return True
+    return False
+
+
+def _open_to_all(path: Path) -> bool:
+    try:
+        return all(above.stat().st_mode & 0o001 for above in path.parents) and bool(path.stat().st_mode & 0o004)
+    except FileNotFoundError:
+        return True
+
+
+def _without_privileges() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise NoSandbox("the kernel does not let a process give up privileges for good: nothing was run")
+    call = _CAPSET.get(os.uname().machine)
+    if call is not None:
+        libc.syscall(call, (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)())
+    if _capable():
+        raise NoSandbox("the worker could not give up its capabilities: nothing was run")
+    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    die_with_parent()  # forgotten when the user changed
+
+
+def _capable() -> bool:
+    with open("/proc/self/status") as status:
+        return any(line.startswith("CapEff:") and int(line.split()[1], 16) for line in status)

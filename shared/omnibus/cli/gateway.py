@@ -1,0 +1,84 @@
+"""A gateway's HTTP routes as commands call them, and where the gateway is."""
+
+import argparse
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+from omnibus.errors import Fatal, OmnibusError, Problem, StageUnavailable, from_problem
+from omnibus.up import run
+
+TOKEN, APPS_DIR = "OMNIBUS_GATEWAY_ADMIN_TOKEN", "OMNIBUS_GATEWAY_APPS_DIR"
+#: Seconds that an answer may take: an app may load and its executors may start meanwhile.
+PATIENCE = 300.0
+
+
+class Gateway:
+    """One gateway. ``apps_dir`` is where it takes apps from directories, empty when nobody says so."""
+
+    def __init__(self, url: str, token: str, apps_dir: str) -> None:
+        self.url = url.rstrip("/")
+        self.apps_dir = apps_dir
+        self._token = token
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """The JSON that the gateway answers. Raises its error, typed, and ``StageUnavailable``."""
+        with self._open(method, path, body) as answer:
+            return _json(answer.read())
+
+    def parts(self, path: str, body: Any) -> Iterator[Any]:
+        """The answer to a POST: one value, or the parts of a stream as they come."""
+        with self._open("POST", path, body) as answer:
+            if answer.headers.get_content_type() != "text/event-stream":
+                yield _json(answer.read())
+                return
+            for line in answer:
+                data = line.decode().strip().removeprefix("data: ")
+                if not data or data == "[DONE]":
+                    continue
+                part = json.loads(data)
+                if isinstance(part, dict) and set(part) == {"error"} and isinstance(part["error"], dict):
+                    raise _error(part["error"])
+                yield part
+
+    def _open(self, method: str, path: str, body: Any) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"content-type": "application/json", "authorization": f"Bearer {self._token}"}
+        try:
+            request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)  # noqa: S310
+            return urllib.request.urlopen(request, timeout=PATIENCE)  # noqa: S310 the gateway that was named
+        except urllib.error.HTTPError as error:
+            raise _refusal(error) from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise StageUnavailable(f"no gateway at {self.url}: {reason}") from error
+
+
+def find(options: argparse.Namespace) -> Gateway:
+    """The gateway that was named, or that of the running ``omnibus up``. Raises ``StageUnavailable``."""
+    token, apps_dir = os.environ.get(TOKEN, ""), os.environ.get(APPS_DIR, "")
+    if options.url:
+        return Gateway(options.url, token, apps_dir)
+    state = run.read()
+    return Gateway(state.gateway_url, token or state.admin_token, state.apps_dir)
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise Fatal("what answers there is no gateway of Omnibus: it sends no JSON") from error
+
+
+def _refusal(refused: urllib.error.HTTPError) -> OmnibusError:
+    try:
+        return _error(json.loads(refused.read())["error"])
+    except (ValueError, KeyError, TypeError):
+        return Fatal(f"the gateway answered {refused.code} {refused.reason}")
+
+
+def _error(detail: dict[str, Any]) -> OmnibusError:
+    return from_problem(Problem(code=str(detail.get("code")), message=str(detail.get("message"))))

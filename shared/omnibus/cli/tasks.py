@@ -1,0 +1,29 @@
+"""``omnibus tasks``: unit tasks, who uses them and who runs them."""
+
+import argparse
+import asyncio
+import json
+
+from omnibus.cli import gateway
+from omnibus.cli.tables import table
+
+
+async def tasks(options: argparse.Namespace) -> int:
+    there = gateway.find(options)
+    found = (await asyncio.to_thread(there.call, "GET", "/v1/tasks"))["data"]
+    if options.json:
+        print(json.dumps(found))
+        return 0
+    rows = [
+        [
+            task["name"],
+            task["kind"],
+            task["model"],
+            task["component"],
+            ", ".join(task["users"]) or "-",
+            ", ".join(f"{executor['id']} {executor['state']}" for executor in task["executors"]) or "none",
+        ]
+        for task in found
+    ]
+    print("\n".join(table(["TASK", "KIND", "MODEL", "COMPONENT", "USED BY", "EXECUTORS"], rows)))
+    return 0

@@ -1,0 +1,22 @@
+"""The store on Redis or Valkey: plans by epoch and the registered apps.
+
+Keys, under ``<prefix>:``
+
+``plan:epoch``, ``plan:<n>``, ``plan:history``   current number, plan documents, sorted set of epochs
+``apps``                                         hash of name to ``AppRecord``
+``apps:life``                                    a random word that is gone when the store has lost everything
+``app:source:<sha256>``                          text of an uploaded app
+
+Channels ``plan`` and ``apps`` announce changes. Each change is one function on the server that refuses
+whoever is late, so that two writers cannot cross.
+"""
+
+from omnibus.store.apps import AppConflict, Apps
+from omnibus.store.connection import REREAD
+from omnibus.store.plans import Plans, StaleEpoch
+
+__all__ = ["REREAD", "AppConflict", "StaleEpoch", "Store"]
+
+
+class Store(Plans, Apps):
+    """A connection to the store. Every call is bounded by ``settings.timeout`` seconds."""

@@ -1,0 +1,154 @@
+"""The registered apps and the text of those that were uploaded."""
+
+import hashlib
+import logging
+import secrets
+from collections.abc import AsyncIterator
+
+from omnibus import registry
+from omnibus.errors import Conflict, NotFound, ProtocolError
+from omnibus.registry import AppRecord
+from omnibus.settings import StoreSettings
+from omnibus.store.connection import Connection, Refused
+
+log = logging.getLogger(__name__)
+
+#: Seconds that an uploaded source is kept without an app that refers to it.
+SPARE = 3600
+
+_APPS, _LIFE, _SOURCES = "apps", "apps:life", "app:source:"
+
+
+class AppConflict(Conflict):
+    """Somebody else changed the app. ``current`` is its version: 0 for none, -1 for one of another build."""
+
+    code = "app_conflict"
+
+    def __init__(self, name: str, current: int) -> None:
+        now = f"at version {current}" if current > 0 else "not registered" if not current else "of another build"
+        super().__init__(f"the app {name!r} is {now}: look at it and try again", param="name")
+        self.current = current
+
+
+class Apps(Connection):
+    """The app registry. A record that this build cannot read is logged and left out."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        super().__init__(settings)
+        self._complained: dict[str, bytes] = {}
+        #: Texts that went through this connection, for a store that loses them.
+        self._texts: dict[str, str] = {}
+
+    async def apps(self) -> dict[str, AppRecord]:
+        """All apps by name."""
+        return (await self._read())[1]
+
+    async def app(self, name: str) -> AppRecord | None:
+        """One app; None when there is none. Raises ``ProtocolError`` when another build wrote it."""
+        body = await self._call(self._redis.hget(self._key(_APPS), name))
+        return registry.decode(body) if body else None
+
+    async def put_app(self, record: AppRecord, expected_version: int) -> None:
+        """Write ``record`` in one atomic step if its app is at ``expected_version``, 0 for a new one.
+
+        Raises ``AppConflict`` when it is not, ``Conflict`` that names the app that has its route and model,
+        and ``NotFound`` when its uploaded source is not in the store.
+        """
+        body = registry.encode(record).decode()
+        keys = (_APPS, _LIFE, _APPS, _SOURCES)
+        try:
+            await self._run("omnibus_put_app", keys, record.name, str(expected_version), body, secrets.token_hex(8))
+        except Refused as error:
+            raise _refusal(record, error) from error
+
+    async def drop_app(self, name: str, expected_version: int | None) -> None:
+        """Remove an app at ``expected_version``, None for any. Raises ``NotFound`` and ``AppConflict``."""
+        expected = "any" if expected_version is None else str(expected_version)
+        try:
+            dropped = await self._run("omnibus_drop_app", (_APPS, _APPS, _SOURCES), name, expected)
+        except Refused as error:
+            raise AppConflict(name, int(error.what)) from error
+        if not dropped:
+            raise NotFound(f"there is no app {name!r}", param="name")
+
+    async def app_changes(self) -> AsyncIterator[dict[str, AppRecord]]:
+        """All apps, at once and at each change. Reconnects by itself.
+
+        A store that lost everything gets back what this follower knew, unless somebody else was faster:
+        apps are registered by people, who would have to do it again.
+        """
+        life, known = "", dict[str, AppRecord]()
+
+        async def read() -> dict[str, AppRecord]:
+            nonlocal life, known
+            lives, found = await self._read()
+            if life and lives != life:
+                log.warning("the store lost %d apps: writing them again", len(known.keys() - found.keys()))
+                for name in known.keys() - found.keys():
+                    await self._restore(known[name])
+                lives, found = await self._read()
+            for lost in _sources(known) - _sources(found):
+                self._texts.pop(lost, None)
+            life, known = lives, found
+            return found
+
+        async for apps in self._follow(_APPS, read):
+            yield apps
+
+    async def put_source(self, text: str) -> str:
+        """Keep the text of an app until the last app that refers to it is gone; returns its SHA-256 in hex."""
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        await self._run("omnibus_put_source", (_SOURCES + digest,), text, str(SPARE))
+        self._texts[digest] = text
+        return digest
+
+    async def source(self, sha256: str) -> str:
+        """Raises ``NotFound`` when it was never kept or has left, ``ProtocolError`` when it is another text."""
+        body = await self._call(self._redis.get(self._key(_SOURCES + sha256)))
+        if body is None:
+            raise NotFound(f"the source {sha256[:12]} is not in the store: upload it again")
+        if hashlib.sha256(body).hexdigest() != sha256:
+            raise ProtocolError(f"the source {sha256[:12]} in the store is not what was uploaded: upload it again")
+        self._texts[sha256] = body.decode()
+        return self._texts[sha256]
+
+    async def _read(self) -> tuple[str, dict[str, AppRecord]]:
+        """The store's life and all apps, of one moment."""
+        async with self._redis.pipeline(transaction=True) as both:
+            both.get(self._key(_LIFE))
+            both.hgetall(self._key(_APPS))
+            life, bodies = await self._call(both.execute())
+        found = {}
+        for key, body in sorted(bodies.items()):
+            name = key.decode(errors="replace")
+            try:
+                found[name] = registry.decode(body)
+            except ProtocolError as error:
+                if self._complained.get(name) != body:
+                    self._complained[name] = body
+                    log.error("app %r is left out: %s", name, error)
+        return (life or b"").decode(), found
+
+    async def _restore(self, record: AppRecord) -> None:
+        try:
+            if text := self._texts.get(record.source.sha256):
+                await self.put_source(text)
+            await self.put_app(record, 0)
+        except (Conflict, NotFound) as error:  # somebody else did it, or is the one who has the text
+            log.info("app %r: %s", record.name, error)
+
+
+def _refusal(record: AppRecord, error: Refused) -> Conflict | NotFound:
+    if error.reason == "STALE":
+        return AppConflict(record.name, int(error.what))
+    if error.reason == "TAKEN":
+        return Conflict(
+            f"the app {error.what!r} already serves {record.model!r} on the route {record.route!r}: "
+            "choose another model name, or unregister it",
+            param="model",
+        )
+    return NotFound(f"the source {record.source.sha256[:12]} is not in the store: upload it again")
+
+
+def _sources(apps: dict[str, AppRecord]) -> set[str]:
+    return {record.source.sha256 for record in apps.values() if record.source.sha256}

@@ -1,0 +1,112 @@
+"""The connection to Redis or Valkey. The only module that knows redis-py."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import redis.asyncio as redis
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import RedisError, ResponseError
+from redis.retry import Retry
+
+from omnibus.errors import StoreUnavailable
+from omnibus.settings import StoreSettings, public
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at the store when nothing is announced.
+REREAD = 5.0
+#: Seconds between two attempts to reach a store that is gone.
+AGAIN = 0.5
+
+_LIBRARY = Path(__file__).with_name("functions.lua").read_text()
+#: First words of what the functions on the server refuse.
+_REFUSALS = ("STALE", "TAKEN", "ORPHAN")
+
+T = TypeVar("T")
+
+
+class Refused(Exception):
+    """A function on the server says no: ``reason`` is one of its words, ``what`` the rest."""
+
+    def __init__(self, answer: str) -> None:
+        super().__init__(answer)
+        self.reason, _, self.what = answer.partition(" ")
+
+
+class Connection:
+    """Commands, functions and announcements; what they mean is said by ``Plans`` and ``Apps``."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        self._settings = settings
+        self._redis = redis.Redis.from_url(
+            settings.url,
+            socket_timeout=settings.timeout,
+            socket_connect_timeout=settings.timeout,
+            retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 2),
+            health_check_interval=10,
+        )
+
+    async def open(self) -> None:
+        """Load the server-side functions; raises ``StoreUnavailable``."""
+        await self._call(self._redis.function_load(_LIBRARY, replace=True))
+
+    async def ping(self) -> bool:
+        try:
+            await self._call(self._redis.ping())
+        except StoreUnavailable:
+            return False
+        return True
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    def _key(self, name: str) -> str:
+        return f"{self._settings.prefix}:{name}"
+
+    async def _run(self, function: str, keys: Sequence[str], *arguments: str) -> Any:
+        """Run a function of ours on the server. Raises ``Refused`` and ``StoreUnavailable``."""
+        await self.open()  # a restarted server has forgotten its functions
+        return await self._call(self._redis.fcall(function, len(keys), *map(self._key, keys), *arguments))
+
+    async def _call(self, command: Any) -> Any:
+        try:
+            return await command
+        except ResponseError as error:
+            if str(error).startswith(_REFUSALS):
+                raise Refused(str(error)) from error
+            raise StoreUnavailable(f"the store at {public(self._settings.url)} refuses: {error}") from error
+        except (RedisError, OSError, TimeoutError) as error:
+            raise StoreUnavailable(f"no store at {public(self._settings.url)}: {error}") from error
+
+    async def _follow(self, channel: str, read: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
+        """What ``read`` returns, at once and whenever it is something else. Reconnects by itself.
+
+        Announcements may be lost while the store restarts, so ``read`` runs every ``REREAD`` seconds as well.
+        """
+        known = False
+        last: Any = None
+        while True:
+            try:
+                async with self._redis.pubsub() as announced:
+                    await announced.subscribe(self._key(channel))
+                    while True:
+                        found = await read()
+                        _heed_cancellation()
+                        if not known or found != last:
+                            known, last = True, found
+                            yield found
+                        await announced.get_message(ignore_subscribe_messages=True, timeout=REREAD)
+            except (RedisError, OSError, StoreUnavailable) as error:
+                log.warning("store: %s; reading the %s again when it is back", error, channel)
+                await asyncio.sleep(AGAIN)
+
+
+def _heed_cancellation() -> None:
+    """redis-py sends with ``asyncio.wait_for``, which in Python 3.11 loses a cancellation that comes in the
+    same turn as its result. Whoever cancelled would wait for ever."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

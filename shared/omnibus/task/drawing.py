@@ -1,0 +1,119 @@
+"""What the runs of an ``invoke`` have in common, and what it may call besides tasks: ``choose`` and ``pinned``."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import msgspec
+
+from omnibus.errors import BadRequest, OmnibusError, PlaceholderError
+from omnibus.graph import Node
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """One recorded graph. ``work`` are expected tokens and ``pins`` fission flags, per node."""
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[tuple[int, str], ...]
+    work: tuple[int, ...] = ()
+    pins: tuple[str, ...] = ()
+    choices: tuple[int, ...] = ()
+
+
+class Called(Protocol):
+    """A unit task as a session sees it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def part(self) -> str: ...
+
+    outputs_type: Any
+
+
+class Session(ABC):
+    """One run of an ``invoke``. ``scope`` is the client's request that it belongs to, None when nobody says."""
+
+    def __init__(self, scope: object = None) -> None:
+        self.scope = scope
+        self.drawing = False
+        self.fault: OmnibusError | None = None
+
+    @abstractmethod
+    def call(self, task: Called, inputs: dict[str, Any], work: int) -> Any:
+        """One call of a unit task: returns its outputs."""
+
+    @abstractmethod
+    def choose(self, count: int, weights: Sequence[float]) -> int:
+        """One of ``count`` ways, the same when ``invoke`` runs again."""
+
+    def refused(self, error: OmnibusError) -> OmnibusError:
+        """``error``, kept: ``invoke`` may swallow it."""
+        self.fault = self.fault or error
+        return error
+
+    def check(self) -> None:
+        """Raise what ``invoke`` swallowed."""
+        if self.fault is not None:
+            raise self.fault
+
+
+_current: ContextVar[Session | None] = ContextVar("omnibus_session", default=None)
+#: How calls are pinned here; every branch of an ``invoke`` has its own.
+pin: ContextVar[str] = ContextVar("omnibus_pin", default="")
+
+
+def current() -> Session:
+    found = _current.get()
+    if found is None or not found.drawing:
+        raise PlaceholderError(
+            "`.invoke`, `choose` and `pinned` belong inside of a composite task's `invoke`, while it runs; in an app's "
+            "`serve` call the task itself: `await task(...)`"
+        )
+    return found
+
+
+def session() -> Session | None:
+    """The session of the ``invoke`` that is running, if one is."""
+    return _current.get()
+
+
+@contextmanager
+def within(session: Session) -> Iterator[None]:
+    token = _current.set(session)
+    session.drawing = True
+    try:
+        yield
+    finally:
+        session.drawing = False
+        _current.reset(token)
+
+
+@contextmanager
+def pinned(path: str) -> Iterator[None]:
+    """Calls made inside ask for a path: ``apart``, ``together``, ``path:<name>``; empty leaves it to the plan."""
+    current()
+    token = pin.set(path or pin.get())
+    try:
+        yield
+    finally:
+        pin.reset(token)
+
+
+def choose(options: Sequence[Any], weights: Sequence[float] | None = None) -> Any:
+    """One of ``options``, in proportion to ``weights`` over many requests, and the same on replay.
+
+    The choice is part of the recorded invocation. Source: Cornserve listing 2, ``replayable_choice``.
+    """
+    given = [1.0] * len(options) if weights is None else [float(weight) for weight in weights]
+    total = sum(given)
+    if len(given) != len(options) or not all(weight >= 0 for weight in given) or not 0 < total < math.inf:
+        raise BadRequest(
+            "choose needs at least one option, and as many weights, if any: not negative, not infinite, not all 0"
+        )
+    return options[current().choose(len(options), given)]

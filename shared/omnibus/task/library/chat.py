@@ -1,0 +1,122 @@
+"""Chat models: multimodal LLMs, and omni models that also speak."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from omnibus.errors import BadRequest
+from omnibus.task.base import CompositeTask
+from omnibus.task.library.language import Think, ThinkInput, ThinkOutput
+from omnibus.task.library.media import Encode, EncodeInput
+from omnibus.task.library.speech import Talk, TalkInput, Vocode, VocodeInput
+from omnibus.task.session import pinned
+
+
+class ChatInput(BaseModel):
+    """A chat as a composite task sees it: ``media`` in the order in which ``messages`` mention them.
+
+    ``tokens`` are what each medium is expected to take, and ``answer`` what the answer may, for load
+    estimates. ``speech`` are the talker's params; None asks for text alone.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    messages: Any
+    media: tuple[Any, ...] = ()
+    modalities: tuple[str, ...] = ()
+    params: Any = {}
+    voice: str = ""
+    speech: Any = None
+    tokens: tuple[int, ...] = ()
+    answer: int = 256
+
+    @classmethod
+    def of(cls, text: str, system: str = "", **params: Any) -> "ChatInput":
+        """One user message; ``params`` as ``max_tokens=40, temperature=0.0``."""
+        said = [{"role": "system", "content": system}] if system else []
+        answer = params.get("max_tokens") or 256
+        return cls(messages=[*said, {"role": "user", "content": text}], params=params, answer=answer)
+
+
+class ChatOutput(BaseModel):
+    """The answer's streams: ``text`` of ``TextChunk``, ``audio`` of ``Audio``."""
+
+    text: Any
+    audio: Any = None
+
+
+class MLLM(CompositeTask):
+    """A multimodal LLM: encoders by modality, then one LLM (Cornserve listing 1).
+
+    ``encoder_fission`` True keeps encoders on executors of their own, False keeps each request on one
+    executor, None leaves it to the plan. ``path`` names one of the plan's paths, for example ``E>L``.
+    """
+
+    encoders: dict[str, Encode]
+    thinker: Think
+    encoder_fission: bool | None = None
+    path: str = ""
+
+    def invoke(self, request: ChatInput) -> ChatOutput:
+        return ChatOutput(text=self.think(request).text)
+
+    def think(self, request: ChatInput) -> ThinkOutput:
+        with pinned(self.pin):
+            items = [
+                self.encoder(modality).invoke(EncodeInput(media=media), work=tokens)
+                for modality, media, tokens in zip(
+                    request.modalities, request.media, self._tokens(request), strict=True
+                )
+            ]
+            return self.thinker.invoke(
+                ThinkInput(
+                    messages=request.messages,
+                    items=[item.embedding for item in items],
+                    params=request.params,
+                    voice=request.voice or None,
+                ),
+                work=sum(request.tokens) + 32 + request.answer,
+            )
+
+    @property
+    def pin(self) -> str:
+        if self.path:
+            return f"path:{self.path}"
+        return "" if self.encoder_fission is None else "apart" if self.encoder_fission else "together"
+
+    def encoder(self, modality: str) -> Encode:
+        if modality not in self.encoders:
+            taken = ", ".join(sorted(self.encoders)) or "text only"
+            raise BadRequest(f"this model takes no {modality} input (it takes: {taken})", param="messages")
+        return self.encoders[modality]
+
+    def _tokens(self, request: ChatInput) -> tuple[int, ...]:
+        return request.tokens if len(request.tokens) == len(request.media) else (256,) * len(request.media)
+
+
+class Omni(MLLM):
+    """Thinker, talker and vocoder: text and speech out. The three run pipelined by chunks."""
+
+    talker: Talk
+    vocoder: Vocode
+
+    #: Codec codes that speech is expected to take, about 20 s.
+    codes: int = 1024
+
+    def invoke(self, request: ChatInput) -> ChatOutput:
+        thought = self.think(request)
+        if request.speech is None:
+            return ChatOutput(text=thought.text)
+        with pinned(self.pin):
+            spoken = self.talker.invoke(
+                TalkInput(
+                    prompt=thought.prompt,
+                    layout=thought.layout,
+                    rows=thought.rows,
+                    params=request.speech,
+                    voice=request.voice,
+                ),
+                work=self.codes,
+            )
+            sound = self.vocoder.invoke(VocodeInput(codes=spoken.codes, voice=request.voice), work=self.codes)
+        return ChatOutput(text=thought.text, audio=sound.audio)

@@ -1,0 +1,97 @@
+"""Language models: whole, split into prefill and decode, and as embedders."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from omnibus.task.base import UnitTask
+from omnibus.task.elements import Part
+from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor
+
+
+class TextChunk(Part):
+    """Some tokens of an answer. The last chunk has ``finish_reason`` and ``usage`` (token counts)."""
+
+    text: str = ""
+    ids: list[int] = []
+    finish_reason: str = ""
+    usage: dict[str, int] = {}
+
+    @classmethod
+    def join(cls, parts: Sequence["TextChunk"]) -> str:
+        return "".join(part.text for part in parts)
+
+
+class ThinkInput(TaskInput):
+    #: List of chat messages, or a handle of their JSON when they are long.
+    messages: Any
+    #: Embeddings, in the order in which the messages mention them.
+    items: list[Tensor] = []
+    #: ``max_tokens``, ``temperature``, ``top_p``, ``top_k``, ``repetition_penalty``, ``stop``, ``ignore_eos``;
+    #: a dict, or its JSON as ``msgspec.Raw``.
+    params: Any = {}
+    voice: str | None = None
+
+
+class ThinkOutput(TaskOutput):
+    text: Stream[TextChunk]
+    #: For a talker: prompt [T + 3, width], position ids [axes, T], hidden rows [tokens, width] as they come.
+    prompt: OnDemand[Tensor]
+    layout: OnDemand[Tensor]
+    rows: OnDemand[Stream[Tensor]]
+
+
+class Think(UnitTask[ThinkInput, ThinkOutput]):
+    """The LLM: chat messages and embeddings to text, and to hidden rows for a talker."""
+
+    kind: ClassVar[str] = "think"
+    service: ClassVar[str] = "llm"
+
+
+class PrefillOutput(TaskOutput):
+    #: Keys and values of all layers, [layers, 2, kv_heads, tokens, head_dim].
+    cache: OnDemand[Tensor]
+    #: ``length``, ``rope_delta``, ``first_token`` and the prompt's token counts.
+    start: OnDemand[dict[str, Any]]
+
+
+class Prefill(UnitTask[ThinkInput, PrefillOutput]):
+    """The prompt's forward pass: messages and embeddings to a KV cache."""
+
+    kind: ClassVar[str] = "prefill"
+    service: ClassVar[str] = "llm"
+
+
+class DecodeInput(TaskInput):
+    cache: Tensor
+    start: dict[str, Any]
+    params: Any = {}
+
+
+class DecodeOutput(TaskOutput):
+    text: Stream[TextChunk]
+    rows: OnDemand[Stream[Tensor]]
+
+
+class Decode(UnitTask[DecodeInput, DecodeOutput]):
+    """Tokens from a KV cache that a prefill made."""
+
+    kind: ClassVar[str] = "decode"
+    service: ClassVar[str] = "llm"
+
+
+class EmbedInput(TaskInput):
+    #: One text, or a handle of it when it is long.
+    text: Any
+    items: list[Tensor] = []
+
+
+class EmbedOutput(TaskOutput):
+    #: [tokens, width] hidden states, or [width] when the model pools.
+    embedding: Tensor
+
+
+class Embed(UnitTask[EmbedInput, EmbedOutput]):
+    """Text and embeddings to hidden states: a prefill that keeps no cache."""
+
+    kind: ClassVar[str] = "embed"
+    service: ClassVar[str] = "llm"

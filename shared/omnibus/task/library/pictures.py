@@ -1,0 +1,224 @@
+"""Diffusion: text encoder, denoiser (DiT), and decoders (VAEs) to pictures, video and sound."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from omnibus.task.base import CompositeTask, UnitTask
+from omnibus.task.elements import Part
+from omnibus.task.library.speech import Audio
+from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor
+
+
+class TextEncodeInput(TaskInput):
+    prompt: str
+    negative_prompt: str = ""
+    #: Embeddings of pictures that the prompt refers to, for editing.
+    items: list[Tensor] = []
+
+
+class TextEncodeOutput(TaskOutput):
+    #: [2, tokens, width] float32: the prompt and, where guidance needs it, the negative prompt.
+    embeds: Tensor
+    #: [2, tokens] bool: which of them count.
+    mask: Tensor
+
+
+class TextEncode(UnitTask[TextEncodeInput, TextEncodeOutput]):
+    """A prompt to what guides a denoiser."""
+
+    kind: ClassVar[str] = "text-encode"
+    service: ClassVar[str] = "encoder"
+
+
+class Progress(Part):
+    """One step is done. ``array`` is a preview where the client asked for one, [height, width, 3] uint8."""
+
+    step: int = 0
+    steps: int = 0
+    array: np.ndarray | None = None
+
+
+class DenoiseInput(TaskInput):
+    embeds: Tensor
+    mask: Tensor
+    #: Pixels; ``frames`` is 1 for a picture.
+    width: int
+    height: int
+    frames: int = 1
+    fps: float | None = None
+    steps: int
+    guidance: float | None = None
+    #: Latents to start from, for editing and for video from a picture.
+    image: Tensor | None = None
+
+
+class DenoiseOutput(TaskOutput):
+    #: [channels, frames, height, width] latents of picture or video.
+    latents: OnDemand[Tensor]
+    #: Latents of the sound of a video, for models that make both.
+    sound: OnDemand[Tensor]
+    progress: OnDemand[Stream[Progress]]
+
+
+class Denoise(UnitTask[DenoiseInput, DenoiseOutput]):
+    """The diffusion transformer: noise to latents, step by step. Equal calls get different noise."""
+
+    kind: ClassVar[str] = "denoise"
+
+
+class DecodeInputs(TaskInput):
+    latents: Tensor
+
+
+class DecodeImageOutput(TaskOutput):
+    #: [height, width, 3] uint8.
+    image: Tensor
+
+
+class DecodeImage(UnitTask[DecodeInputs, DecodeImageOutput]):
+    """A VAE's decoder: latents to a picture."""
+
+    kind: ClassVar[str] = "decode-image"
+
+
+class DecodeVideoOutput(TaskOutput):
+    #: Frames in order, [frames, height, width, 3] uint8 at a time.
+    frames: Stream[Tensor]
+
+
+class DecodeVideo(UnitTask[DecodeInputs, DecodeVideoOutput]):
+    """A video VAE's decoder: latents to frames, as they come."""
+
+    kind: ClassVar[str] = "decode-video"
+
+
+class DecodeAudioOutput(TaskOutput):
+    audio: Stream[Audio]
+
+
+class DecodeAudio(UnitTask[DecodeInputs, DecodeAudioOutput]):
+    """An audio VAE's decoder with its vocoder: latents to samples."""
+
+    kind: ClassVar[str] = "decode-audio"
+
+
+class DrawInput(BaseModel):
+    """A picture to be made, ``n`` times."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompt: str
+    negative_prompt: str = ""
+    width: int = 1024
+    height: int = 1024
+    n: int = 1
+    steps: int = 20
+    guidance: float | None = None
+    previews: bool = False
+
+    @property
+    def work(self) -> int:
+        """Tokens of the latents of all steps: 16 x 16 pixels are one."""
+        return max(1, self.width * self.height // 256 * self.steps)
+
+
+class ImageOutput(BaseModel):
+    """``images`` [height, width, 3] uint8 each; ``progress`` streams of their steps, where asked for."""
+
+    images: list[Any]
+    progress: list[Any] = []
+
+
+class ImageGeneration(CompositeTask):
+    """Text to picture. The prompt is encoded once, however many pictures are made of it."""
+
+    text_encoder: TextEncode
+    denoiser: Denoise
+    decoder: DecodeImage
+
+    def invoke(self, request: DrawInput) -> ImageOutput:
+        guide = self.text_encoder.invoke(
+            TextEncodeInput(prompt=request.prompt, negative_prompt=request.negative_prompt),
+            work=len(request.prompt) // 4,
+        )
+        made = [
+            self.denoiser.invoke(
+                DenoiseInput(
+                    embeds=guide.embeds,
+                    mask=guide.mask,
+                    width=request.width,
+                    height=request.height,
+                    steps=request.steps,
+                    guidance=request.guidance,
+                ),
+                work=request.work,
+            )
+            for _ in range(request.n)
+        ]
+        images = [self.decoder.invoke(DecodeInputs(latents=each.latents)).image for each in made]
+        return ImageOutput(images=images, progress=[each.progress for each in made] if request.previews else [])
+
+
+class VideoInput(BaseModel):
+    """A video to be made: ``seconds`` at ``fps`` frames per second; ``sound`` where the model makes it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompt: str
+    negative_prompt: str = ""
+    width: int = 768
+    height: int = 512
+    seconds: float = 4.0
+    fps: float = 24.0
+    steps: int = 30
+    guidance: float | None = None
+    sound: bool = False
+    progress: bool = True
+
+    @property
+    def frames(self) -> int:
+        """8 k + 1, as video VAEs have it: one frame, then groups of 8."""
+        return int(self.seconds * self.fps) // 8 * 8 + 1
+
+
+class VideoOutput(BaseModel):
+    frames: Any
+    audio: Any = None
+    progress: Any = None
+
+
+class VideoGeneration(CompositeTask):
+    """Text to video, with its sound where a decoder for it is given."""
+
+    text_encoder: TextEncode
+    denoiser: Denoise
+    decoder: DecodeVideo
+    sound: DecodeAudio | None = None
+
+    def invoke(self, request: VideoInput) -> VideoOutput:
+        guide = self.text_encoder.invoke(
+            TextEncodeInput(prompt=request.prompt, negative_prompt=request.negative_prompt)
+        )
+        made = self.denoiser.invoke(
+            DenoiseInput(
+                embeds=guide.embeds,
+                mask=guide.mask,
+                width=request.width,
+                height=request.height,
+                frames=request.frames,
+                fps=request.fps,
+                steps=request.steps,
+                guidance=request.guidance,
+            ),
+            work=max(1, request.width * request.height // 256 * request.frames // 8 * request.steps),
+        )
+        audio = None
+        if request.sound and self.sound is not None:
+            audio = self.sound.invoke(DecodeInputs(latents=made.sound)).audio
+        return VideoOutput(
+            frames=self.decoder.invoke(DecodeInputs(latents=made.latents), work=request.frames).frames,
+            audio=audio,
+            progress=made.progress if request.progress else None,
+        )

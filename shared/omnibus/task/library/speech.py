@@ -1,0 +1,119 @@
+"""Speech: hidden rows or text to codec codes, codes to sound."""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from omnibus.task.base import CompositeTask, UnitTask
+from omnibus.task.elements import Part
+from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor
+
+
+class Codes(Part):
+    """Codec codes, in order; a list per frame where a codec has several."""
+
+    codes: list[Any] = []
+
+    @classmethod
+    def join(cls, parts: Sequence["Codes"]) -> list[Any]:
+        return list(chain.from_iterable(part.codes for part in parts))
+
+
+class Audio(Part):
+    """Samples, float32 in [-1, 1], ``rate`` per second."""
+
+    rate: int = 24000
+    array: np.ndarray | None = None
+
+    @classmethod
+    def join(cls, parts: Sequence["Audio"]) -> "Audio":
+        arrays = [part.array for part in parts if part.array is not None]
+        rate = parts[0].rate if parts else 24000
+        return Audio(rate=rate, array=np.concatenate(arrays) if arrays else np.zeros(0, np.float32))
+
+
+class TalkInput(TaskInput):
+    prompt: Tensor
+    layout: Tensor
+    rows: Stream[Tensor]
+    #: ``max_codes``, ``temperature``, ``top_k``, ``top_p``, ``repetition_penalty``; a dict, or ``msgspec.Raw``.
+    params: Any = {}
+    voice: str
+
+
+class TalkOutput(TaskOutput):
+    codes: OnDemand[Stream[Codes]]
+
+
+class Talk(UnitTask[TalkInput, TalkOutput]):
+    """The talker of an omni model: a thinker's hidden rows to codec codes, as the rows come."""
+
+    kind: ClassVar[str] = "talk"
+    service: ClassVar[str] = "llm"
+
+
+class SayInput(TaskInput):
+    text: Any
+    voice: str
+    instructions: str | None = None
+    params: Any = {}
+
+
+class SayOutput(TaskOutput):
+    codes: OnDemand[Stream[Codes]]
+
+
+class Say(UnitTask[SayInput, SayOutput]):
+    """The language model of a text-to-speech model: text to codec codes."""
+
+    kind: ClassVar[str] = "say"
+    service: ClassVar[str] = "llm"
+
+
+class VocodeInput(TaskInput):
+    codes: Stream[Codes]
+    voice: str
+
+
+class VocodeOutput(TaskOutput):
+    audio: Stream[Audio]
+
+
+class Vocode(UnitTask[VocodeInput, VocodeOutput]):
+    """The vocoder: codes to waveform, as the codes come."""
+
+    kind: ClassVar[str] = "vocode"
+
+
+class SpeechInput(BaseModel):
+    """Text to be spoken. ``codes`` is how many codes the answer may take, for load estimates."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: Any
+    voice: str
+    instructions: str | None = None
+    params: Any = {}
+    codes: int = 1024
+
+
+class SpeechOutput(BaseModel):
+    audio: Any
+
+
+class Speech(CompositeTask):
+    """Text to speech: a language model of codes and a vocoder, pipelined by chunks."""
+
+    speaker: Say
+    vocoder: Vocode
+
+    def invoke(self, request: SpeechInput) -> SpeechOutput:
+        said = self.speaker.invoke(
+            SayInput(text=request.text, voice=request.voice, instructions=request.instructions, params=request.params),
+            work=request.codes,
+        )
+        sound = self.vocoder.invoke(VocodeInput(codes=said.codes, voice=request.voice), work=request.codes)
+        return SpeechOutput(audio=sound.audio)

@@ -1,0 +1,126 @@
+"""From what a call is given to what travels: JSON, references to other calls, marks for earlier segments."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import fields, is_dataclass
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import numpy as np
+from pydantic import BaseModel, RootModel
+
+from omnibus.errors import BadRequest, PlaceholderError
+from omnibus.graph import REF, ref
+from omnibus.task.result import STREAM, Maker, Result
+
+#: A literal that the runtime fills in: a tensor or value of an earlier segment, [step, node, output].
+FROM = "$from"
+
+#: What stands for a result among a call's inputs; references are added to the list.
+Refer = Callable[[Result, list[tuple[int, str]]], Any]
+
+#: Types that are their own JSON; ``Raw`` is JSON that was encoded before and holds no placeholder.
+_ATOMS = frozenset({str, int, bool, type(None), msgspec.Raw})
+
+
+def plain(value: Any, refer: Refer, uses: list[tuple[int, str]]) -> Any:
+    """A literal as JSON values; ``refer`` gives what stands for each result in it.
+
+    Raises ``BadRequest`` for what JSON has not, and for keys that only references may have: a request's own
+    JSON must not become an edge of a graph.
+    """
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is Result:
+        return refer(value, uses)
+    if kind is dict:
+        if REF in value or FROM in value:
+            raise BadRequest(f"an input may not hold the keys {REF!r} and {FROM!r}: they mark results of other calls")
+        return {key: plain(element, refer, uses) for key, element in value.items()}
+    if kind is list or kind is tuple:
+        return [plain(element, refer, uses) for element in value]
+    return _odd(value, refer, uses)
+
+
+def _odd(value: Any, refer: Refer, uses: list[tuple[int, str]]) -> Any:
+    """What is not JSON already: models, relatives of dict and list, numbers of numpy, dates."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise BadRequest(f"an input may not be {value}: JSON has no such number")
+        return float(value)
+    if isinstance(value, RootModel):
+        return plain(value.root, refer, uses)
+    if isinstance(value, BaseModel):
+        value = {**{name: getattr(value, name) for name in type(value).model_fields}, **(value.model_extra or {})}
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return plain(dict(value), refer, uses)
+    if isinstance(value, list | tuple):
+        return [plain(element, refer, uses) for element in value]
+    if isinstance(value, np.generic):
+        return plain(value.item(), refer, uses)
+    if isinstance(value, np.ndarray | bytes | bytearray | memoryview):
+        raise BadRequest(
+            f"an input may not be a literal {type(value).__name__}: pass on the result that it comes from, or text or "
+            "numbers as JSON"
+        )
+    return plain(msgspec.to_builtins(value), refer, uses)
+
+
+def reference(result: Result, uses: list[tuple[int, str]], maker: Maker) -> Any:
+    """A reference within the graph of ``maker``, added to ``uses``; or a mark for what an earlier one made."""
+    if result.transformed:
+        raise PlaceholderError(
+            f"{result.shown} is transformed where it is read: return it, or await it and pass its value"
+        )
+    if result.maker is maker:
+        uses.append(result.origin)
+        return ref(*result.origin)
+    if result.maker is None or maker.scope is None or result.maker.scope is not maker.scope:
+        raise PlaceholderError(f"{result.shown} belongs to another graph: await it first and pass its value")
+    if result.kind == STREAM:
+        raise PlaceholderError(f"{result.shown} is a stream of another graph: await it first and pass its value")
+    if result.source is None:
+        raise PlaceholderError(f"{result.shown} was not returned by its `invoke`, so nobody kept it: return it as well")
+    return {FROM: [result.step, *result.origin]}
+
+
+def returned(answer: Any) -> Iterator[Result]:
+    """Results anywhere in what ``invoke`` returned."""
+    return _within(answer, set())
+
+
+def _within(value: Any, seen: set[int]) -> Iterator[Result]:
+    if type(value) is Result:
+        yield value
+        return
+    elements = _elements(value)
+    if elements is None or id(value) in seen:
+        return
+    seen.add(id(value))
+    for element in elements:
+        yield from _within(element, seen)
+
+
+def _elements(value: Any) -> Iterable[Any] | None:
+    """What ``value`` is made of; None for what holds nothing."""
+    if value is None or isinstance(value, str | int | float | bytes | np.ndarray | type | ModuleType):
+        return None
+    if isinstance(value, BaseModel):
+        return [*value.__dict__.values(), *(value.model_extra or {}).values()]
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, list | tuple | Set):
+        return value
+    if isinstance(value, msgspec.Struct):
+        return [getattr(value, name) for name in value.__struct_fields__]
+    return [*getattr(value, "__dict__", {}).values(), *_slots(value)]
+
+
+def _slots(value: Any) -> list[Any]:
+    named = (kind.__dict__.get("__slots__", ()) for kind in type(value).__mro__)
+    names = [name for slots in named for name in ([slots] if isinstance(slots, str) else slots)]
+    return [getattr(value, name) for name in names if hasattr(value, name)]

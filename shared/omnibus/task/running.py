@@ -1,0 +1,115 @@
+"""Who runs a task that is called in an app's ``serve``: the current runtime."""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import count
+from typing import Any, Protocol
+
+from omnibus.errors import PlaceholderError
+from omnibus.task import purity
+from omnibus.task.drawing import Segment, session
+from omnibus.task.live import run_live
+from omnibus.task.result import Source
+from omnibus.task.session import record, replay
+
+
+class Runtime(Protocol):
+    """What runs recorded segments: a gateway, or the worker process of an app on behalf of one."""
+
+    async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], Source]:
+        """Send ``segment``, the ``step``-th of its request, on its way; returns where its outputs arrive."""
+
+    def point(self, site: int) -> float:
+        """Where this request falls in [0, 1) for its ``site``-th choice: evenly over many requests."""
+
+
+class _Request:
+    """One request: its runtime, how many segments and choices it has made, and how often each call."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._steps = count()
+        self._sites = count()
+        self.calls: dict[str, int] = {}
+        self.submit = runtime.submit
+
+    def step(self) -> int:
+        return next(self._steps)
+
+    def point(self, _: int) -> float:
+        return self._runtime.point(next(self._sites))
+
+
+_request: ContextVar[_Request | None] = ContextVar("omnibus_request", default=None)
+
+
+@contextmanager
+def use(runtime: Runtime) -> Iterator[None]:
+    """Tasks that are called inside run on ``runtime``, as segments of one request."""
+    token = _request.set(_Request(runtime))
+    try:
+        yield
+    finally:
+        _request.reset(token)
+
+
+async def run(invoke: Callable[[Any], Any], request: Any) -> Any:
+    """Run ``invoke`` on the current runtime: record, send and replay, or live when it is async."""
+    if session() is not None:
+        raise PlaceholderError("inside of `invoke` call a task's `.invoke(...)`, not the task itself")
+    around = _request.get()
+    if around is None:
+        raise PlaceholderError("a task was called where nothing runs it: call it in an app's `serve`")
+    purity.check(invoke)
+    if inspect.iscoroutinefunction(invoke):
+        return await run_live(around, around.point, invoke, request)
+    step = around.step()
+    recorded = record(invoke, request, around.point, step, scope=around, calls=around.calls)
+    return replay(invoke, request, recorded, await around.submit(recorded, step), step, scope=around)
+
+
+async def tool(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call ``function`` (plain or async) once in the life of a request: what has effects belongs in here.
+
+    When ``invoke`` runs again, the result is repeated and not the call.
+    """
+    effect = getattr(session(), "effect", None)
+    if effect is not None:
+        return await effect(function, arguments)
+    result = function(*arguments)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def merged(streams: Mapping[str, AsyncIterable[Any]]) -> AsyncIterator[tuple[str, Any]]:
+    """Parts of several streams as they come, each with its stream's name.
+
+    Raises what makes one of them fail, and stops reading the others.
+    """
+    news: asyncio.Queue[tuple[str, Any, bool]] = asyncio.Queue(maxsize=2 * len(streams) or 1)
+
+    async def read(name: str, stream: AsyncIterable[Any]) -> None:
+        async for part in stream:
+            await news.put((name, part, False))
+        await news.put((name, None, True))
+
+    readers = [asyncio.ensure_future(read(name, stream)) for name, stream in streams.items()]
+    failed = asyncio.gather(*readers)
+    left = len(readers)
+    getting: asyncio.Future[tuple[str, Any, bool]] | None = None
+    try:
+        while left:
+            getting = asyncio.ensure_future(news.get())
+            await asyncio.wait((getting, failed), return_when=asyncio.FIRST_COMPLETED)
+            if not getting.done() and news.empty():
+                failed.result()  # raises: somebody ended without having said so
+            name, part, last = await getting
+            left -= last
+            if not last:
+                yield name, part
+    finally:
+        for task in (*readers, *([getting] if getting is not None else [])):
+            task.cancel()
+        await asyncio.gather(*readers, failed, return_exceptions=True)

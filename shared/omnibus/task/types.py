@@ -1,0 +1,202 @@
+"""What goes in and out of unit tasks: values, tensors and streams, as annotations that pydantic checks.
+
+class Letters(TaskOutput):
+    letters: Stream[str]         # chunk by chunk
+    picture: Tensor              # an array in the arena
+    count: int                   # small JSON
+    states: OnDemand[Tensor]     # made only when another task or the client reads it
+"""
+
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, ValidationInfo, field_validator
+from pydantic_core import CoreSchema, core_schema
+
+from omnibus.task.result import STREAM, TENSOR, VALUE, Result
+
+T = TypeVar("T")
+#: Marks outputs that are only made when somebody reads them, e.g. hidden states for a talker.
+ON_DEMAND = "on demand"
+OnDemand = Annotated[T, ON_DEMAND]
+
+
+class Tensor:
+    """Annotation of an array. As an input it takes a tensor output of another task."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(_tensor)
+
+
+class Stream(Generic[T]):
+    """Annotation of a stream of ``T``: a pydantic model, plain JSON, or ``Tensor``.
+
+    As an input it takes a stream output of another task, of the same ``T``.
+    """
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        element = (get_args(source) or (Any,))[0]
+        return core_schema.no_info_plain_validator_function(lambda value: _stream(value, element))
+
+
+def _tensor(value: Any) -> Any:
+    if type(value) is Result and value.kind == TENSOR:
+        return value
+    raise ValueError(
+        f"a tensor output of another task is needed here, not {_shown(value)}: pass the result itself, before it is read"
+    )
+
+
+def _stream(value: Any, element: Any) -> Any:
+    if type(value) is not Result or value.kind != STREAM:
+        raise ValueError(
+            f"a stream output of another task is needed here, not {_shown(value)}: pass the result itself, before it is read"
+        )
+    if value.transformed:
+        raise ValueError(f"{value.shown} is transformed where it is read: pass the stream itself, or await it")
+    if element is Any or value.element is Any or value.element == element:
+        return value
+    raise ValueError(
+        f"a stream of {_name(element)} is needed here, and {value.shown} is one of {_name(value.element)}: put a task "
+        "between them that makes one of the other"
+    )
+
+
+def _shown(value: Any) -> str:
+    return value.shown if type(value) is Result else f"a value of type {type(value).__name__}"
+
+
+def _name(element: Any) -> str:
+    return getattr(element, "__name__", str(element))
+
+
+class TaskInput(BaseModel):
+    """Typed and validated input of a unit task. Plain fields also take a value output of another task."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    #: Fields that say something when they are None: by default they are something else, or a stream.
+    told: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        kinds = {name: kind_of(field.annotation)[0] for name, field in cls.model_fields.items()}
+        for name, kind in kinds.items():
+            if kind == VALUE and _mentions(cls.model_fields[name].annotation, Stream):
+                raise TypeError(f"{cls.__name__}.{name}: a stream needs a field of its own, annotated `Stream[...]`")
+        cls.told = frozenset(
+            name for name, field in cls.model_fields.items() if field.default is not None or kinds[name] == STREAM
+        )
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _not_yet(cls, value: Any, check: Any, info: ValidationInfo) -> Any:
+        if type(value) is Result:
+            return _placed(value, check, cls.model_fields[str(info.field_name)].annotation)
+        try:
+            return check(value)
+        except ValidationError:
+            if _holds(value):
+                raise ValueError(
+                    "results stand in fields of their own, or in a list or dict that is annotated with `Any` or "
+                    "`Tensor`: change the annotation, or await them in an async `invoke` and pass their values"
+                ) from None
+            raise
+
+
+def _placed(result: Result, check: Any, annotation: Any) -> Any:
+    """A result in a field: its kind must fit."""
+    kind, element = kind_of(annotation)
+    if kind != VALUE:
+        return check(result)
+    if result.kind == VALUE or (result.kind == TENSOR and element is Any):
+        return result
+    try:
+        return check(result) if result.kind == TENSOR and element is not Any else _misfit(result)
+    except ValidationError:
+        return _misfit(result)
+
+
+def _misfit(result: Result) -> Any:
+    wanted = "Tensor" if result.kind == TENSOR else f"Stream[{_name(result.element)}]"
+    raise ValueError(
+        f"a plain value is needed here, and {result.shown} is none: annotate the field `{wanted}`, or await the result "
+        "in an async `invoke` and pass its value"
+    )
+
+
+def _holds(value: Any) -> bool:
+    if isinstance(value, list | tuple | set):
+        return any(_holds(element) for element in value)
+    return any(_holds(element) for element in value.values()) if isinstance(value, dict) else type(value) is Result
+
+
+class TaskOutput(BaseModel):
+    """Outputs of a unit task: one field each, annotated ``Tensor``, ``Stream[...]`` or with a plain type.
+
+    A task that runs itself makes one with arrays for tensors, and lists or async iterators for streams.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    #: Name to (kind, element, on demand), from the annotations.
+    fields: ClassVar[dict[str, tuple[str, Any, bool]]] = {}
+    #: (name, kind, element) of each.
+    told: ClassVar[tuple[tuple[str, str, Any], ...]] = ()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        declared = cls.model_fields.items()
+        cls.fields = {name: (*kind_of(field.annotation), ON_DEMAND in field.metadata) for name, field in declared}
+        cls.told = tuple((name, kind, element) for name, (kind, element, _) in cls.fields.items())
+        for name, kind, element in cls.told:
+            if kind == VALUE and _mentions(element, Tensor, Stream):
+                raise TypeError(f"{cls.__name__}.{name}: an output is one `Tensor`, one `Stream[...]`, or plain values")
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _made(cls, value: Any, check: Any, info: ValidationInfo) -> Any:
+        kind = cls.fields[str(info.field_name)][0]
+        if type(value) is Result or (kind == STREAM and (isinstance(value, list | tuple) or hasattr(value, "__aiter__"))):
+            return value
+        if kind == TENSOR and hasattr(value, "__array__"):
+            return value
+        if kind == VALUE:
+            return check(value)
+        raise ValueError("a stream's parts as a list or async iterator" if kind == STREAM else "an array is needed here")
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Any:
+        """An instance that holds results; they are checked when they are read."""
+        made = cls.__new__(cls)
+        object.__setattr__(made, "__dict__", values)
+        object.__setattr__(made, "__pydantic_fields_set__", cls.fields.keys())
+        object.__setattr__(made, "__pydantic_extra__", None)
+        object.__setattr__(made, "__pydantic_private__", None)
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            return super().__getattr__(name)  # type: ignore[misc]
+        raise AttributeError(f"{type(self).__name__} has no output {name!r}; it has {', '.join(self.fields)}")
+
+
+def kind_of(annotation: Any) -> tuple[str, Any]:
+    """(kind, element) of an annotation. ``Tensor | None`` is a tensor that may be missing."""
+    if get_origin(annotation) in (Union, UnionType):
+        given = [each for each in get_args(annotation) if each is not type(None)]
+        inner = kind_of(given[0])
+        return inner if len(given) == 1 and inner[0] != VALUE else (VALUE, annotation)
+    if annotation is Tensor:
+        return TENSOR, Tensor
+    if annotation is Stream or get_origin(annotation) is Stream:
+        return STREAM, (get_args(annotation) or (Any,))[0]
+    return VALUE, annotation
+
+
+def _mentions(annotation: Any, *kinds: Any) -> bool:
+    if annotation in kinds or get_origin(annotation) in kinds:
+        return True
+    return any(_mentions(each, *kinds) for each in get_args(annotation))

@@ -1,0 +1,44 @@
+"""Waiting for services that cannot tell us that they serve. The caller holds the deadline."""
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+
+from omnibus.up.ports import LOOPBACK
+
+_PAUSE = 0.02  # seconds between two attempts
+_ANSWER_WITHIN = 2.0  # seconds
+
+
+async def serves(port: int) -> None:
+    """Wait until somebody accepts connections on a loopback port."""
+    while True:
+        try:
+            _, writer = await asyncio.open_connection(LOOPBACK, port)
+            writer.close()
+            return
+        except OSError:
+            await asyncio.sleep(_PAUSE)
+
+
+async def listens(path: str) -> None:
+    """Wait until somebody accepts connections at a Unix socket."""
+    while True:
+        try:
+            _, writer = await asyncio.open_unix_connection(path)
+            writer.close()
+            return
+        except OSError:
+            await asyncio.sleep(_PAUSE)
+
+
+def not_ready(url: str) -> str:
+    """What ``/readyz`` of the gateway at ``url`` says is missing; empty when nothing is."""
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=_ANSWER_WITHIN):  # noqa: S310 our own gateway
+            return ""
+    except urllib.error.HTTPError as error:
+        return str(json.loads(error.read()).get("missing"))
+    except OSError as error:
+        return f"the gateway does not answer ({error})"

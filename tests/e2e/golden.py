@@ -1,0 +1,121 @@
+"""Golden invocations on a running system: put where it keeps its own records and run again, or asked anew."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+from omnibus import graph
+from omnibus.bus import subjects
+from omnibus.graph import HANDLE
+from omnibus_models import tiny
+from tests.e2e.questions import data_url
+from tests.e2e.system import System
+from tests.e2e.watch import Watch
+from tests.golden import corpus
+from tests.golden.corpus import Golden
+
+#: Whether the checkpoints of today are the ones that gave the recorded answers.
+SAME_MODELS = tiny.RECIPE == corpus.RECIPE
+
+
+async def remember(system: System, golden: Golden) -> None:
+    """Put a golden invocation, its end and its media where ``system`` would have kept them itself."""
+    corpus.fill(Path(system.state.directory) / "media")
+    subject = subjects.record(golden.document["app"], golden.id)
+    async with system.bus() as bus:
+        bus.record(subject, golden.body, f"{golden.id}.{golden.document['attempt']}")
+        bus.record(subject, golden.end_body, f"{golden.id}.end")
+    await system.record(golden.id)
+
+
+async def replayed(system: System, golden: Golden) -> list[dict[str, Any]]:
+    """All that ``omnibus.replay`` answers to the body of a record that ``system`` has."""
+    await remember(system, golden)
+    return await published(system, golden)
+
+
+async def published(system: System, golden: Golden) -> list[dict[str, Any]]:
+    """All that ``omnibus.replay`` answers to a recorded body."""
+    async with system.bus() as bus:
+        return [json.loads(part) async for part in bus.requests(subjects.REPLAY, golden.body, 60)]
+
+
+async def runs_as_it_ran(system: System, golden: Golden) -> None:
+    """Fails unless ``golden`` runs again on its path, with its answer."""
+    first, last = await replayed(system, golden)
+
+    assert (first["status"], first["replay_of"], first["path"]) == ("running", golden.id, golden.document["path"])
+    assert (last["status"], last["id"]) == ("done", first["id"]), last
+    if SAME_MODELS:
+        assert last["answer"]["text"] == golden.end["answer"]["text"]
+        assert last["answer"]["usage"] == golden.end["answer"]["usage"]
+        assert last["identical"] is True, last["why"]
+    await system.ledger_is_empty()
+
+
+async def is_recorded_as_it_was(system: System, golden: Golden) -> None:
+    """Fails unless the request that led to ``golden`` leads to the same calls and the same answer today."""
+    headers = {"x-omnibus-path": golden.document["path"]}
+    async with Watch.on(system) as watch, system.http() as http:
+        answer = await http.post("/v1/chat/completions", json=request(golden), headers=headers)
+        assert answer.status_code == 200, answer.text
+        id = answer.headers["x-request-id"]
+        await watch.end(id)
+    begin, end = await system.record(id)
+
+    then, now = graph.decode(golden.body), graph.decode(begin)
+    assert [node.task for node in now.nodes] == [node.task for node in then.nodes]
+    assert [node.digest for node in now.nodes] == [node.digest for node in then.nodes]
+    assert (now.type, now.path, now.outputs, now.seed) == (then.type, then.path, then.outputs, then.seed)
+    if SAME_MODELS:
+        assert end["answer"]["text"] == golden.end["answer"]["text"]
+    await system.ledger_is_empty()
+
+
+def request(golden: Golden) -> dict[str, Any]:
+    """The body of the chat request that led to ``golden``, its seed given."""
+    inputs = {node["component"]: node["inputs"] for node in golden.document["nodes"]}
+    thinker = inputs["thinker"]
+    media = [node["inputs"]["media"] for node in golden.document["nodes"] if "media" in node["inputs"]]
+    body = {
+        "model": golden.document["model"],
+        "messages": _with_media(_messages(thinker["messages"]), media),
+        "seed": golden.document["seed"],
+        **{name: value for name, value in thinker["params"].items() if value is not None},
+    }
+    if "talker" in inputs:
+        codes = inputs["talker"]["params"]["max_codes"]
+        body["modalities"] = ["text", "audio"]
+        body["audio"] = {"voice": thinker["voice"], "format": "wav", "max_tokens": codes}
+    return body
+
+
+def _content(literal: dict[str, Any]) -> bytes:
+    return (corpus.MEDIA / literal["sha256"]).read_bytes()
+
+
+def _messages(given: Any) -> Any:
+    return json.loads(_content(given)) if HANDLE in given else given
+
+
+def _with_media(messages: list[dict[str, Any]], media: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """``messages`` with the bytes of the media that they mention, in order."""
+    left = iter(media)
+    return [
+        {**said, "content": [_part(part, left) for part in said["content"]]}
+        if isinstance(said["content"], list)
+        else said
+        for said in messages
+    ]
+
+
+def _part(part: dict[str, Any], media: Any) -> dict[str, Any]:
+    if part["type"] == "text":
+        return part
+    literal = next(media)
+    if part["type"] == "audio":
+        data = base64.b64encode(_content(literal)).decode()
+        return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    kind = f"{part['type']}_url"
+    return {"type": kind, kind: {"url": data_url(literal["mime"], _content(literal))}}

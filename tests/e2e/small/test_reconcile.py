@@ -1,0 +1,161 @@
+"""The processes follow the plan while requests run, and no request notices."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+
+import msgspec
+import psutil
+import pytest
+
+from omnibus.bus import subjects
+from omnibus.plan import ModelPlan, Plan
+from omnibus.store import StaleEpoch
+from tests.e2e.small.load import QUESTION, body, busy, said, sent
+from tests.e2e.system import VL, System
+from tests.e2e.watch import Watch
+
+pytestmark = pytest.mark.e2e
+
+WITHIN = 60.0  # seconds for executors to come or go
+TWIN = "twin"
+FEW = 300  # tokens; enough to be on the way when the plan changes
+LONG = 3900  # tokens; more than a drain lasts on any machine of today
+
+
+def executor(option: str, replica: int, model: str = VL) -> str:
+    return subjects.token(f"{model}-{option}-{replica}")
+
+
+async def swap(system: System, models: Mapping[str, ModelPlan]) -> None:
+    """Make ``models`` the plan."""
+    async with system.store() as store:
+        while True:
+            plan = await store.plan()
+            assert plan is not None
+            try:
+                return await store.swap_plan(msgspec.structs.replace(plan, epoch=plan.epoch + 1, models=dict(models)))
+            except StaleEpoch:
+                continue
+
+
+async def current(system: System) -> Plan:
+    async with system.store() as store:
+        plan = await store.plan()
+    assert plan is not None
+    return plan
+
+
+async def thinkers_become(system: System, count: int) -> None:
+    """Plan for ``count`` replicas of L."""
+    plan = await current(system)
+    model = plan.models[VL]
+    options = {**model.options, "L": msgspec.structs.replace(model.options["L"], replicas=count)}
+    await swap(system, {**plan.models, VL: msgspec.structs.replace(model, options=options)})
+
+
+async def ended(*pids: int) -> None:
+    """Wait until these processes are gone."""
+    async with asyncio.timeout(WITHIN):
+        while any(psutil.pid_exists(pid) for pid in pids):
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture(autouse=True)
+async def as_declared(pair: System) -> AsyncIterator[dict[str, int]]:
+    """Process id of every executor at the beginning; the plan is the same one afterwards."""
+    plan = await current(pair)
+    pids = await pair.whole()
+    await pair.becomes_ready()
+    yield pids
+    await swap(pair, plan.models)
+    await pair.whole()
+
+
+async def test_replicas_come_and_go_while_requests_run(pair: System, as_declared: dict[str, int]):
+    last, middle = executor("L", 2), executor("L", 1)
+
+    async with busy(pair, [0, 1], path="E>L") as answers:
+        await thinkers_become(pair, 3)
+        added = await pair.whole(WITHIN, [last])
+        await given_work(pair, last)
+        await thinkers_become(pair, 1)
+        await ended(added[last], as_declared[middle])
+        await given_work(pair, executor("L", 0))
+        await thinkers_become(pair, 2)
+        back = await pair.whole(WITHIN, [middle])
+        await given_work(pair, middle)
+
+    assert len(answers) == 1
+    assert back[middle] != as_declared[middle]
+    assert await pair.whole() == {**as_declared, **back}
+    await pair.ledger_is_empty()
+
+
+async def given_work(system: System, executor: str) -> None:
+    """Wait until the next invocation is sent to ``executor``."""
+    async with Watch.on(system) as watch:
+        await watch.until(lambda: any(each.to == executor for each in sent(watch)))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "attempts"),
+    [
+        pytest.param(FEW, 1, id="may_finish"),
+        pytest.param(LONG, 2, id="moves_when_it_takes_too_long", marks=pytest.mark.slow),
+    ],
+)
+async def test_a_request_on_an_executor_that_leaves(
+    pair: System, as_declared: dict[str, int], tokens: int, attempts: int
+):
+    stays, leaves = executor("L", 0), executor("L", 1)
+    wanted = body(QUESTION.messages[0]["content"], max_tokens=tokens, ignore_eos=True)
+
+    async with Watch.on(pair) as watch, pair.http() as http:
+        asking = [asyncio.create_task(said(http, wanted, "E>L")) for _ in range(2)]
+        await watch.until(lambda: {stays, leaves} <= {each.to for each in sent(watch)})
+        await watch.until(lambda: all(watch.ids(each.inv) for each in sent(watch)))
+        await thinkers_become(pair, 1)
+        inflight = await draining(pair, leaves)
+        one, other = await asyncio.gather(*asking)
+        await ended(as_declared[leaves])
+
+    left = next(each.inv for each in sent(watch) if each.to == leaves)
+    last = {each.inv: each.attempt + 1 for each in sent(watch)}
+    assert inflight == 1
+    assert one == other
+    assert last.pop(left) == attempts
+    assert list(last.values()) == [1]
+    await pair.ledger_is_empty()
+
+
+async def draining(system: System, executor: str) -> int:
+    """Wait until ``executor`` says that it is draining; how many invocations it has then."""
+    async with asyncio.timeout(WITHIN), system.bus() as bus, contextlib.aclosing(system.statuses(bus)) as heard:
+        async for status in heard:
+            if (status.id, status.state) == (executor, "draining"):
+                return status.inflight
+    raise AssertionError("unreachable")
+
+
+async def test_a_model_appears_at_every_gateway_and_goes(pair: System, as_declared: dict[str, int]):
+    plan = await current(pair)
+    twin = executor("EL", 0, TWIN)
+    lone = plan.models[VL]
+    options = {"EL": lone.options["EL"]}
+    types = {kind: tuple(path for path in paths if path.name == "EL") for kind, paths in lone.types.items()}
+    lone = msgspec.structs.replace(lone, options=options, types=types, tasks={})
+
+    async with busy(pair, [0, 1]) as answers, pair.http(0) as one, pair.http(1) as other:
+        await swap(pair, {**plan.models, TWIN: lone})
+        added = await pair.whole(WITHIN, [twin])
+        await pair.becomes_ready()
+        texts = [await said(http, {**body(), "model": model}) for http in (one, other) for model in (TWIN, VL)]
+        await swap(pair, plan.models)
+        await ended(added[twin])
+        gone = [await http.post("/v1/chat/completions", json={**body(), "model": TWIN}) for http in (one, other)]
+
+    assert len(set(texts)) == 1
+    assert [answer.status_code for answer in gone] == [404, 404]
+    assert len(answers) == 1
+    assert await pair.whole() == as_declared

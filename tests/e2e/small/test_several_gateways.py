@@ -1,0 +1,73 @@
+"""Gateways side by side: any of them gives the same answer, together they keep to the plan, and one may die."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from omnibus.bus import subjects
+from tests.e2e.questions import VL_QUESTIONS
+from tests.e2e.small.load import body, busy, said, sent
+from tests.e2e.system import VL, System
+from tests.e2e.watch import Watch
+
+pytestmark = pytest.mark.e2e
+
+# The sequence that chooses paths deviates by less than one request after a Fibonacci number of requests.
+REQUESTS = 377  # at each gateway
+
+
+@pytest.mark.parametrize("name", VL_QUESTIONS)
+async def test_the_same_request_has_the_same_answer_at_every_gateway(pair: System, name: str):
+    wanted = body(VL_QUESTIONS[name].messages[0]["content"], temperature=1, seed=7, max_tokens=20)
+
+    async with pair.http(0) as one, pair.http(1) as other:
+        answers = [await said(http, wanted) for http in (one, other, one)]
+
+    assert len(set(answers)) == 1
+    assert answers[0]
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+async def test_together_they_keep_to_the_planned_shares_and_use_all_replicas(pair: System, at_once: int):
+    counted: dict[int, Counter[str]] = {0: Counter(), 1: Counter()}
+
+    async def worker(gateway: int, http: httpx.AsyncClient, work: Iterator[int]) -> None:
+        for _ in work:
+            answer = await http.post("/v1/chat/completions", json=body(max_tokens=1))
+            assert answer.status_code == 200, answer.text
+            counted[gateway][answer.headers["x-omnibus-path"]] += 1
+
+    async with Watch.on(pair) as watch, pair.http(0) as one, pair.http(1) as other:
+        works = [iter(range(REQUESTS)), iter(range(REQUESTS))]
+        await asyncio.gather(
+            *(worker(gateway, (one, other)[gateway], works[gateway]) for gateway in (0, 1) for _ in range(at_once))
+        )
+        await watch.until(lambda: len(sent(watch)) == 2 * REQUESTS)
+
+    for shares in counted.values():
+        assert shares.total() == REQUESTS
+        assert abs(shares["L"] - 0.7 * REQUESTS) <= 1
+    replicas = Counter(each.to for each in sent(watch))
+    apart = [replicas[subjects.token(f"{VL}-L-{replica}")] for replica in (0, 1)]
+    assert min(apart) > sum(apart) / 3, replicas  # each gateway knows of the other's work by heartbeats alone
+
+
+async def test_one_may_die_and_comes_back_while_the_other_serves(pair: System):
+    first = pair.gateway(1)
+
+    async with busy(pair, [0]) as answers:
+        before = answers.total()
+        first.kill()
+        await pair.becomes_ready()
+        second = pair.gateway(1)
+        async with pair.http(1) as http:
+            again = await said(http, body())
+
+    async with pair.http(0) as http:
+        assert await said(http, body()) == again
+    assert second.pid != first.pid
+    assert answers.total() > before
+    assert len(answers) == 1

@@ -1,0 +1,57 @@
+"""``omnibus up --no-models --app``: what an app brings along is all there is, at every gateway, and goes with it."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.system import ROOT, System, running
+
+pytestmark = pytest.mark.e2e
+
+WITHIN = 30.0  # seconds for executors to end
+SHOUT = str(ROOT / "examples" / "shout.py")
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Iterator[System]:
+    flags = ("--gateways", "2", "--apps-dir", str(ROOT / "examples"), "--app", SHOUT)
+    with running(tmp_path, {}, *flags, OMNIBUS_GATEWAY_APP_DRAIN="0.1") as system:
+        yield system
+
+
+def executors(system: System) -> list[psutil.Process]:
+    """The processes of executors, and none that is just ending."""
+    found = []
+    for process in system.processes():
+        try:
+            if "OMNIBUS_EXECUTOR_ID" in process.environ():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+async def test_an_app_and_what_it_brings_are_served_until_it_is_unregistered(system: System):
+    token = {"authorization": f"Bearer {system.state.admin_token}"}
+    options = {process.environ()["OMNIBUS_EXECUTOR_OPTION"] for process in executors(system)}
+
+    async with system.http(0) as one, system.http(1) as other:
+        answers = [await http.post("/v1/apps/shout/invoke", json={"text": "hello"}) for http in (one, other)]
+        gone = await one.delete("/v1/apps/shout", headers=token)
+        async with asyncio.timeout(WITHIN):
+            while executors(system):
+                await asyncio.sleep(0.05)
+        after = [await http.post("/v1/apps/shout/invoke", json={"text": "hello"}) for http in (one, other)]
+
+        ready = [await http.get("/readyz") for http in (one, other)]
+
+    assert options == {"shout", "echo"}
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].text == answers[1].text
+    assert answers[0].text.count("HELLO!") == 2
+    assert gone.status_code == 200
+    assert [answer.status_code for answer in after] == [404, 404]
+    assert [answer.json()["ready"] for answer in ready] == [True, True]

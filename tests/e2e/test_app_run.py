@@ -1,0 +1,102 @@
+"""``omnibus app run``: one command from a file to an answer, or to an Omnibus that serves it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.e2e.system import ROOT
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+#: An app that brings its own unit task, so that no model is needed.
+SHOUT = """
+    from omnibus.task import TaskInput, TaskOutput, UnitTask
+
+
+    class Words(TaskInput):
+        text: str
+
+
+    class Loud(TaskOutput):
+        text: str
+
+
+    class Shout(UnitTask[Words, Loud]):
+        async def run(self, words: Words) -> Loud:
+            return Loud(text=words.text.upper() + "!")
+
+
+    TASK = Shout()
+
+
+    async def serve(request: str) -> str:
+        return await (await TASK(Words(text=request))).text
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A directory with the app ``shout.py``."""
+    (tmp_path / "shout.py").write_text(dedent(SHOUT))
+    return tmp_path
+
+
+def environment(here: Path) -> dict[str, str]:
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
+    return {**os.environ, "PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(here)}
+
+
+def omnibus(here: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "omnibus.cli", *arguments],
+        env=environment(here),
+        cwd=here,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_file_and_a_request_are_enough_for_an_answer(here: Path):
+    done = omnibus(here, "app", "run", "shout.py", '"hello"', "--no-models")
+
+    assert (done.returncode, done.stdout) == (0, "HELLO!\n"), done.stderr
+    assert done.stderr == ""
+    assert omnibus(here, "app", "list").returncode == 1  # nothing is left
+
+
+def test_a_file_that_is_no_app_is_said_in_one_line(here: Path):
+    (here / "broken.py").write_text("import nonsense\n")
+
+    done = omnibus(here, "app", "run", "broken.py", "1", "--no-models")
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "No module named 'nonsense' (broken.py, line 1)" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_a_request_it_stays_and_other_commands_find_it(here: Path):
+    argv = [sys.executable, "-m", "omnibus.cli", "app", "run", "shout.py", "--port", "0", "--no-models"]
+    with subprocess.Popen(argv, env=environment(here), cwd=here, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None
+            assert any("shout is up" in line for line in running.stdout)
+
+            assert omnibus(here, "app", "invoke", "shout", '"hello"').stdout == "HELLO!\n"
+            [listed] = json.loads(omnibus(here, "app", "list", "--json").stdout)
+            assert (listed["name"], listed["version"], listed["worker"]["state"]) == ("shout", 1, "ready")
+            assert "shout-shout-0 ok" in omnibus(here, "tasks").stdout
+            assert "updated, version 2" in omnibus(here, "app", "update", "shout").stdout
+            assert omnibus(here, "app", "unregister", "shout").returncode == 0
+            gone = omnibus(here, "app", "invoke", "shout", '"hello"')
+            assert (gone.returncode, gone.stderr) == (1, "omnibus: there is no app 'shout'; there is none\n")
+        finally:
+            running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 0

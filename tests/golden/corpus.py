@@ -1,0 +1,122 @@
+"""The golden files: what builds of every released wire version wrote, read and replayed for ever.
+
+``v<n>/<kind>_*.json``          one message of each kind, and invocations that show a detail
+``v<n>/recorded/<name>.json``   an invocation of a tiny model, the very bytes that lay in the record stream
+``v<n>/recorded/<name>.end.json``  its end, from the same stream
+``media/<sha256>``              what these name by content hash: images, sounds, long messages, spoken answers
+
+They stand for what lies in somebody's record stream, so they are never edited. A change that only adds a
+field with a default keeps the version, and all of them pass as they are. A change that they do not survive
+needs a new version: raise ``omnibus.graph.WIRE_VERSION``, add ``v<n+1>/`` with files of every kind (``nats
+stream get OMNIBUS_INVOCATIONS`` gives an invocation and its end, ``nats sub 'omnibus.>'`` the rest), and add
+to ``REFUSED`` what the new build no longer reads, or a reader for it.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omnibus.graph import HANDLE
+
+HERE = Path(__file__).parent
+MEDIA = HERE / "media"
+#: Versions that this build refuses by name.
+REFUSED: set[str] = set()
+#: The recipe (``omnibus_models.tiny.RECIPE``) of the checkpoints that gave the recorded answers.
+RECIPE = 4
+
+
+class Golden(NamedTuple):
+    """A recorded invocation and its end, as their very bytes."""
+
+    name: str
+    body: bytes
+    end_body: bytes
+
+    @property
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.body)
+        return found
+
+    @property
+    def end(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.end_body)
+        return found
+
+    @property
+    def id(self) -> str:
+        return str(self.document["id"])
+
+    @property
+    def full(self) -> bool:
+        """Whether it was recorded in ``full`` mode: with all that is needed to run it again."""
+        return b'"$digest"' not in self.body
+
+    @property
+    def done(self) -> bool:
+        return bool(self.end["status"] == "done")
+
+    @property
+    def media(self) -> set[str]:
+        """Content hashes of the inputs that travelled by handle, and of the sound that came out."""
+        spoken = self.end["answer"].get("audio_sha256")
+        return {literal["sha256"] for literal in handles(self.document)} | ({spoken} if spoken else set())
+
+
+def handles(value: Any) -> Iterator[dict[str, Any]]:
+    """Every literal that travelled by handle."""
+    if isinstance(value, dict) and HANDLE in value:
+        yield value
+    elif isinstance(value, dict | list):
+        for element in value.values() if isinstance(value, dict) else value:
+            yield from handles(element)
+
+
+def recorded(model: str = "") -> list[Golden]:
+    """All recorded invocations (of ``model``) that this build reads, by name."""
+    bodies = [path for path in _files("v*/recorded/*.json") if not path.name.endswith(".end.json")]
+    found = [
+        Golden(
+            f"{path.parts[-3]}/{path.stem}",
+            path.read_bytes().rstrip(b"\n"),
+            path.with_suffix(".end.json").read_bytes().rstrip(b"\n"),
+        )
+        for path in bodies
+    ]
+    return [golden for golden in found if not model or golden.document["model"] == model]
+
+
+def messages() -> list[Path]:
+    """Files that hold one message each, of every version; their names begin with its kind."""
+    return sorted(HERE.glob("v*/*.json"))
+
+
+def _files(pattern: str) -> list[Path]:
+    return sorted(path for path in HERE.glob(pattern) if path.relative_to(HERE).parts[0] not in REFUSED)
+
+
+def invocations() -> dict[str, bytes]:
+    """Every invocation that this build reads, by name, whether recorded or written to show a detail."""
+    shown = _files("v*/invocation_*.json")
+    return {
+        **{f"{path.parts[-2]}/{path.stem}": path.read_bytes().rstrip(b"\n") for path in shown},
+        **{golden.name: golden.body for golden in recorded()},
+    }
+
+
+def fill(directory: Path) -> None:
+    """Put all media where a gateway keeps them by content hash."""
+    for path in MEDIA.iterdir():
+        place = directory / path.name[:2]
+        place.mkdir(parents=True, exist_ok=True)
+        (place / path.name).write_bytes(path.read_bytes())
+
+
+def contains(whole: Any, part: Any) -> bool:
+    """Whether ``whole`` says everything that ``part`` says. A newer build may say more, never less."""
+    if isinstance(whole, dict) and isinstance(part, dict):
+        return all(key in whole and contains(whole[key], value) for key, value in part.items())
+    if isinstance(whole, list) and isinstance(part, list):
+        return len(whole) == len(part) and all(map(contains, whole, part))
+    return bool(whole == part)

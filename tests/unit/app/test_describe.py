@@ -1,0 +1,222 @@
+"""What an app is follows from its module: its name, tasks, types and whether it streams."""
+
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+
+from omnibus.app.describe import Loaded, loaded
+from omnibus.errors import BadRequest
+from omnibus.registry import AppSource, TaskRecord
+
+HEAD = """
+from collections.abc import AsyncIterator, AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+from pydantic import BaseModel
+from omnibus.app import App
+from omnibus.task import ChatInput, ChatOutput, CompositeTask, Stream, TaskInput, TaskOutput, UnitTask
+
+class Words(TaskInput):
+    text: str
+
+class Letters(TaskOutput):
+    letters: Stream[str]
+    count: int
+
+class Spell(UnitTask[Words, Letters]):
+    upper: bool = False
+
+class Poem(CompositeTask):
+    first: Spell
+    others: dict[str, Spell] = {}
+
+class Mine(UnitTask[Words, Letters]):
+    async def run(self, words: Words) -> Letters: ...
+
+"""
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    modules, path = set(sys.modules), list(sys.path)
+    yield
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+    sys.path[:] = path
+
+
+@pytest.fixture
+def app(tmp_path):
+    """Loads an app of ``text`` after the usual head, from a file."""
+
+    def make(text: str, name: str = "sample_app") -> Loaded:
+        (tmp_path / f"{name}.py").write_text(HEAD + textwrap.dedent(text))
+        return loaded(AppSource("directory", name, str(tmp_path)))
+
+    return make
+
+
+SERVE = "async def serve(request): ...\n"
+
+
+def test_an_app_is_called_what_its_module_is_called(app):
+    assert app(SERVE, "poems").description.name == "poems"
+    assert app("app = App(name='odes-2')\n" + SERVE, "others").description.name == "odes-2"
+
+
+@pytest.mark.parametrize("name", ["Über", "a b", "UPPER", "-a", "a" * 65, "a.b", "a/b"])
+def test_a_name_that_cannot_stand_in_a_route_is_refused(app, name):
+    with pytest.raises(BadRequest, match="the module sample_app is no app: .* cannot name an app"):
+        app(f"app = App(name={name!r})\n" + SERVE)
+
+
+def test_the_documentation_is_the_modules_own(tmp_path):
+    (tmp_path / "told_app.py").write_text('"""One line.\n\n    Another.\n"""\n' + SERVE)
+
+    assert loaded(AppSource("directory", "told_app", str(tmp_path))).description.doc == "One line.\n\nAnother."
+
+
+def test_all_tasks_that_the_module_names_are_found_once(app):
+    found = app(
+        """
+        ONE = Spell()
+        LOUD = [Spell(upper=True), Spell()]
+        POEM = Poem(first=Spell(model="m", component="speller"), others={"a": Spell(component="x")})
+        BY_NAME = {"mine": Mine()}
+        """
+        + SERVE
+    ).description.tasks
+
+    assert [task.name for task in found] == ["spell", "spell-upper_true", "spell-m-speller", "spell-x", "mine"]
+    assert found[1] == TaskRecord(
+        "spell-upper_true", "spell", "", "spell", "generator", False, "sample_app:Spell", {"upper": True}
+    )
+    assert (found[2].model, found[2].component, found[2].fields) == ("m", "speller", {})
+    assert found[4].own
+
+
+def test_a_task_with_an_engine_says_where_it_is_imported_from(app, tmp_path):
+    (task,) = app("MINE = Mine()\n" + SERVE).description.tasks
+
+    assert (task.cls, task.root, task.own) == ("sample_app:Mine", str(tmp_path), True)
+
+
+def test_a_task_with_an_engine_cannot_be_defined_inside_of_a_function(app):
+    with pytest.raises(BadRequest, match="executors import it from its module"):
+        app(
+            """
+            def make():
+                class Hidden(UnitTask[Words, Letters]):
+                    async def run(self, words): ...
+                return Hidden()
+            HIDDEN = make()
+            """
+            + SERVE
+        )
+
+
+def test_an_upload_may_not_bring_an_engine():
+    with pytest.raises(BadRequest, match="may not bring its own unit tasks .mine."):
+        loaded(AppSource("upload", "sent_app"), HEAD + "MINE = Mine()\n" + SERVE)
+
+
+def test_an_app_without_tasks_is_an_app(app):
+    assert app(SERVE).description.tasks == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "it has no `serve`"),
+        ("def serve(request): ...", "must be `async def`"),
+        ("serve = 3", "must be `async def`"),
+        ("async def serve(): ...", "must take one argument"),
+        ("async def serve(a, b): ...", "must take one argument"),
+        ("async def serve(*, request): ...", "must take one argument"),
+        ("async def serve(*request): ...", "must take one argument"),
+        ("async def serve(request: 'Nowhere'): ...", "annotations of its `serve` cannot be read: NameError"),
+        ("class Odd: ...\nasync def serve(request: Odd): ...", "the type of its request, .*Odd.* cannot be checked"),
+        ("class Odd: ...\nasync def serve(request) -> Odd: ...", "the type of its answer, .*Odd.* cannot be checked"),
+        ("async def serve(request) -> int:\n    yield 1", "annotated `-> AsyncIterator"),
+        ("app = 3\n" + SERVE, "its `app` must be an `omnibus.app.App`"),
+        ("app = App(model='m')\n" + SERVE, "serve.request: ChatInput. -> ChatOutput"),
+        ("app = App(model='m m')\nasync def serve(request: ChatInput) -> ChatOutput: ...", "cannot name a model"),
+    ],
+)
+def test_what_is_wrong_with_a_module_is_said_under_its_name(app, text, said):
+    with pytest.raises(BadRequest, match=f"the module sample_app is no app: .*{said}"):
+        app(text)
+
+
+def test_an_argument_with_a_default_is_not_asked_for(app):
+    assert app("async def serve(request, more=1): ...").description.request == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "request_", "response"),
+    [
+        (SERVE, {}, {}),
+        ("async def serve(request: Any) -> Any: ...", {}, {}),
+        ("async def serve(request: int) -> str: ...", {"type": "integer"}, {"type": "string"}),
+        (
+            "async def serve(request: list[int]) -> dict[str, float]: ...",
+            {"type": "array", "items": {"type": "integer"}},
+            {"type": "object", "additionalProperties": {"type": "number"}},
+        ),
+        ("async def serve(request: str) -> Letters: ...", {"type": "string"}, {}),
+        ("async def serve(request: str) -> Stream[str]: ...", {"type": "string"}, {"type": "string"}),
+        ("async def serve(request: str) -> AsyncIterator[int]: ...", {"type": "string"}, {"type": "integer"}),
+    ],
+)
+def test_types_become_schemas(app, text, request_, response):
+    found = app(text).description
+
+    assert (found.request, found.response) == (request_, response)
+
+
+def test_models_and_dataclasses_become_schemas(app):
+    found = app(
+        """
+        class Asked(BaseModel):
+            text: str
+            count: int = 1
+
+        @dataclass
+        class Told:
+            words: list[str]
+
+        async def serve(request: Asked) -> Told: ...
+        """
+    ).description
+
+    assert found.request["required"] == ["text"]
+    assert found.request["properties"]["count"]["type"] == "integer"
+    assert found.response["properties"]["words"] == {"items": {"type": "string"}, "title": "Words", "type": "array"}
+
+
+@pytest.mark.parametrize(
+    ("text", "streams"),
+    [
+        (SERVE, False),
+        ("async def serve(request) -> int: ...", False),
+        ("async def serve(request):\n    yield 1", True),
+        ("async def serve(request) -> AsyncIterator[int]:\n    yield 1", True),
+        ("async def serve(request) -> AsyncGenerator[int, None]:\n    yield 1", True),
+        ("async def serve(request) -> AsyncIterator[int]: ...", True),
+        ("async def serve(request) -> AsyncIterator: ...", True),
+    ],
+)
+def test_an_app_streams_when_it_yields_or_says_so(app, text, streams):
+    assert app(text).description.streams == streams
+
+
+def test_a_chat_app_has_a_route_when_it_names_its_model(app):
+    chat = "async def serve(request: ChatInput) -> ChatOutput: ...\n"
+
+    named = app("app = App(model='org/poet-7b')\n" + chat).description
+
+    assert (named.route, named.model) == ("chat", "org/poet-7b")
+    unnamed = app(chat, "unnamed_app").description
+    assert (unnamed.route, unnamed.model) == ("", "")

@@ -1,0 +1,271 @@
+"""The messages between a gateway and a worker: they survive the socket, and nothing else is taken for one."""
+
+import asyncio
+import socket
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnibus.app import wire
+from omnibus.app.link import Link
+from omnibus.app.pieces import Array, Piece, pack, unpack
+from omnibus.errors import Problem, ProtocolError, TooLarge
+from omnibus.graph import Node, digest
+from omnibus.registry import AppSource
+from omnibus.task import Segment
+from omnibus.tensors.item import Item
+
+NODE = Node(
+    "spell", "spell", {"text": "ab", "deep": [{"$handle": {"id": 1}}]}, digest("spell", {"text": "ab"}), (), "", 3
+)
+PROBLEM = Problem("app_failed", "what happened", stage="poet")
+PIECE = Piece({"text": "a"}, Array("float32", (2, 1), np.ones((2, 1), np.float32).tobytes()))
+TO_WORKER = [
+    wire.Load(AppSource("upload", "poet", sha256="ab"), "async def serve(request): ...", 1 << 30),
+    wire.Serve(1, "gw-1", b'{"a": 1}', wire.JSON, 7, 12.5),
+    wire.Submitted(1, 0, "gw-1"),
+    wire.Refused(1, 0, PROBLEM),
+    wire.Items(1, 0, 2, "text", (PIECE,), True, PROBLEM),
+    wire.More(1, 100),
+    wire.Cancel(1),
+    wire.Stop(),
+]
+FROM_WORKER = [
+    wire.Ready(wire.Description("poet", "doc", (), "chat", "poet", {"a": {}}, {}, True, ("limits",))),
+    wire.Broken(PROBLEM),
+    wire.Submit(1, 0, Segment((NODE,), ((0, "letters"),), (3,), ("apart",), (1, 0))),
+    wire.Read(1, 0, 2, "text"),
+    wire.Answer(1, b"[]", {"text": (0, 1, "text")}),
+    wire.Give(1, "text", (PIECE,), True),
+    wire.Part(1, b"1"),
+    wire.End(1),
+    wire.Failed(1, PROBLEM),
+]
+
+
+def bodies(data: bytes) -> list[bytes]:
+    return list(wire.Frames().feed(data))
+
+
+@pytest.mark.parametrize("message", TO_WORKER, ids=lambda message: type(message).__name__)
+def test_a_worker_reads_what_a_gateway_wrote(message):
+    (body,) = bodies(wire.encode(message))
+
+    assert wire.to_worker(body) == message
+
+
+@pytest.mark.parametrize("message", FROM_WORKER, ids=lambda message: type(message).__name__)
+def test_a_gateway_reads_what_a_worker_wrote(message):
+    (body,) = bodies(wire.encode(message))
+
+    assert wire.from_worker(body) == message
+
+
+@given(st.lists(st.integers(0, 400), max_size=8))
+def test_frames_survive_any_cut_of_the_stream(cuts):
+    data = b"".join(wire.encode(message) for message in FROM_WORKER)
+    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    frames = wire.Frames()
+
+    found = [body for start, end in pairwise(edges) for body in frames.feed(data[start:end])]
+
+    assert [wire.from_worker(body) for body in found] == FROM_WORKER
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff\xfe garbage",
+        msgspec.msgpack.encode(["nonsense", 1]),
+        msgspec.msgpack.encode(["end"]),
+        msgspec.msgpack.encode(["end", "one"]),
+        msgspec.msgpack.encode(["end", 1, "more"]),
+        msgspec.msgpack.encode(["serve", 1, "r", b"{}", "json", 0, 1.0]),
+        b"\x91" * 100_000,
+    ],
+    ids=["empty", "garbage", "unknown", "short", "mistyped", "long", "other-direction", "deep"],
+)
+def test_what_is_no_message_is_refused(body):
+    with pytest.raises(ProtocolError, match="not a message"):
+        wire.from_worker(body)
+
+
+def test_a_frame_over_the_limit_is_not_sent_and_not_awaited():
+    head = (wire.MAX_FRAME + 1).to_bytes(4, "little")
+
+    with pytest.raises(TooLarge):
+        wire.encode(wire.Part(1, bytes(wire.MAX_FRAME)))
+    with pytest.raises(ProtocolError, match="allowed"):
+        bodies(head + b"x")
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "int64", "float16", "float32", "float64", ">f4"])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 0, 4)])
+def test_arrays_arrive_as_they_were(dtype, shape):
+    array = (np.arange(int(np.prod(shape))).reshape(shape) % 2).astype(dtype)
+
+    ((data, found),) = unpack(pack([Item({"n": 1}, array)]))
+
+    assert data == {"n": 1}
+    assert found.shape == shape
+    assert found.dtype.name == array.dtype.name
+    assert np.array_equal(found, array)
+    assert not found.flags.writeable
+
+
+def test_an_array_that_is_not_in_order_arrives_in_order():
+    array = np.arange(6, dtype=np.float32).reshape(2, 3).T
+
+    ((_, found),) = unpack(pack([Item({}, array)]))
+
+    assert np.array_equal(found, array)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        Array("object", (1,), bytes(8)),
+        Array("bfloat16", (1,), bytes(2)),
+        Array("float32", (2,), bytes(4)),
+        Array("float32", (-1, -1), bytes(4)),
+        Array("float32", (1,) * 9, bytes(4)),
+        Array("V4", (1,), bytes(4)),
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_an_array_that_does_not_add_up_is_refused(array):
+    with pytest.raises(ProtocolError):
+        unpack([Piece({}, array)])
+
+
+@pytest.mark.parametrize(
+    "array", [np.array([None]), np.array(["a"]), np.zeros(1, complex)], ids=["object", "text", "complex"]
+)
+def test_an_array_that_may_not_travel_is_refused_before_it_leaves(array):
+    with pytest.raises(ProtocolError, match="may not travel"):
+        pack([Item({}, array)])
+
+
+def test_a_gateway_begins_with_what_to_load():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(wire.encode(TO_WORKER[0]) + wire.encode(wire.Cancel(1)))
+        ours.shutdown(socket.SHUT_WR)
+
+        assert wire.read(theirs) == TO_WORKER[0]
+        with pytest.raises(ProtocolError, match="begins with Load, not Cancel"):
+            wire.read(theirs)
+        assert wire.read(theirs) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "most"),
+    [
+        (wire.Part(1, b"x" * (2 << 20)), wire.MAX_FRAME),
+        (wire.Answer(1, b"x" * (2 << 20)), wire.MAX_FRAME),
+        (wire.Give(1, "audio", (Piece({}, Array("uint8", (2 << 20,), bytes(2 << 20))),)), wire.MAX_GIVE),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_worker_may_send_much_of_what_is_bytes(message, most):
+    assert wire.from_worker(bodies(wire.encode(message))[0]) == message
+    assert message.most == most
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.Submit(1, 0, Segment((Node("t", "c", {"x": [0] * (2 << 20)}, ""),), ())),
+        wire.Failed(1, Problem("a", "x" * (2 << 20))),
+        wire.Give(1, "text", (Piece({"text": "x" * (9 << 20)}),)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_worker_may_not_make_its_gateway_build_much(message):
+    body = msgspec.msgpack.encode(message)
+
+    with pytest.raises(TooLarge, match="are allowed"):
+        wire.encode(message)
+    with pytest.raises(ProtocolError, match="which its kind may not have"):
+        wire.from_worker(body)
+
+
+# Links
+
+
+class Ends:
+    """Two links on one socket pair, and what each heard."""
+
+    def __init__(self) -> None:
+        self.heard: list[bytes] = []
+        self.lost: list[object] = []
+        self.arrived = asyncio.Event()
+        self.gone = asyncio.Event()
+
+    async def open(self) -> "tuple[Link, Link]":
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(False)
+        return await Link.open(ours, lambda _: None, lambda _: None), await Link.open(theirs, self._hear, self._lose)
+
+    def _hear(self, body: bytes) -> None:
+        if body == b"bad":
+            raise ProtocolError("that was bad")
+        self.heard.append(body)
+        self.arrived.set()
+
+    def _lose(self, error: object) -> None:
+        self.lost.append(error)
+        self.gone.set()
+
+
+def frame(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "little") + body
+
+
+async def test_a_link_carries_frames_and_ends_once():
+    ends = Ends()
+    ours, _ = await ends.open()
+
+    ours.send(frame(b"one"))
+    ours.send(frame(b"two"))
+    ours.close()
+    await ends.gone.wait()
+
+    assert ends.heard == [b"one", b"two"]
+    assert ends.lost == [None]
+    ours.send(frame(b"late"))
+    await ours.drain()
+
+
+async def test_a_link_closes_at_the_first_frame_that_is_refused():
+    ends = Ends()
+    ours, _ = await ends.open()
+
+    ours.send(frame(b"bad") + frame(b"after"))
+    await ends.gone.wait()
+
+    assert ends.heard == []
+    assert [str(error) for error in ends.lost] == ["that was bad"]
+
+
+async def test_a_sender_can_wait_until_the_other_end_has_room():
+    ends = Ends()
+    ours, theirs = await ends.open()
+    theirs._transport.pause_reading()
+
+    for _ in range(64):
+        ours.send(frame(bytes(64 << 10)))
+    draining = asyncio.create_task(ours.drain())
+    await asyncio.sleep(0)
+    waits = not draining.done()
+    theirs._transport.resume_reading()
+    await draining
+
+    assert waits
+    await ends.arrived.wait()

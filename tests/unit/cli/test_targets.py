@@ -1,0 +1,82 @@
+"""What a command calls an app by, and how a gateway is told."""
+
+from pathlib import Path
+
+import pytest
+
+from omnibus.cli.targets import located, source
+from omnibus.errors import BadRequest
+
+
+@pytest.fixture
+def apps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of apps that is the current one: a file, one in a directory, one in a package."""
+    for name in ("poem.py", "team/novel.py", "pack/__init__.py", "pack/inner/__init__.py", "pack/inner/saga.py"):
+        path = tmp_path / "apps" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x = 1\n")
+    monkeypatch.chdir(tmp_path / "apps")
+    return tmp_path / "apps"
+
+
+@pytest.mark.parametrize(
+    ("target", "module", "directory"),
+    [
+        ("poem.py", "poem", "."),
+        ("team/novel.py", "novel", "team"),
+        ("./team/../poem.py", "poem", "."),
+        ("pack/inner/saga.py", "pack.inner.saga", "."),
+        ("pack/inner/", "pack.inner", "."),
+        ("pack/__init__.py", "pack", "."),
+    ],
+)
+def test_a_file_is_a_module_in_a_directory(apps: Path, target: str, module: str, directory: str):
+    assert source(target, None, str(apps)) == {"module": module, "directory": directory}
+
+
+def test_what_looks_like_a_module_is_one(apps: Path):
+    assert source("company.poems", None, str(apps)) == {"module": "company.poems"}
+
+
+def test_an_upload_is_the_text_and_the_files_name(apps: Path):
+    assert source(None, "poem.py", "") == {"upload": "x = 1\n", "name": "poem"}
+
+
+def test_a_file_outside_of_the_apps_says_what_to_do(apps: Path, tmp_path: Path):
+    (tmp_path / "stray.py").write_text("")
+
+    with pytest.raises(BadRequest, match=f"not below {apps}.* --apps-dir {tmp_path}.*--upload"):
+        source("../stray.py", None, str(apps))
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [("none.py", "no such file"), ("team/none", "no such file"), ("team/", "no such file")],
+)
+def test_a_file_that_is_not_there_is_said(apps: Path, target: str, said: str):
+    with pytest.raises(BadRequest, match=said):
+        source(target, None, str(apps))
+
+
+def test_a_file_that_python_cannot_import_is_said(apps: Path):
+    (apps / "my-poem.py").write_text("")
+
+    with pytest.raises(BadRequest, match="cannot be imported as 'my-poem'"):
+        located("my-poem.py")
+
+
+def test_a_gateway_that_takes_no_files_is_said(apps: Path):
+    with pytest.raises(BadRequest, match="takes no files"):
+        source("poem.py", None, "")
+
+
+def test_nothing_at_all_is_said():
+    with pytest.raises(BadRequest, match="name a module"):
+        source(None, None, "")
+
+
+def test_a_text_that_is_no_text_is_said(apps: Path):
+    (apps / "poem.py").write_bytes(b"\xff\xfe\x00")
+
+    with pytest.raises(BadRequest, match=r"poem\.py"):
+        source(None, "poem.py", "")

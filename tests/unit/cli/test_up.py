@@ -1,0 +1,51 @@
+"""``omnibus up``: what its flags mean, and what cannot be meant."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from omnibus.cli.main import _parser, main
+from omnibus.cli.up import declarations
+from omnibus.errors import BadRequest
+
+
+def test_by_default_one_gateway_listens_on_port_8000_and_no_app_is_registered():
+    options = _parser().parse_args(["up"])
+
+    assert (options.port, options.gateways, options.app, options.no_models) == (8000, 1, [], False)
+
+
+def test_several_apps_may_be_named():
+    assert _parser().parse_args(["up", "--app", "poem.py", "--app", "pkg.chat"]).app == ["poem.py", "pkg.chat"]
+
+
+async def test_without_models_nothing_is_declared():
+    assert json.loads(await declarations(_parser().parse_args(["up", "--no-models"]))) == {"models": {}}
+
+
+async def test_a_declarations_file_is_taken_as_it_is(tmp_path: Path):
+    (tmp_path / "models.json").write_text("anything")
+
+    assert await declarations(_parser().parse_args(["up", "--models", str(tmp_path / "models.json")])) == "anything"
+
+
+async def test_a_declarations_file_that_is_not_there_is_named():
+    with pytest.raises(BadRequest, match="--models /none"):
+        await declarations(_parser().parse_args(["up", "--models", "/none"]))
+
+
+@pytest.mark.parametrize(
+    "flags", [["--models", "m.json", "--no-models"], ["--gateways", "two"], ["--gateways"]], ids=" ".join
+)
+def test_wrong_flags_are_explained_with_exit_code_2(flags: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        main(["up", *flags])
+
+    assert caught.value.code == 2
+    assert "usage: omnibus up" in capsys.readouterr().err
+
+
+def test_fewer_than_one_gateway_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]):
+    assert main(["up", "--no-models", "--gateways", "0"]) == 1
+    assert "one at least must run" in capsys.readouterr().err

@@ -1,0 +1,101 @@
+"""The process around an executor: who it is, by its settings; and how it runs on a real bus and sidecar."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnibus import graph
+from omnibus.bus import messages, subjects
+from omnibus.bus.messages import Chunk, Hop
+from omnibus.bus.nats import NatsBus
+from omnibus.errors import BadRequest
+from omnibus.executor.host import ExecutorService, engine
+from omnibus.graph import Node
+from omnibus.settings import BusSettings, ExecutorSettings
+from tests.unit.executor.arithmetic import invocation
+from tests.unit.plugins.dists import installer, toy
+from tests.unit.sidecar import node as nodes
+
+PATIENCE = 20.0  # seconds
+OMNI = {"model": "qwen2.5-omni", "family": "qwen2_5_omni", "option": "E", "components": "vision,audio"}
+
+
+def service(**settings: Any) -> ExecutorService:
+    return ExecutorService(ExecutorSettings(**{**OMNI, **settings}))
+
+
+def test_unit_tasks_are_named_after_the_familys_kinds():
+    assert service().identity("n").tasks == {
+        "encode-qwen2_5-omni-vision": "vision",
+        "encode-qwen2_5-omni-audio": "audio",
+    }
+
+
+def test_unit_tasks_that_are_told_are_those_of_the_components_in_their_order():
+    made = service(tasks="encode-gemma-a-vision,hear-b-audio", family="").identity("n")
+
+    assert made.tasks == {"encode-gemma-a-vision": "vision", "hear-b-audio": "audio"}
+
+
+def test_an_executor_is_of_the_option_that_the_plan_names():
+    made = service(option="Ta+V").identity("n")
+
+    assert made.option == "Ta+V"
+    assert made.id.startswith("qwen2_5-omni-Ta_V-")
+
+
+def test_without_an_option_it_is_named_after_its_components():
+    assert service(option="").identity("n").option == "vision+audio"
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"model": ""}, "set OMNIBUS_EXECUTOR_MODEL and OMNIBUS_EXECUTOR_COMPONENTS"),
+        ({"components": ""}, "set OMNIBUS_EXECUTOR_MODEL and OMNIBUS_EXECUTOR_COMPONENTS"),
+        ({"components": "vision,nose"}, r"unknown components \['nose'\]; qwen2_5_omni has \['audio', "),
+        ({"family": "qwen9"}, "no model family 'qwen9'"),
+        ({"tasks": "encode-a"}, "OMNIBUS_EXECUTOR_TASKS='encode-a' must name one unit task for each of vision, audio"),
+        ({"tasks": "a,b,c"}, "must name one unit task for each"),
+        ({"tasks": "a.b,c"}, "must name one unit task for each"),
+        ({"tasks": "a,a"}, "have the same unit task: a"),
+    ],
+)
+def test_settings_that_make_no_executor_are_named(settings: dict[str, Any], fault: str):
+    with pytest.raises(BadRequest, match=fault):
+        service(**settings).identity("n")
+
+
+@pytest.mark.parametrize("path", ["nothing", "omnibus.nothing:engine", "omnibus.executor.own:nothing"])
+def test_an_engine_that_is_not_there_is_named_with_its_variable(path: str):
+    with pytest.raises(BadRequest, match=f"OMNIBUS_EXECUTOR_ENGINE='{path}' must name module:function"):
+        engine(path)
+
+
+async def test_an_executor_runs_the_engine_of_a_plugin(nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMNIBUS_BUS_URL", nats_url)
+    monkeypatch.setenv("OMNIBUS_SIDECAR_SOCKET", str(tmp_path / "s"))
+    monkeypatch.setenv("OMNIBUS_SIDECAR_NODE", nodes.NODE)
+    task = "encode-m-eye"
+    settings = ExecutorSettings(
+        model="m", family="toy", checkpoint="/weights", option="E+", components="eye", engine="toy_host:engine"
+    )
+
+    with installer(tmp_path / "site", monkeypatch) as install:
+        toy(install, "toy_host")
+        async with nodes.running(tmp_path):
+            executor = ExecutorService(settings)
+            bus = await NatsBus.connect(BusSettings(url=nats_url), "hand")
+            try:
+                await executor.startup()
+                body = graph.encode(invocation([Node(task, "eye", {}, "d")], ["x"], [(0, "said")]))
+                parts = [part async for part in bus.requests(subjects.task(task), body, PATIENCE)]
+            finally:
+                await executor.drain(1.0)
+                await executor.shutdown()
+                await bus.drain()
+
+    replies = [message for part in parts for message in messages.decode_replies(part)]
+    assert [reply.data for reply in replies if isinstance(reply, Chunk)] == [{"by": "eye", "of": "/weights"}]
+    assert isinstance(replies[-1], Hop)

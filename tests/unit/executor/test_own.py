@@ -1,0 +1,350 @@
+"""Unit tasks that apps bring run as their own engine, if they are still what was registered."""
+
+import itertools
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnibus import graph
+from omnibus.bus import messages, subjects
+from omnibus.bus.messages import Chunk, Failed, Hop
+from omnibus.bus.nats import NatsBus
+from omnibus.errors import BadRequest
+from omnibus.executor.contract import Runner
+from omnibus.executor.host import ExecutorService
+from omnibus.executor.own import engine
+from omnibus.graph import Node
+from omnibus.registry import TaskRecord
+from omnibus.settings import BusSettings, ExecutorSettings
+from tests.unit.executor.arithmetic import invocation
+from tests.unit.jobs import MemoryJob, run
+from tests.unit.sidecar import node as nodes
+
+PATIENCE = 20.0  # seconds
+_number = itertools.count()
+
+SPELL = """
+    from collections.abc import AsyncIterator
+    from typing import ClassVar
+
+    from omnibus.task import Stream, TaskInput, TaskOutput, UnitTask
+
+    DONE = []
+
+
+    class Words(TaskInput):
+        text: str
+
+
+    class Letters(TaskOutput):
+        letters: Stream[str]
+        count: int
+
+
+    class Spell(UnitTask[Words, Letters]):
+        upper: bool = False
+        _alphabet: frozenset[str] = frozenset()
+
+        async def load(self) -> None:
+            self._alphabet = frozenset("abc")
+
+        async def run(self, words: Words) -> AsyncIterator[dict]:
+            known = [letter for letter in words.text if letter in self._alphabet]
+            for letter in known:
+                yield {"letters": letter.upper() if self.upper else letter}
+            yield {"count": len(known)}
+
+        async def close(self) -> None:
+            DONE.append(self.name)
+
+
+    class Shout(UnitTask[Words, Letters]):
+        kind: ClassVar[str] = "shout"
+
+        def load(self) -> None:
+            DONE.append("loaded")
+
+        def run(self, words: Words) -> Letters:
+            if words.text == "never":
+                raise ValueError("I do not shout that")
+            return Letters.of({"letters": [words.text.upper()], "count": 1})
+
+
+    class Outer:
+        class Inner(Spell):
+            kind: ClassVar[str] = "spell"
+
+
+    class Silent(UnitTask[Words, Letters]):
+        kind: ClassVar[str] = "spell"
+
+
+    class Moody(Spell):
+        kind: ClassVar[str] = "spell"
+        mood: str
+
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module in ``tmp_path`` that nobody has imported yet."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = f"own_tasks_{next(_number)}"
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(SPELL))
+    return name
+
+
+def record(root: Path | str, cls: str, **changes: Any) -> TaskRecord:
+    told = {
+        "name": "spell", "kind": "spell", "model": "", "component": "spell", "service": "generator", "own": True,
+        "cls": cls, "fields": {}, "root": str(root),
+    }  # fmt: skip
+    return TaskRecord(**{**told, **changes})
+
+
+def source(*records: TaskRecord) -> str:
+    return msgspec.json.encode(records).decode()
+
+
+def runner(*records: TaskRecord, component: str = "spell") -> Runner:
+    return engine(component, ExecutorSettings(source=source(*records)))
+
+
+def said(job: MemoryJob, output: str) -> list[Any]:
+    return [item.data["value"] for item in job.outputs[output].items]
+
+
+async def spelled(made: Runner, text: str) -> list[Any]:
+    await made.load()
+    job = await run(made, MemoryJob({"text": text}, ("letters", "count")))
+    return said(job, "letters")
+
+
+# What runs
+
+
+async def test_a_task_is_loaded_run_and_closed(tmp_path: Path, module: str):
+    made = runner(record(tmp_path, f"{module}:Spell"))
+
+    await made.load()
+    job = await run(made, MemoryJob({"text": "a big cab"}, ("letters", "count")))
+    await made.close()
+
+    assert said(job, "letters") == ["a", "b", "c", "a", "b"]
+    assert said(job, "count") == [5]
+    assert job.outputs["letters"].closed
+    assert sys.modules[module].DONE == ["spell"]
+
+
+async def test_what_nobody_wants_is_not_sent(tmp_path: Path, module: str):
+    made = runner(record(tmp_path, f"{module}:Spell"))
+    await made.load()
+
+    job = await run(made, MemoryJob({"text": "cab"}, ("count",)))
+
+    assert said(job, "count") == [3]
+    assert said(job, "letters") == []
+
+
+async def test_a_task_may_be_plain_functions(tmp_path: Path, module: str):
+    shout = record(tmp_path, f"{module}:Shout", name="shout", kind="shout", component="shout")
+    made = runner(shout, component="shout")
+
+    assert await spelled(made, "hey") == ["HEY"]
+    assert sys.modules[module].DONE == ["loaded"]
+    await made.close()
+
+
+async def test_a_failure_of_a_task_is_its_own(tmp_path: Path, module: str):
+    shout = record(tmp_path, f"{module}:Shout", name="shout", kind="shout", component="shout")
+    made = runner(shout, component="shout")
+
+    with pytest.raises(ValueError, match="I do not shout that"):
+        await spelled(made, "never")
+    assert await spelled(made, "again") == ["AGAIN"]
+
+
+async def test_fields_make_another_task(tmp_path: Path, module: str):
+    upper = record(tmp_path, f"{module}:Spell", name="spell-upper_true", fields={"upper": True})
+
+    assert await spelled(runner(upper), "cab") == ["C", "A", "B"]
+
+
+async def test_each_component_of_a_source_has_its_task(tmp_path: Path, module: str):
+    both = (
+        record(tmp_path, f"{module}:Spell", name="spell-words-low", model="words", component="low"),
+        record(
+            tmp_path, f"{module}:Spell", name="spell-words-high-upper_true", model="words", component="high",
+            fields={"upper": True},
+        ),
+    )  # fmt: skip
+
+    assert await spelled(runner(*both, component="low"), "b") == ["b"]
+    assert await spelled(runner(*both, component="high"), "b") == ["B"]
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "component"),
+    [
+        ("spell", "", "spell"),
+        ("spell", "", ""),
+        ("spell-words", "words", "spell"),
+        ("spell-words-spell", "words", "spell"),
+    ],
+)
+async def test_a_component_is_called_after_its_kind_or_says_so_itself(
+    tmp_path: Path, module: str, name: str, model: str, component: str
+):
+    assert await spelled(
+        runner(record(tmp_path, f"{module}:Spell", name=name, model=model, component=component)), "c"
+    ) == ["c"]
+
+
+async def test_a_class_may_lie_in_another_one(tmp_path: Path, module: str):
+    assert await spelled(runner(record(tmp_path, f"{module}:Outer.Inner")), "c") == ["c"]
+
+
+async def test_a_class_of_an_installed_module_is_imported_from_there(
+    tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "app").mkdir()
+
+    assert await spelled(runner(record("", f"{module}:Spell")), "c") == ["c"]
+    assert await spelled(runner(record(tmp_path / "app", f"{module}:Spell")), "c") == ["c"]
+
+
+async def test_the_source_may_stand_in_place_of_a_checkpoint(tmp_path: Path, module: str):
+    settings = ExecutorSettings(checkpoint=source(record(tmp_path, f"{module}:Spell")))
+
+    assert await spelled(engine("spell", settings), "c") == ["c"]
+
+
+def test_its_statistics_say_which_code_runs(tmp_path: Path, module: str):
+    assert runner(record(tmp_path, f"{module}:Spell")).stats() == {"task": "spell", "class": f"{module}:Spell"}
+
+
+# What does not
+
+
+@pytest.mark.parametrize("text", ["", "{", "[7]", '[{"name": "spell"}]', "/models/vl"])
+def test_a_source_that_is_none_is_refused(text: str):
+    with pytest.raises(BadRequest, match="OMNIBUS_EXECUTOR_SOURCE is no JSON list of task records"):
+        engine("spell", ExecutorSettings(source=text))
+
+
+def test_a_component_that_is_not_in_the_source_is_refused_with_those_there_are(tmp_path: Path):
+    with pytest.raises(BadRequest, match="no component 'count'; there is spell"):
+        runner(record(tmp_path, "m:Spell"), component="count")
+
+
+FAULTS = {
+    "name": (
+        "Spell",
+        {"name": "spell-9"},
+        r"'spell-9' \(.*:Spell\) is named 'spell' by now: register its app again",
+    ),
+    "fields": ("Spell", {"fields": {"loud": True}}, r"cannot be made of {'loud': True}: ValidationError"),
+    "field missing": ("Moody", {}, "cannot be made of {}: ValidationError"),
+    "class": ("Spells", {}, "cannot be imported: AttributeError"),
+    "no engine": ("Silent", {}, r"has no method run\(self, inputs\) any more"),
+    "no task": ("DONE", {}, "cannot be made of {}: TypeError"),
+}
+
+
+@pytest.mark.parametrize(("cls", "changes", "fault"), FAULTS.values(), ids=FAULTS.keys())
+def test_a_task_that_is_not_what_was_registered_is_refused(
+    tmp_path: Path, module: str, cls: str, changes: dict[str, Any], fault: str
+):
+    with pytest.raises(BadRequest, match=fault):
+        runner(record(tmp_path, f"{module}:{cls}", **changes))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("import no_such_thing", "ModuleNotFoundError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("(", "SyntaxError"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_refused(tmp_path: Path, module: str, text: str, fault: str):
+    (tmp_path / f"{module}.py").write_text(text)
+
+    with pytest.raises(BadRequest, match=rf"unit task 'spell' \({module}:Spell\) cannot be imported: {fault}"):
+        runner(record(tmp_path, f"{module}:Spell"))
+
+
+def test_a_root_that_is_not_on_this_node_is_named(tmp_path: Path):
+    with pytest.raises(BadRequest, match="there is no directory .*/nowhere here; mount it on this node too"):
+        runner(record(tmp_path / "nowhere", "m:Spell"))
+
+
+def test_a_module_of_the_same_name_that_is_loaded_already_is_not_taken_for_it(tmp_path: Path, module: str):
+    (tmp_path / "textwrap.py").write_text((tmp_path / f"{module}.py").read_text())
+
+    with pytest.raises(
+        BadRequest, match="'textwrap' was imported from .*, not from .*: give the app's module another name"
+    ):
+        runner(record(tmp_path, "textwrap:Spell"))
+
+
+def test_executors_of_other_tasks_do_not_load_what_apps_are_written_with():
+    code = "import sys, omnibus.executor.own; print(*sys.modules)"
+
+    loaded = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).split()
+
+    assert "omnibus.task" not in loaded
+    assert "pydantic" not in loaded
+
+
+# All of it
+
+
+async def test_an_executor_of_an_own_task_answers_on_the_bus(
+    nats_url: str, tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch
+):
+    variables = {
+        "BUS_URL": nats_url, "SIDECAR_SOCKET": str(tmp_path / "s"), "SIDECAR_NODE": nodes.NODE,
+        "EXECUTOR_MODEL": "spell", "EXECUTOR_FAMILY": "python", "EXECUTOR_OPTION": "spell",
+        "EXECUTOR_COMPONENTS": "spell", "EXECUTOR_TASKS": "spell", "EXECUTOR_ENGINE": "omnibus.executor.own:engine",
+        "EXECUTOR_CHECKPOINT": source(record(tmp_path, f"{module}:Spell")),
+    }  # fmt: skip
+    for name, value in variables.items():
+        monkeypatch.setenv(f"OMNIBUS_{name}", value)
+
+    async with nodes.running(tmp_path):
+        executor = ExecutorService()
+        bus = await NatsBus.connect(BusSettings(url=nats_url), "hand")
+        try:
+            await executor.startup()
+            good = await asked(bus, {"text": "cab"})
+            bad = await asked(bus, {"text": 7})
+            again = await asked(bus, {"text": "b"})
+        finally:
+            await executor.drain(1.0)
+            await executor.shutdown()
+            await bus.drain()
+
+    letters = [reply.data.get("value") for reply in good if isinstance(reply, Chunk) and reply.output == "letters"]
+    assert [letter for letter in letters if letter] == ["c", "a", "b"]
+    assert [reply.data for reply in good if isinstance(reply, Chunk) and reply.output == "count"] == [{"value": 3}]
+    assert isinstance(good[-1], Hop)
+    assert [reply.problem.code for reply in bad if isinstance(reply, Failed)] == ["bad_request"]
+    assert isinstance(again[-1], Hop)
+    assert sys.modules[module].DONE == ["spell"]
+
+
+async def asked(bus: NatsBus, inputs: dict[str, Any]) -> list[Any]:
+    """All replies to one call of the unit task ``spell``, by hand."""
+    node = Node("spell", "spell", inputs, graph.digest("spell", inputs))
+    body = graph.encode(invocation([node], ["x"], [(0, "letters"), (0, "count")]))
+    parts = [part async for part in bus.requests(subjects.task("spell"), body, PATIENCE)]
+    return [message for part in parts for message in messages.decode_replies(part)]

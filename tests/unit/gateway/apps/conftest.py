@@ -1,0 +1,25 @@
+"""Gateways with apps for the tests that ask for them."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import redis.asyncio as redis
+
+from tests.unit.gateway.apps.estate import Estate, Gateway, estate
+
+
+@pytest.fixture
+async def land(tmp_path: Path, valkey_url: str) -> AsyncIterator[Estate]:
+    """No gateway yet; the store is empty."""
+    client = redis.Redis.from_url(valkey_url)
+    await client.flushall()
+    await client.aclose()
+    async with estate(tmp_path, valkey_url) as made:
+        yield made
+
+
+@pytest.fixture
+async def gate(land: Estate) -> Gateway:
+    """One gateway."""
+    return land.gateway()

@@ -1,0 +1,272 @@
+"""A house with apps: a real store, real workers, and a directory of apps that tests write."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import httpx
+import msgspec
+import psutil
+
+from omnibus.executor.own import engine
+from omnibus.plan import ModelPlan, Plan
+from omnibus.service import until_cancelled
+from omnibus.settings import ExecutorSettings, GatewaySettings, StoreSettings
+from omnibus.store import Store
+from services.gateway.apps.service import Apps
+from services.gateway.http import Frontend
+from services.planner import own
+from tests.unit.gateway.house import House
+from tests.unit.gateway.house import house as plain_house
+from tests.unit.sidecar.node import until
+
+TOKEN = "open-sesame"
+
+ECHO = """
+    '''Says it back.'''
+
+    from pydantic import BaseModel
+
+
+    class Asked(BaseModel):
+        text: str
+
+
+    class Said(BaseModel):
+        text: str
+        by: str = "{by}"
+
+
+    async def serve(request: Asked) -> Said:
+        return Said(text=request.text)
+"""
+
+COUNT = """
+    from collections.abc import AsyncIterator
+
+
+    async def serve(request: int) -> AsyncIterator[int]:
+        for number in range(request):
+            yield number
+        if request > 5:
+            raise ValueError("too far")
+"""
+
+
+#: Says that it has begun, waits until it may go on, and says who it is.
+PATIENT = """
+    import asyncio
+    from pathlib import Path
+
+
+    async def serve(request):
+        Path(request["begun"]).touch()
+        while not Path(request["go"]).exists():
+            await asyncio.sleep(0.01)
+        return "{by}"
+"""
+
+#: A unit task that brings its engine, and an app that calls it.
+SHOUT = """
+    from omnibus.task import TaskInput, TaskOutput, UnitTask
+
+
+    class Words(TaskInput):
+        text: str
+
+
+    class Loud(TaskOutput):
+        text: str
+
+
+    class {cls}(UnitTask[Words, Loud]):
+        mark: str = "!"
+
+        async def run(self, words: Words) -> Loud:
+            return Loud(text=words.text.upper() + self.mark)
+
+
+    TASK = {cls}({fields})
+
+
+    async def serve(request: str) -> str:
+        return await (await TASK(Words(text=request))).text
+"""
+
+#: A chat model of its own: the toy model, its words in capitals.
+LOUD = """
+    from omnibus.app import App
+    from omnibus.task import ChatInput, ChatOutput, Encode, MLLM, TextChunk, Think
+
+    app = App(model="{model}")
+    encoders = {m: Encode(model="toy-vl", component="vision") for m in ("image", "video")}
+    TASK = MLLM(encoders=encoders, thinker=Think(model="toy-vl", component="thinker"))
+
+
+    def loud(chunk):
+        return chunk.model_copy(update={"text": chunk.text.upper()})
+
+
+    async def serve(request: ChatInput) -> ChatOutput:
+        answer = await TASK(request)
+        return ChatOutput(text=answer.text.transform(loud))
+"""
+
+
+class Gateway:
+    """A gateway of the house: its own registry, workers and routes."""
+
+    def __init__(self, home: House, settings: GatewaySettings, store_url: str) -> None:
+        self.store = Store(StoreSettings(url=store_url, prefix="test", timeout=5.0))
+        self.apps = Apps(settings, self.store, home.router, home.runs, home.chat)
+        self.app = Frontend(settings, home.chat, home.router, home.dispatcher, self.apps).application()
+        transport = httpx.ASGITransport(app=self.app)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=60.0)
+        self.apps.startup()
+
+    async def ask(self, method: str, path: str, body: Any = None, token: str = TOKEN) -> httpx.Response:
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        return await self.http.request(method, path, json=body, headers=headers)
+
+    async def register(self, module: str, status: int = 201) -> dict[str, Any]:
+        response = await self.ask("POST", "/v1/apps", {"source": {"module": module, "directory": "."}})
+        assert response.status_code == status, response.text
+        return dict(response.json())
+
+    async def update(self, name: str, module: str = "", status: int = 200) -> dict[str, Any]:
+        body = {"source": {"module": module, "directory": "."}} if module else None
+        response = await self.ask("PUT", f"/v1/apps/{name}", body)
+        assert response.status_code == status, response.text
+        return dict(response.json())
+
+    async def invoke(self, name: str, body: Any, status: int = 200) -> Any:
+        response = await self.http.post(f"/v1/apps/{name}/invoke", json=body)
+        assert response.status_code == status, response.text
+        return response.json()
+
+    async def serves(self, name: str, version: int) -> None:
+        """Wait until this gateway's worker is of ``version``."""
+
+        def there() -> bool:
+            about = self.apps.registry.about(name)
+            return about is not None and (about.state, about.version) == ("ready", version)
+
+        await until(there)
+
+    async def close(self) -> None:
+        await self.http.aclose()
+        await self.apps.shutdown()
+        await self.store.close()
+
+
+class Estate:
+    """A house, its gateways and where their apps lie."""
+
+    def __init__(self, home: House, directory: Path, store_url: str, settings: GatewaySettings) -> None:
+        self.home = home
+        self.directory = directory
+        self.settings = settings
+        self._store_url = store_url
+        self.gateways: list[Gateway] = []
+        self._planner: asyncio.Task[None] | None = None
+
+    def write(self, module: str, text: str, **values: str) -> None:
+        """Write an app; ``{name}`` in its text is replaced."""
+        (self.directory / f"{module}.py").write_text(source(text, **values))
+
+    def gateway(self, **changes: Any) -> Gateway:
+        """Another gateway; ``changes`` are settings of its own."""
+        settings = msgspec.structs.replace(self.settings, **changes)
+        self.gateways.append(Gateway(self.home, settings, self._store_url))
+        return self.gateways[-1]
+
+    def plan_apps(self) -> None:
+        """From now on apps' own unit tasks are planned as the planner does, and get executors of their own."""
+        self._planner = asyncio.ensure_future(self._plan_apps())
+
+    async def _plan_apps(self) -> None:
+        store = Store(StoreSettings(url=self._store_url, prefix="test", timeout=5.0))
+        try:
+            async for apps in store.app_changes():
+                router = self.home.router
+                declared = {name: model for name, model in router.plan.models.items() if not model.apps}
+                models = own.models(apps, declared)
+                router.plan = Plan(router.plan.epoch + 1, 0, 1000.0, {**declared, **models})
+                await self._staff(models)
+        finally:
+            await store.close()
+
+    async def _staff(self, models: dict[str, ModelPlan]) -> None:
+        """Executors of ``models`` and no others."""
+        wanted = {f"{name}-{option}": (name, option) for name, model in models.items() for option in model.options}
+        for id in [id for id in self.home.place.executors if id.endswith("-own") and id[:-4] not in wanted]:
+            await self.home.place.executors.pop(id).drain(5.0)
+        for id, (name, option) in wanted.items():
+            if f"{id}-own" in self.home.place.executors:
+                continue
+            model = models[name]
+            runner = engine(option, ExecutorSettings(checkpoint=model.checkpoint))
+            await runner.load()
+            await self.home.place.executor(
+                f"{id}-own", {option: runner.run}, option, model=name, named=model.tasks.__getitem__
+            )
+
+    async def leave(self, gateway: Gateway) -> None:
+        self.gateways.remove(gateway)
+        await gateway.close()
+
+    async def close(self) -> None:
+        if self._planner is not None:
+            await until_cancelled(self._planner)
+        for gateway in self.gateways:
+            await gateway.close()
+
+
+@asynccontextmanager
+async def estate(tmp_path: Path, store_url: str, **changes: Any) -> AsyncIterator[Estate]:
+    directory = tmp_path / "apps"
+    directory.mkdir()
+    usual = {
+        "admin_token": TOKEN,
+        "apps_dir": str(directory),
+        "app_uploads": True,
+        "app_ready": 20.0,
+        "app_drain": 10.0,
+    }
+    async with plain_house(tmp_path, **{**usual, **changes}) as home:
+        made = Estate(home, directory, store_url, home.settings)
+        try:
+            yield made
+        finally:
+            await made.close()
+
+
+def source(text: str, **values: str) -> str:
+    """``text`` as a module; ``{name}`` in it is replaced."""
+    text = dedent(text)
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+def workers() -> set[int]:
+    """Process ids of all workers that this process has."""
+    children = psutil.Process().children(recursive=True)
+    return {child.pid for child in children if "omnibus.app.worker" in " ".join(_line(child))}
+
+
+def _line(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def parts(response: httpx.Response) -> list[Any]:
+    """The data of each server-sent event."""
+    blocks = [block.removeprefix("data: ") for block in response.text.split("\n\n") if block]
+    return [block if block == "[DONE]" else json.loads(block) for block in blocks]

@@ -1,0 +1,250 @@
+"""A request in a worker: its graphs run here, its answer comes back, and nothing of it lasts longer than it may."""
+
+import asyncio
+
+import pytest
+
+from omnibus.app.wire import WINDOW
+from omnibus.errors import BadRequest, NotFound
+from omnibus.tensors.item import Item
+from tests.unit.gateway.apps.workers import SPELLS, Abacus, hosted, until, written
+
+
+async def test_an_answer_is_made_from_the_results_of_tasks(tmp_path):
+    async with hosted(written(tmp_path, SPELLS)) as host:
+        run = Abacus()
+
+        answer = await host.invoke(run, b'{"text": "abc"}').answer()
+
+    assert answer == b'{"letters":"abc","count":3}'
+    assert run.status == "done"
+    assert run.failure is None
+    (segment,) = run.segments.values()
+    assert [node.task for node in segment.nodes] == ["spell"]
+    assert {(0, "letters"), (0, "count")} <= set(segment.outputs)
+
+
+async def test_many_requests_run_side_by_side(tmp_path):
+    async with hosted(written(tmp_path, SPELLS)) as host:
+        calls = [host.invoke(Abacus(), b'{"text": "%s"}' % (b"a" * count)) for count in range(1, 30)]
+
+        answers = await asyncio.gather(*(call.answer() for call in calls))
+
+    assert [answer.count(b"a") for answer in answers] == list(range(1, 30))
+
+
+async def test_results_that_are_returned_unread_are_read_for_the_answer(tmp_path):
+    text = """
+    class Told(TaskOutput):
+        letters: Stream[str]
+
+    class Short(CompositeTask):
+        def invoke(self, request):
+            out = SPELL.invoke(request)
+            return {"all": [out.letters, {"count": out.count}], "codes": out.codes}
+
+    async def serve(request: Words):
+        return await Short()(request)
+    """
+    async with hosted(written(tmp_path, text)) as host:
+        answer = await host.invoke(Abacus(), b'{"text": "ab"}').answer()
+
+    assert answer == b'{"all":["ab",{"count":2}],"codes":[97,98]}'
+
+
+async def test_a_graph_of_several_calls_is_one_segment_and_calls_one_after_the_other_are_several(tmp_path):
+    text = """
+    async def serve(request: Words):
+        first = await (await SUM(request)).sum
+        second = await (await SUM(Words(text=str(first)))).sum
+        return [first, second]
+    """
+    async with hosted(written(tmp_path, text)) as host:
+        run = Abacus()
+
+        answer = await host.invoke(run, b'{"text": "ab"}').answer()
+
+    assert answer == b"[195,159]"
+    assert {step: [node.task for node in segment.nodes] for step, segment in run.segments.items()} == {
+        0: ["spell", "add"],
+        1: ["spell", "add"],
+    }
+    assert run.segments[0].nodes[1].uses == ((0, "codes"),)
+
+
+async def test_choices_are_met_evenly_over_requests(tmp_path):
+    text = """
+    class Picks(CompositeTask):
+        def invoke(self, request):
+            return choose([SPELL, LOUD], [3, 1]).invoke(request).letters
+
+    async def serve(request: Words):
+        return await (await Picks()(request))
+    """
+    async with hosted(written(tmp_path, text)) as host:
+        answers = [await host.invoke(Abacus(), b'{"text": "a"}').answer() for _ in range(40)]
+
+    assert abs(answers.count(b'"A"') - 10) <= 1
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        (b'{"text": 3}', "text", "text: Input should be a valid string"),
+        (b"{}", "text", "text: Field required"),
+        (b'{"text": "a", "more": 1}', "more", "more: Extra inputs are not permitted"),
+        (b"{", "", "Invalid JSON"),
+        (b"", "", "Invalid JSON"),
+        (b'{"text": "\xff"}', "", "Invalid JSON"),
+    ],
+)
+async def test_a_request_that_does_not_fit_is_refused_where_it_does_not(tmp_path, body, param, said):
+    async with hosted(written(tmp_path, SPELLS)) as host:
+        run = Abacus()
+
+        with pytest.raises(BadRequest, match=said) as refused:
+            await host.invoke(run, body).answer()
+
+    assert refused.value.param == param
+    assert run.status == "failed"
+    assert run.segments == {}
+
+
+async def test_a_place_deep_in_a_request_is_named_as_clients_write_it(tmp_path):
+    async with hosted(written(tmp_path, "async def serve(request: dict[str, list[dict[str, int]]]): ...\n")) as host:
+        with pytest.raises(BadRequest) as refused:
+            await host.invoke(Abacus(), b'{"a": [{"b": 1}, {"b": "x"}]}').answer()
+
+    assert refused.value.param == "a[1].b"
+
+
+# Parts
+
+
+async def test_parts_arrive_one_by_one(tmp_path):
+    text = """
+    async def serve(request: Words) -> AsyncIterator[dict[str, str]]:
+        async for letter in (await SPELL(request)).letters:
+            yield {"letter": letter}
+    """
+    async with hosted(written(tmp_path, text)) as host:
+        run = Abacus()
+        assert host.description.streams
+
+        parts = [part async for part in host.invoke(run, b'{"text": "abc"}').parts()]
+
+    assert parts == [b'{"letter":"a"}', b'{"letter":"b"}', b'{"letter":"c"}']
+    assert run.status == "done"
+
+
+async def test_a_stream_that_serve_returns_is_passed_on(tmp_path):
+    text = """
+    async def serve(request: Words) -> AsyncIterator[str]:
+        return (await SPELL(request)).letters.transform(str.upper)
+    """
+    async with hosted(written(tmp_path, text)) as host:
+        parts = [part async for part in host.invoke(Abacus(), b'{"text": "ab"}').parts()]
+
+    assert parts == [b'"A"', b'"B"']
+
+
+async def test_a_part_arrives_before_the_next_one_is_there(tmp_path):
+    async with hosted(
+        written(
+            tmp_path,
+            "async def serve(request: Words):\n    async for x in (await SPELL(request)).letters:\n        yield x\n",
+        )
+    ) as host:
+        run, streams = Abacus(), {}
+        run.fills = streams.__setitem__
+        parts = host.invoke(run, b'{"text": "ab"}').parts()
+
+        first = asyncio.ensure_future(anext(parts))
+        await until(lambda: "letters" in streams)
+        streams["letters"].add(Item({"value": "x"}))
+        streams["letters"].wake()
+        assert await first == b'"x"'
+        streams["letters"].end()
+
+        assert [part async for part in parts] == []
+
+
+PIECES, PIECE = 20, 60_000
+MANY = f"""
+MADE = 0
+async def serve(request) -> AsyncIterator[Any]:
+    global MADE
+    if request == "made":
+        yield MADE
+        return
+    for _ in range({PIECES}):
+        MADE += 1
+        yield "x" * {PIECE}
+"""
+
+
+async def test_an_app_does_not_run_ahead_of_a_slow_client(tmp_path):
+    ahead = WINDOW // PIECE + 1
+    async with hosted(written(tmp_path, MANY)) as host:
+
+        async def made() -> int:
+            (said,) = [part async for part in host.invoke(Abacus(), b'"made"').parts()]
+            return int(said)
+
+        slow = host.invoke(Abacus(), b"1").parts()
+        await anext(slow)
+        while await made() < ahead:
+            pass
+
+        assert [await made() for _ in range(5)] == [ahead] * 5
+        assert len([part async for part in slow]) == PIECES - 1
+
+
+async def test_a_part_over_the_window_still_arrives(tmp_path):
+    async with hosted(
+        written(tmp_path, f"async def serve(request):\n    for _ in range(3):\n        yield 'x' * {2 * WINDOW}\n")
+    ) as host:
+        parts = [len(part) async for part in host.invoke(Abacus(), b"1").parts()]
+
+    assert parts == [2 * WINDOW + 2] * 3
+
+
+async def test_a_failure_in_the_middle_comes_after_what_was_there(tmp_path):
+    async with hosted(
+        written(tmp_path, "async def serve(request):\n    yield 1\n    yield 2\n    raise NotFound('no third')\n")
+    ) as host:
+        run, parts = Abacus(), []
+
+        with pytest.raises(NotFound, match="no third"):
+            async for part in host.invoke(run, b"1").parts():
+                parts.append(part)
+
+    assert parts == [b"1", b"2"]
+    assert run.status == "failed"
+
+
+async def test_a_client_that_stops_reading_ends_the_app(tmp_path):
+    text = """
+    STATE = "idle"
+    async def serve(request):
+        global STATE
+        if request == "state":
+            yield STATE
+            return
+        try:
+            STATE = "runs"
+            while True:
+                yield 1
+                await asyncio.sleep(0)
+        finally:
+            STATE = "ended"
+    """
+    async with hosted(written(tmp_path, text)) as host:
+        run = Abacus()
+        parts = host.invoke(run, b"1").parts()
+        await anext(parts)
+
+        await parts.aclose()
+
+        assert run.status == "cancelled"
+        assert [part async for part in host.invoke(Abacus(), b'"state"').parts()] == [b'"ended"']

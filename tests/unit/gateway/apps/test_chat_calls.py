@@ -1,0 +1,312 @@
+"""Chats in a worker: what nodes give goes past the app, what the app makes goes through it."""
+
+import asyncio
+
+import msgspec
+import numpy as np
+import pytest
+
+from omnibus.errors import AppFailed, DeadlineExceeded, ProtocolError
+from omnibus.graph import HANDLE
+from omnibus.task import ChatInput
+from omnibus.tensors.item import Item
+from services.gateway.streams import Incoming, merge
+from tests.unit.gateway.apps.workers import Abacus, hosted, until, written
+
+MEDIA = {HANDLE: {"id": 7, "generation": 3}, "modality": "image", "mime": "image/png", "sha256": "ab" * 32, "nbytes": 4}
+ASKED = ChatInput(
+    messages=msgspec.Raw(b'[{"role":"user","content":"look"}]'),
+    media=(MEDIA,),
+    modalities=("image",),
+    params=msgspec.Raw(b'{"max_tokens":4}'),
+)
+CHAT = "app = App(model='poet')\nasync def serve(request: ChatInput) -> ChatOutput:\n"
+SAID = "    said = await SAY(Media(media=request.media[0]))\n"
+
+
+async def read(outputs: dict[str, Incoming]) -> dict[str, list[Item]]:
+    found: dict[str, list[Item]] = {name: [] for name in outputs}
+    async for batch in merge(outputs):
+        for name, item in batch:
+            found[name].append(item)
+    return found
+
+
+def texts(items: list[Item]) -> list[str]:
+    return [item.data.get("text", "") for item in items]
+
+
+async def test_outputs_of_nodes_never_pass_through_the_app(tmp_path):
+    async with hosted(
+        written(tmp_path, CHAT + SAID + "    return ChatOutput(text=said.text, audio=said.audio)\n")
+    ) as host:
+        assert (host.description.route, host.description.model) == ("chat", "poet")
+        run = Abacus()
+
+        outputs = await host.chat(run, ASKED).outputs()
+
+        assert outputs == {"text": run.streams[0, 0, "text"], "audio": run.streams[0, 0, "audio"]}
+        assert texts((await read(outputs))["text"]) == ["saw ", "image"]
+        assert run.status == ""
+        assert run.segments[0].nodes[0].inputs == {"media": MEDIA}
+
+
+async def test_the_app_sees_the_request_that_the_gateway_made(tmp_path):
+    text = (
+        CHAT
+        + "    return ChatOutput(text=repr([request.messages, request.modalities, request.params, request.voice, request.speech]))\n"
+    )
+    async with hosted(written(tmp_path, text)) as host:
+        (said,) = (await read(await host.chat(Abacus(), ASKED).outputs()))["text"]
+
+    assert said.data == {"text": "[[{'role': 'user', 'content': 'look'}], ('image',), {'max_tokens': 4}, '', None]"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("'one'", ["one"]),
+        ("said.text.transform(lambda part: part.text.upper())", ["SAW ", "IMAGE"]),
+        ("said.text.transform(lambda part: part.model_copy(update={'text': part.text + '!'}))", ["saw !", "image!"]),
+        ("await said.text", ["saw image"]),
+        ("letters(said)", ["a", "b"]),
+        ("TextChunk(text='whole')", ["whole"]),
+        ("(await SPELL(Words(text='ab'))).letters", ["a", "b"]),
+    ],
+    ids=["str", "transformed", "chunks", "awaited", "iterator", "chunk", "letters"],
+)
+async def test_what_the_app_makes_is_pumped(tmp_path, given, expected):
+    helper = "async def letters(said):\n    for letter in 'ab':\n        yield letter\n"
+    async with hosted(written(tmp_path, helper + CHAT + SAID + f"    return ChatOutput(text={given})\n")) as host:
+        outputs = await host.chat(Abacus(), ASKED).outputs()
+
+        assert texts((await read(outputs))["text"]) == expected
+
+
+async def test_chunks_that_pass_through_the_app_keep_how_they_end(tmp_path):
+    def fill(name, stream):
+        stream.add(Item({"text": "a", "ids": [1]}))
+        stream.add(Item({"finish_reason": "length", "usage": {"completion_tokens": 1}}))
+        stream.end()
+
+    async with hosted(
+        written(tmp_path, CHAT + SAID + "    return ChatOutput(text=said.text.transform(lambda part: part))\n")
+    ) as host:
+        run = Abacus()
+        run.fills = fill
+
+        items = (await read(await host.chat(run, ASKED).outputs()))["text"]
+
+    assert [item.data for item in items] == [
+        {"text": "a", "ids": [1]},
+        {"finish_reason": "length", "usage": {"completion_tokens": 1}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "rate"),
+    [
+        ("np.ones(4)", 24000),
+        ("Audio(rate=8000, array=np.ones(4, np.float32))", 8000),
+        ("said.audio.transform(lambda part: part.model_copy(update={'array': np.ones(4)}))", 16000),
+    ],
+    ids=["array", "audio", "transformed"],
+)
+async def test_sound_that_the_app_makes_is_pumped(tmp_path, given, rate):
+    async with hosted(
+        written(tmp_path, CHAT + SAID + f"    return ChatOutput(text=said.text, audio={given})\n")
+    ) as host:
+        run = Abacus()
+
+        outputs = await host.chat(run, ASKED).outputs()
+        (item,) = (await read(outputs))["audio"]
+
+    assert outputs["text"] is run.streams[0, 0, "text"]
+    assert item.data == {"rate": rate}
+    assert item.array.dtype == np.float32
+    assert item.array.tolist() == [1.0] * 4
+
+
+async def test_an_output_that_the_app_has_read_of_is_not_handed_on(tmp_path):
+    text = (
+        CHAT
+        + SAID
+        + "    first = await anext(aiter(said.text))\n    return ChatOutput(text=first.text, audio=said.audio)\n"
+    )
+    async with hosted(written(tmp_path, text)) as host:
+        run = Abacus()
+
+        outputs = await host.chat(run, ASKED).outputs()
+
+        assert outputs["audio"] is run.streams[0, 0, "audio"]
+        assert texts((await read(outputs))["text"]) == ["saw "]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("'just text'", "gave a value of type str: a chat app answers with a `ChatOutput`"),
+        ("ChatOutput(text=3)", "the answer's text holds a value of type int"),
+        ("ChatOutput(text='a', audio='b')", "the answer's audio holds a value of type str"),
+        ("ChatOutput(text='a', audio=np.ones((2, 2)))", "audio holds a value of type ndarray"),
+        ("ChatOutput(text='a', audio=np.ones(2, np.int16))", "audio holds a value of type ndarray"),
+        (
+            "ChatOutput(text='a', audio=Audio(rate=1, array=np.ones(2)))",
+            "the app sample_app gave audio that cannot be sent: .*rate",
+        ),
+        (
+            "ChatOutput(text=TextChunk(finish_reason='bored'))",
+            "the app sample_app gave text that cannot be sent: .*finish_reason",
+        ),
+        ("ChatOutput(text=None)", "has neither text nor audio"),
+    ],
+)
+async def test_an_answer_that_no_client_could_be_sent_is_a_fault_of_the_app(tmp_path, given, said):
+    async with hosted(written(tmp_path, CHAT + f"    return {given}\n")) as host:
+        pid = host.pid
+
+        with pytest.raises(AppFailed, match=said):
+            await read(await host.chat(Abacus(), ASKED).outputs())
+
+        assert host.pid == pid
+
+
+async def test_a_failure_before_the_answer_ends_the_run(tmp_path):
+    async with hosted(written(tmp_path, CHAT + "    raise ValueError\n")) as host:
+        run = Abacus()
+
+        with pytest.raises(AppFailed):
+            await host.chat(run, ASKED).outputs()
+
+        assert run.status == "failed"
+
+
+async def test_a_failure_in_an_output_reaches_who_reads_it_and_leaves_the_run_to_them(tmp_path):
+    helper = "async def letters():\n    yield 'a'\n    raise ValueError('here')\n"
+    async with hosted(written(tmp_path, helper + CHAT + "    return ChatOutput(text=letters())\n")) as host:
+        run = Abacus()
+        outputs = await host.chat(run, ASKED).outputs()
+
+        with pytest.raises(AppFailed, match="ValueError"):
+            await read(outputs)
+
+        assert run.status == ""
+
+
+async def test_an_output_that_the_app_makes_is_made_no_faster_than_it_is_read(tmp_path):
+    text = """
+    MADE = []
+    async def letters():
+        for _ in range(20):
+            MADE.append(1)
+            yield "x" * 60_000
+    """
+    serve = "    return ChatOutput(text=str(len(MADE)) if request.voice else letters())\n"
+    async with hosted(written(tmp_path, text.replace("\n    ", "\n") + CHAT + serve)) as host:
+
+        async def made() -> int:
+            found = await read(await host.chat(Abacus(), ChatInput(messages=[], voice="v")).outputs())
+            return int(texts(found["text"])[0])
+
+        outputs = await host.chat(Abacus(), ASKED).outputs()
+        while await made() < 5:
+            pass
+
+        assert [await made() for _ in range(5)] == [5] * 5
+        assert len((await read(outputs))["text"]) == 20
+
+
+async def test_closing_a_chat_ends_what_the_app_still_makes(tmp_path):
+    text = "STATE = []\nasync def forever():\n    try:\n        yield 'a'\n        await asyncio.sleep(1000)\n    finally:\n        STATE.append('ended')\n"
+    serve = "    return ChatOutput(text=repr(STATE) if request.voice else forever())\n"
+    async with hosted(written(tmp_path, text + CHAT + serve)) as host:
+        run = Abacus()
+        call = host.chat(run, ASKED)
+        outputs = await call.outputs()
+        await outputs["text"].next()
+
+        call.close()
+
+        async def state() -> str:
+            return texts((await read(await host.chat(Abacus(), ChatInput(messages=[], voice="v")).outputs()))["text"])[
+                0
+            ]
+
+        while await state() != "['ended']":
+            pass
+        assert run.status == ""
+
+
+async def test_a_deadline_reaches_who_reads_what_the_app_makes(tmp_path):
+    helper = "async def forever():\n    yield 'a'\n    await asyncio.sleep(1000)\n"
+    async with hosted(written(tmp_path, helper + CHAT + "    return ChatOutput(text=forever())\n")) as host:
+        outputs = await host.chat(Abacus(0.5), ASKED).outputs()
+
+        with pytest.raises(DeadlineExceeded, match="sample_app"):
+            await read(outputs)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"sha256": "cd" * 32},
+        {"modality": "video"},
+        {HANDLE: {"id": 8, "generation": 3}},
+        {HANDLE: {"id": 7, "generation": 4}},
+    ],
+    ids=["hash", "modality", "id", "generation"],
+)
+async def test_media_that_were_not_given_to_the_request_are_refused(tmp_path, changed):
+    text = (
+        CHAT
+        + f"    said = await SAY(Media(media={{**request.media[0], **{changed!r}}}))\n    return ChatOutput(text=said.text)\n"
+    )
+    async with hosted(written(tmp_path, text)) as host:
+        run = Abacus()
+
+        with pytest.raises(ProtocolError, match="names media that this request was not given"):
+            await host.chat(run, ASKED).outputs()
+
+        assert run.segments == {}
+
+
+async def test_media_in_a_request_that_is_no_chat_are_refused(tmp_path):
+    text = "async def serve(request: dict):\n    return await (await SAY(Media(media=request))).text\n"
+    async with hosted(written(tmp_path, text)) as host:
+        with pytest.raises(ProtocolError, match="names media"):
+            await host.invoke(Abacus(), msgspec.json.encode(MEDIA)).answer()
+
+
+async def test_long_messages_are_media_too(tmp_path):
+    text = CHAT + "    return ChatOutput(text=(await SAY(Media(media=request.messages))).text)\n"
+    async with hosted(written(tmp_path, text)) as host:
+        run = Abacus()
+
+        await host.chat(run, ChatInput(messages=MEDIA)).outputs()
+
+        assert run.segments[0].nodes[0].inputs == {"media": MEDIA}
+
+
+async def test_a_chat_can_also_be_asked_as_json(tmp_path):
+    text = CHAT + "    out = await SPELL(Words(text=request.messages))\n    return ChatOutput(text=out.letters)\n"
+    async with hosted(written(tmp_path, text)) as host:
+        answer = await host.invoke(Abacus(), b'{"messages": "ab"}').answer()
+
+    assert answer == b'{"text":"ab","audio":null}'
+
+
+async def test_a_worker_that_dies_after_it_named_its_nodes_outputs_takes_nothing_with_it(tmp_path):
+    async with hosted(written(tmp_path, CHAT + SAID + "    return ChatOutput(text=said.text)\n")) as host:
+        run, streams = Abacus(), {}
+        run.fills = streams.__setitem__
+        outputs = await host.chat(run, ASKED).outputs()
+        await until(lambda: not host._process.requests)
+
+        host._process.kill("a test")
+        await until(lambda: not host.ready)
+        streams["text"].add(Item({"text": "still"}))
+        streams["text"].end()
+
+        assert texts((await read(outputs))["text"]) == ["still"]
+        await asyncio.sleep(0)
+        assert run.failure is None

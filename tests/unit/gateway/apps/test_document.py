@@ -1,0 +1,105 @@
+"""The OpenAPI document of apps: whatever schemas they bring, every reference leads somewhere."""
+
+import json
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from omnibus.registry import AppRecord, AppSource
+from services.gateway.apps import document
+
+
+class Line(BaseModel):
+    words: list[str]
+
+
+class Chapter(BaseModel):
+    title: str
+    lines: list[Line]
+    parts: list["Chapter"] = Field(default=[], description="Chapters in it.")
+
+
+def app(name: str = "poem", request: dict[str, Any] | None = None, **more: Any) -> AppRecord:
+    streams, doc = more.get("streams", False), more.get("doc", "")
+    source = AppSource("import", name)
+    return AppRecord(name, 1, source, "", "", (), request or {}, more.get("response", {}), streams, doc, 1.0, 1.0)
+
+
+def targets(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+        return own + [found for entry in value.values() for found in targets(entry)]
+    return [found for entry in value for found in targets(entry)] if isinstance(value, list) else []
+
+
+def leads(whole: dict[str, Any], target: str) -> bool:
+    found: Any = whole
+    for name in target.removeprefix("#/").split("/"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found is not None
+
+
+BASE = {"paths": {"/health": {}}, "components": {"schemas": {"ErrorBody": {"type": "object"}}}}
+
+
+def test_nested_and_recursive_types_are_part_of_the_document():
+    schema = Chapter.model_json_schema()
+
+    whole = document.add(BASE, [app(request=schema, response=schema), app("novel", schema)])
+
+    found = targets(whole)
+    assert found
+    assert [target for target in found if not leads(whole, target)] == []
+    assert "poem.request.Chapter" in whole["components"]["schemas"]
+    assert "$defs" not in json.dumps(whole)
+
+
+def test_two_apps_may_have_other_types_of_one_name():
+    first, second = ({"$defs": {"Line": {"title": name}}, "$ref": "#/$defs/Line"} for name in ("first", "second"))
+
+    whole = document.add(BASE, [app("one", first), app("two", second)])
+
+    for name, title in (("one", "first"), ("two", "second")):
+        schema = whole["paths"][f"/v1/apps/{name}/invoke"]["post"]["requestBody"]["content"]["application/json"][
+            "schema"
+        ]
+        assert whole["components"]["schemas"][schema["$ref"].rpartition("/")[2]] == {"title": title}
+
+
+def test_references_that_lead_elsewhere_are_left_out():
+    schema = {
+        "properties": {"a": {"$ref": "http://evil.example/x"}, "b": {"$ref": "#/components/schemas/Gone"}},
+        "discriminator": {"propertyName": "kind", "mapping": {"a": "#/$defs/A"}},
+    }
+
+    whole = document.add(BASE, [app(request=schema)])
+
+    assert "evil" not in json.dumps(whole)
+    assert "Gone" not in json.dumps(whole)
+    assert "mapping" not in json.dumps(whole)
+
+
+def test_a_schema_without_end_is_cut():
+    schema: dict[str, Any] = {}
+    for _ in range(500):
+        schema = {"items": schema}
+
+    document.add(BASE, [app(request=schema)])
+
+
+def test_an_app_that_streams_says_so_and_its_doc_is_shown():
+    whole = document.add(BASE, [app(streams=True, doc="Writes poems.\n\nSlowly.")])
+
+    operation = whole["paths"]["/v1/apps/poem/invoke"]["post"]
+    assert operation["summary"] == "Writes poems."
+    assert set(operation["responses"]["200"]["content"]) == {"text/event-stream"}
+
+
+def test_the_document_before_stays_as_it_is():
+    before = json.dumps(BASE)
+
+    whole = document.add(BASE, [app()])
+
+    assert json.dumps(BASE) == before
+    assert "/health" in whole["paths"]
+    assert "/v1/apps/{name}" in whole["paths"]

@@ -1,0 +1,197 @@
+"""A worker that speaks as no honest one does is ended, its requests fail, and another takes its place."""
+
+import msgspec
+import pytest
+
+from omnibus.errors import AppFailed, OmnibusError, ProtocolError
+from omnibus.graph import HANDLE, Node, digest, ref
+from omnibus.task import ChatInput, Segment
+from services.gateway.apps import segments
+from tests.unit.gateway.apps.workers import Abacus, hosted, until, written
+
+SPEAKS = """
+from omnibus.app import wire
+from omnibus.app.pieces import Array, Piece
+from omnibus.graph import Node, digest
+from omnibus.task import Segment
+
+def say(*messages):
+    for message in messages:
+        data = message if isinstance(message, bytes) else wire.encode(message)
+        os.write(int(sys.argv[1]), data)
+
+NODE = Node("spell", "spell", {"text": "ab"}, digest("spell", {"text": "ab"}))
+SEGMENT = Segment((NODE,), ((0, "count"),), (1,), ("",))
+"""
+CHAT = "app = App(model='m')\nasync def serve(request: ChatInput) -> ChatOutput:\n"
+PLAIN = "async def serve(request):\n"
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        ("b'\\xff' * 64", "a frame of .* bytes"),
+        ("b'\\x04\\x00\\x00\\x00junk'", "not a message"),
+        ("wire.encode(wire.Cancel(1))", "not a message"),
+        ("wire.Ready(wire.Description('a', '', (), '', '', {}, {}, False))", "it says twice that it is ready"),
+        ("wire.Read(1, 0, 0, 'count')", "'count' of call 0 cannot be read now"),
+        ("wire.Submit(1, -1, SEGMENT)", "segment -1 comes"),
+        ("wire.Submit(1, 5, SEGMENT), wire.Submit(1, 5, SEGMENT)", "segment 5 comes twice"),
+        ("wire.Answer(1, b'1'), wire.Answer(1, b'2')", "answered twice"),
+        ("wire.Answer(1, b'{')", "an answer is no JSON"),
+        ("wire.Answer(1, b'\"\\xff\"')", "an answer is no JSON"),
+        ("wire.Answer(1, b'[1,\\n2]')", "an answer has several lines"),
+        ("wire.Part(1, b'1 2')", "an answer is no JSON"),
+        (
+            "wire.Part(1, b'\"' + b'x' * 200_000 + b'\"'), wire.Part(1, b'\"' + b'x' * 200_000 + b'\"')",
+            "faster than they are taken",
+        ),
+        ("wire.Give(1, 'text', ())", "'text' is no output that is awaited"),
+    ],
+)
+async def test_what_no_app_sends_ends_its_worker(tmp_path, says, why):
+    async with hosted(
+        written(
+            tmp_path,
+            SPEAKS
+            + PLAIN
+            + f"    if request:\n        say({says})\n        await asyncio.sleep(1000)\n    return 'fine'\n",
+        )
+    ) as host:
+        pid, run = host.pid, Abacus()
+
+        with pytest.raises(AppFailed, match=f"ended: it sent what no app sends .*{why}"):
+            await host.invoke(run, b"1").answer()
+
+        assert run.status == "failed"
+        await until(lambda: host.ready and host.pid != pid)
+        assert await host.invoke(Abacus(), b"0").answer() == b'"fine"'
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        ("wire.Answer(1, b'[\"text\"]', {'text': (0, 0, 'text')})", "the output .0, 0, 'text'. cannot be handed on"),
+        ("wire.Answer(1, b'[\"video\"]')", "a chat's answer has text, audio, not 'video'"),
+        ('wire.Answer(1, b\'["text","text"]\')', "a chat's answer has text, audio, not 'text, text'"),
+        ("wire.Answer(1, b'7')", "a chat's answer names no outputs"),
+        ("wire.Answer(1, b'[\"text\"]'), wire.Give(1, 'audio', ())", "'audio' is no output that is awaited"),
+        (
+            "wire.Answer(1, b'[\"text\"]'), wire.Give(1, 'text', (Piece({}, Array('object', (1,), b'12345678')),))",
+            "may not travel",
+        ),
+    ],
+)
+async def test_what_no_chat_sends_ends_its_worker(tmp_path, says, why):
+    async with hosted(written(tmp_path, SPEAKS + CHAT + f"    say({says})\n    await asyncio.sleep(1000)\n")) as host:
+        pid = host.pid
+
+        with pytest.raises(AppFailed, match=f"ended: it sent what no app sends .*{why}"):
+            for output in (await host.chat(Abacus(), ChatInput(messages=[])).outputs()).values():
+                while await output.next():
+                    pass
+
+        await until(lambda: host.ready and host.pid != pid)
+
+
+async def test_messages_about_requests_that_are_over_are_ignored(tmp_path):
+    says = "wire.Part(99, b'1'), wire.End(99), wire.Submit(99, 0, SEGMENT), wire.Read(99, 0, 0, 'x'), wire.Give(99, 'x', ())"
+    async with hosted(written(tmp_path, SPEAKS + PLAIN + f"    say({says})\n    return 'fine'\n")) as host:
+        pid = host.pid
+
+        assert [await host.invoke(Abacus(), b"1").answer() for _ in range(2)] == [b'"fine"'] * 2
+        assert host.pid == pid
+
+
+async def test_a_worker_that_closes_its_link_is_replaced(tmp_path):
+    async with hosted(written(tmp_path, PLAIN + "    os.close(int(sys.argv[1]))\n    time.sleep(1000)\n")) as host:
+        pid = host.pid
+
+        with pytest.raises(AppFailed):
+            await host.invoke(Abacus(2.0), b"1").answer()
+
+        await until(lambda: host.ready and host.pid != pid)
+
+
+async def test_a_chat_that_ends_before_its_outputs_do_fails(tmp_path):
+    text = SPEAKS + CHAT + "    say(wire.Answer(1, b'[\"text\"]'), wire.End(1))\n    await asyncio.sleep(1000)\n"
+    async with hosted(written(tmp_path, text)) as host:
+        outputs = await host.chat(Abacus(), ChatInput(messages=[])).outputs()
+
+        with pytest.raises(AppFailed, match="ended before its answer was whole"):
+            while await outputs["text"].next():
+                pass
+
+
+# Segments
+
+MEDIA = {HANDLE: {"id": 7}, "modality": "image", "sha256": "ab"}
+ISSUED = frozenset(segments.literals([MEDIA]))
+
+
+def node(**inputs) -> Node:
+    return Node("encode", "vision", inputs, digest("encode", inputs))
+
+
+def segment(*nodes: Node, **more) -> Segment:
+    usual = {"outputs": ((0, "y"),), "work": (1,) * len(nodes), "pins": ("",) * len(nodes)}
+    return Segment(nodes, **{**usual, **more})
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        segment(node(media=MEDIA)),
+        segment(node(x=1), node(items=[ref(0, "y"), {"deep": [MEDIA]}])),
+        segment(node(x=1), work=(), pins=()),
+        segment(node(x=1), pins=("path:E>L",), choices=(1, 0), work=(0,)),
+        segment(node(x=1), msgspec.structs.replace(node(x=1), salt=1)),
+    ],
+)
+def test_what_record_makes_is_accepted(good):
+    segments.check(good, ISSUED)
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (segment(outputs=()), "a segment of 0 calls"),
+        (segment(node(x=1), work=(1, 1)), "with 2 loads"),
+        (segment(node(x=1), pins=("", "")), "and 2 pins"),
+        (segment(node(x=1), work=(-1,)), "out of bounds"),
+        (segment(node(x=1), work=(10**9,)), "out of bounds"),
+        (segment(node(x=1), pins=("x" * 300,)), "out of bounds"),
+        (segment(node(x=1), choices=(0,) * 5000), "out of bounds"),
+        (segment(node(x=1), outputs=((1, "y"),)), "outputs of calls it has not"),
+        (segment(node(x=1), outputs=((-1, "y"),)), "outputs of calls it has not"),
+        (segment(node(media={**MEDIA, "sha256": "cd"})), "names media"),
+        (segment(node(media={HANDLE: {"id": 8}})), "names media"),
+        (segment(node(x=[{"y": {**MEDIA, "more": 1}}])), "names media"),
+        (segment(node(x={**MEDIA, "inner": {HANDLE: {"id": 9}}})), "names media"),
+        (segment(Node("encode", "vision", {"x": 1}, digest("encode", {"x": 2}))), "not what its digest says"),
+        (segment(Node("encode", "vision", {"x": 1}, digest("encode", {"x": 1}), salt=-1)), "not what its digest says"),
+    ],
+)
+def test_what_record_does_not_make_is_refused(bad, said):
+    with pytest.raises(ProtocolError, match=said):
+        segments.check(bad, ISSUED)
+
+
+async def test_a_forged_graph_is_refused_and_its_worker_lives(tmp_path):
+    text = (
+        SPEAKS
+        + PLAIN
+        + (
+            "    from omnibus.task.running import _request\n"
+            "    forged = Segment((Node('spell', 'spell', {'text': 'ab'}, '0' * 16),), ((0, 'count'),), (1,), ('',))\n"
+            "    return await _request.get().submit(forged, 0)\n"
+        )
+    )
+    async with hosted(written(tmp_path, text)) as host:
+        run, pid = Abacus(), host.pid
+
+        with pytest.raises(OmnibusError, match="a call of spell is not what its digest says"):
+            await host.invoke(run, b"1").answer()
+
+        assert run.segments == {}
+        assert host.pid == pid

@@ -1,0 +1,208 @@
+"""Apps that bring their own unit tasks: registered means that they can be called, at every moment of an update."""
+
+import asyncio
+import time
+
+import msgspec
+
+from omnibus.registry import plainly
+from omnibus.store import Store
+from services.gateway.apps.aside import SPARE
+from tests.unit.gateway.apps.estate import ECHO, SHOUT, Estate, Gateway, workers
+from tests.unit.gateway.house import VL, error
+from tests.unit.sidecar.node import until
+
+
+async def aside(store: Store) -> list[tuple[str, int, str]]:
+    """Records that are kept aside: app, version, state."""
+    found = [record for record in (await store.apps()).values() if record.name != plainly(record.name)]
+    return [(plainly(record.name), record.version, record.state) for record in found]
+
+
+async def test_an_app_is_registered_once_its_own_tasks_have_executors(land: Estate, gate: Gateway):
+    land.home.serve(VL)
+    land.plan_apps()
+    land.write("shout_a", SHOUT, cls="Shout", fields="")
+
+    made = await gate.register("shout_a")
+
+    assert made["tasks"] == [{"name": "shout", "kind": "shout", "model": "", "component": "shout", "own": True}]
+    assert await gate.invoke("shout_a", "hi") == "HI!"
+    assert await aside(gate.store) == []
+    [task] = [task for task in (await gate.ask("GET", "/v1/tasks")).json()["data"] if task["own"]]
+    assert (task["users"], [each["state"] for each in task["executors"]]) == (["shout_a"], ["ok"])
+    assert [model["id"] for model in (await gate.http.get("/v1/models")).json()["data"]] == [VL]
+
+
+async def test_without_executors_the_app_is_taken_back_and_the_task_is_named(land: Estate):
+    land.home.serve(VL)
+    gate = land.gateway(app_ready=1.5)
+    land.write("shout_b", SHOUT, cls="Shout", fields="")
+
+    response = await gate.ask("POST", "/v1/apps", {"source": {"module": "shout_b", "directory": "."}})
+
+    assert (response.status_code, error(response)["code"]) == (504, "deadline_exceeded")
+    assert "'shout_b' is not registered" in error(response)["message"]
+    assert "no plan has the unit task shout" in error(response)["message"]
+    assert await gate.store.apps() == {}
+    assert not workers()
+
+
+async def test_the_old_version_can_be_called_at_every_moment_of_an_update(land: Estate, gate: Gateway):
+    land.home.serve(VL)
+    land.plan_apps()
+    land.write("shout_c", SHOUT, cls="Shout", fields="")
+    await gate.register("shout_c")
+    land.write("shout_c", SHOUT, cls="Shout", fields="mark='?'")
+
+    updating = asyncio.ensure_future(gate.update("shout_c"))
+    answers = []
+    while not updating.done():
+        answers.append(await gate.invoke("shout_c", "hi"))
+
+    assert (await updating)["version"] == 2
+    assert set(answers) <= {"HI!", "HI?"}
+    assert answers[0] == "HI!"
+    assert await gate.invoke("shout_c", "hi") == "HI?"
+    assert await aside(gate.store) == [("shout_c", 1, "draining")]  # what it began may need its tasks
+
+
+async def test_tasks_of_an_old_version_leave_when_its_time_is_over(land: Estate):
+    land.home.serve(VL)
+    land.plan_apps()
+    gate = land.gateway(app_drain=0.1)
+    land.write("shout_d", SHOUT, cls="Shout", fields="")
+    await gate.register("shout_d")
+
+    await gate.ask("DELETE", "/v1/apps/shout_d")
+
+    assert await aside(gate.store) == [("shout_d", 1, "draining")]
+    assert "shout" in {task["name"] for task in (await gate.ask("GET", "/v1/tasks")).json()["data"]}
+
+    async def gone() -> bool:
+        return not await aside(gate.store)
+
+    await until(gone)
+    await until(lambda: "shout" not in land.home.router.plan.owners())
+
+
+async def test_equal_tasks_of_two_apps_are_one(land: Estate, gate: Gateway):
+    land.home.serve(VL)
+    land.plan_apps()
+    (land.directory / "shared_shout.py").write_text("")
+    land.write("shared_shout", SHOUT, cls="Shout", fields="")
+    for name in ("first", "second"):
+        land.write(name, "from shared_shout import TASK, Words, serve\n")
+        await gate.register(name)
+
+    [task] = [task for task in (await gate.ask("GET", "/v1/tasks")).json()["data"] if task["own"]]
+    assert (task["name"], task["users"], len(task["executors"])) == ("shout", ["first", "second"], 1)
+    await gate.ask("DELETE", "/v1/apps/first")
+    assert await gate.invoke("second", "hi") == "HI!"
+
+
+async def test_another_task_of_the_same_name_is_a_conflict_that_names_the_app(land: Estate, gate: Gateway):
+    land.home.serve(VL)
+    land.plan_apps()
+    for name in ("shout_e", "shout_f"):
+        land.write(name, SHOUT, cls="Shout", fields="")
+    await gate.register("shout_e")
+
+    response = await gate.ask("POST", "/v1/apps", {"source": {"module": "shout_f", "directory": "."}})
+
+    assert (response.status_code, error(response)["code"]) == (409, "conflict")
+    assert "the app 'shout_e' brings another unit task shout" in error(response)["message"]
+    assert set(await gate.store.apps()) == {"shout_e"}
+
+
+async def test_a_task_of_the_plan_keeps_its_name(land: Estate, gate: Gateway):
+    land.home.serve(VL)
+    land.write("shout_g", SHOUT, cls="Shout", fields=f"model='{VL}', component='thinker'")
+    land.write("think_g", SHOUT, cls="Think", fields=f"model='{VL}', component='thinker'")
+
+    response = await gate.ask("POST", "/v1/apps", {"source": {"module": "think_g", "directory": "."}})
+
+    assert (response.status_code, error(response)["code"]) == (409, "conflict")
+    assert f"think-{VL}-thinker is the model {VL!r}'s already" in error(response)["message"]
+
+
+async def test_an_upload_may_not_bring_its_own_tasks(land: Estate, gate: Gateway):
+    land.home.serve(VL)
+    land.write("shout_h", SHOUT, cls="Shout", fields="")
+    text = (land.directory / "shout_h.py").read_text()
+
+    response = await gate.ask("POST", "/v1/apps", {"source": {"upload": text, "name": "shout_h"}})
+
+    assert (response.status_code, error(response)["code"]) == (400, "bad_request")
+    assert "own unit tasks" in error(response)["message"]
+
+
+async def test_two_gateways_that_change_one_app_do_not_cross(land: Estate, gate: Gateway):
+    land.home.serve(VL)
+    land.plan_apps()
+    other = land.gateway()
+    land.write("shout_i", SHOUT, cls="Shout", fields="")
+    await gate.register("shout_i")
+    await other.serves("shout_i", 1)
+
+    responses = await asyncio.gather(*(each.ask("PUT", "/v1/apps/shout_i") for each in (gate, other)))
+
+    statuses = sorted(response.status_code for response in responses)
+    assert statuses in ([200, 200], [200, 409])
+    version = 1 + statuses.count(200)
+    for each in (gate, other):
+        await each.serves("shout_i", version)
+
+
+async def test_a_gateway_with_an_app_of_its_own_tasks_is_ready_without_their_executors(land: Estate, gate: Gateway):
+    await land.home.all_of(VL)
+    land.plan_apps()
+    land.write("shout_j", SHOUT, cls="Shout", fields="")
+    await gate.register("shout_j")
+
+    await land.home.place.executors["shout-shout-own"].drain(1.0)
+
+    assert (await gate.http.get("/readyz")).status_code == 200
+    response = await gate.http.post("/v1/apps/shout_j/invoke", json="hi")
+    assert (response.status_code, error(response)["stage"]) == (503, "shout")
+
+
+async def test_an_app_without_own_tasks_leaves_nothing_aside(land: Estate, gate: Gateway):
+    land.write("echo", ECHO, by="one")
+    await gate.register("echo")
+    await gate.update("echo")
+    await gate.ask("DELETE", "/v1/apps/echo")
+
+    assert await gate.store.apps() == {}
+
+
+async def test_an_app_may_come_again_while_its_last_requests_finish(land: Estate, gate: Gateway):
+    land.home.serve(VL)
+    land.plan_apps()
+    land.write("shout_k", SHOUT, cls="Shout", fields="")
+
+    for _ in range(3):
+        assert (await gate.register("shout_k"))["version"] == 1
+        assert await gate.invoke("shout_k", "hi") == "HI!"
+        assert (await gate.ask("DELETE", "/v1/apps/shout_k")).status_code == 200
+
+    assert await aside(gate.store) == [("shout_k", 1, "draining")] * 3
+
+
+async def test_what_a_gateway_that_died_left_aside_is_removed_by_the_others(land: Estate, gate: Gateway):
+    land.write("echo", ECHO, by="one")
+    await gate.register("echo")
+    [record] = (await gate.store.apps()).values()
+    limits = {"starting": land.settings.app_drain + land.settings.app_ready, "draining": land.settings.app_drain}
+    for state, seconds in limits.items():
+        old = time.time() - seconds - SPARE - 1
+        left = msgspec.structs.replace(record, name=f"gone@{state}", state=state, updated=old)
+        await gate.store.put_app(left, 0)
+    young = msgspec.structs.replace(record, name="busy@1", state="starting", updated=time.time())
+    await gate.store.put_app(young, 0)
+
+    async def gone() -> bool:
+        return set(await gate.store.apps()) == {"echo", "busy@1"}
+
+    await until(gone)
+    assert [app["name"] for app in (await gate.ask("GET", "/v1/apps")).json()["data"]] == ["echo"]

@@ -1,0 +1,184 @@
+"""Apps in real worker processes, and runs that evaluate their graphs by themselves."""
+
+import asyncio
+import textwrap
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from omnibus.errors import OmnibusError
+from omnibus.graph import as_ref
+from omnibus.registry import AppSource
+from omnibus.task import Segment
+from omnibus.tensors.item import Item
+from services.gateway.apps.host import Host, Rules
+from services.gateway.streams import Incoming
+
+PATIENCE = 20.0  # seconds
+#: No test waits long for what a worker has to be forced to.
+QUICK = Rules(cancel_within=0.3, stop_within=1.0, first=0.01)
+
+HEAD = """
+import asyncio, os, sys, time
+from collections.abc import AsyncIterator
+from typing import Any
+from omnibus.app import App
+from omnibus.errors import BadRequest, NotFound, OmnibusError
+from omnibus.task import (
+    Audio, ChatInput, ChatOutput, CompositeTask, OnDemand, Stream, TaskInput, TaskOutput, Tensor, TextChunk, UnitTask, choose
+)
+import numpy as np
+
+class Words(TaskInput):
+    text: str
+
+class Letters(TaskOutput):
+    letters: Stream[str]
+    count: int
+    codes: OnDemand[Tensor]
+
+class Spell(UnitTask[Words, Letters]):
+    upper: bool = False
+
+class Codes(TaskInput):
+    codes: Tensor
+
+class Total(TaskOutput):
+    sum: int
+
+class Add(UnitTask[Codes, Total]): ...
+
+class Says(TaskOutput):
+    text: Stream[TextChunk]
+    audio: Stream[Audio]
+
+class Media(TaskInput):
+    media: Any
+
+class Say(UnitTask[Media, Says]): ...
+
+SPELL, LOUD, ADD, SAY = Spell(), Spell(upper=True), Add(), Say()
+
+class Sum(CompositeTask):
+    spell: Spell = Spell()
+    add: Add = Add()
+    def invoke(self, request):
+        return self.add.invoke(Codes(codes=self.spell.invoke(request).codes))
+
+SUM = Sum()
+"""
+
+ECHO = "async def serve(request):\n    return request\n"
+SPELLS = """
+class Told(TaskOutput):
+    letters: str
+    count: int
+
+async def serve(request: Words) -> dict[str, Any]:
+    out = await SPELL(request)
+    return {"letters": await out.letters, "count": await out.count}
+"""
+
+
+class Abacus:
+    """A run that evaluates each segment at once. ``status`` is how it ended."""
+
+    def __init__(self, seconds: float = PATIENCE) -> None:
+        self.id = "gw-1"
+        self.deadline = time.time() + seconds
+        self.status = ""
+        self.failure: OmnibusError | None = None
+        self.segments: dict[int, Segment] = {}
+        self.streams: dict[tuple[int, int, str], Incoming] = {}
+        self.refuses: Exception | None = None
+        #: Called with each stream in place of filling it.
+        self.fills: Callable[[str, Incoming], None] | None = None
+
+    async def submit(self, segment: Segment, step: int) -> dict[tuple[int, str], Incoming]:
+        if self.refuses is not None:
+            raise self.refuses
+        self.segments[step] = segment
+        values: dict[tuple[int, str], Any] = {}
+        for index, node in enumerate(segment.nodes):
+            inputs = {name: values[found] if (found := as_ref(value)) else value for name, value in node.inputs.items()}
+            values.update({(index, name): value for name, value in evaluated(node.task, inputs).items()})
+        made = {output: self._stream(output[1], values[output]) for output in segment.outputs}
+        self.streams.update({(step, *output): stream for output, stream in made.items()})
+        return made
+
+    def _stream(self, name: str, value: Any) -> Incoming:
+        stream = Incoming()
+        if self.fills is not None:
+            self.fills(name, stream)
+            return stream
+        for part in value if isinstance(value, list) else [value]:
+            stream.add(
+                part
+                if isinstance(part, Item)
+                else Item({}, part)
+                if isinstance(part, np.ndarray)
+                else Item({"value": part})
+            )
+        stream.end()
+        return stream
+
+    def fail(self, error: OmnibusError) -> None:
+        self.failure = self.failure or error
+        for stream in self.streams.values():
+            if not stream.ended:
+                stream.fail(error)
+
+    def end(self, status: str) -> None:
+        assert not self.status, f"ended as {self.status}, and again as {status}"
+        self.status = status
+
+
+def evaluated(task: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """What the tasks of ``HEAD`` give."""
+    if task == "add":
+        return {"sum": int(inputs["codes"].sum())}
+    if task == "say":
+        return {
+            "text": [Item({"text": "saw "}), Item({"text": inputs["media"]["modality"], "ids": [1]})],
+            "audio": [Item({"rate": 16000}, np.ones(3, np.float32))],
+        }
+    text = inputs["text"].upper() if "upper" in task else inputs["text"]
+    codes = np.array([ord(letter) for letter in text], np.int64)
+    return {"letters": list(text), "count": len(text), "codes": codes}
+
+
+def written(root: Path, text: str, name: str = "sample_app") -> AppSource:
+    """An app of ``text`` after the usual head, in a directory."""
+    (root / f"{name}.py").write_text(HEAD + textwrap.dedent(text))
+    return AppSource("directory", name, str(root))
+
+
+@asynccontextmanager
+async def hosted(source: AppSource, text: str = "", rules: Rules = QUICK) -> AsyncIterator[Host]:
+    """A started worker, stopped at the end; nothing in between may take longer than ``PATIENCE``."""
+    host = Host(source, HEAD + textwrap.dedent(text) if text else "", rules)
+    async with asyncio.timeout(PATIENCE * 2):
+        try:
+            await host.start()
+            yield host
+        finally:
+            await host.stop()
+
+
+async def until(there: Callable[[], Any]) -> None:
+    """Wait until ``there()``, for as long as tests have patience."""
+    async with asyncio.timeout(PATIENCE):
+        while not there():
+            await asyncio.sleep(0.005)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: one that waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,168 @@
+"""Several gateways side by side: each counts what it sent itself, and heartbeats tell of the rest."""
+
+import random
+from collections import Counter, deque
+
+import pytest
+
+from omnibus.bus.messages import ExecutorStatus
+from omnibus.graph import Node
+from omnibus.plan import ModelPlan, Option, Path, Plan
+from services.gateway.members import Member, Members
+from services.gateway.route import Route, Router
+
+PATHS = (Path("L", {"thinker": "L"}, 70), Path("M", {"thinker": "M"}, 30))
+THINK = [Node("think", "thinker", {}, "")]
+
+
+class Cluster:
+    """Executors of option L, and gateways that hear their heartbeats."""
+
+    def __init__(self, replicas: int, *gateways: str) -> None:
+        self.inflight = {f"l{number}": 0 for number in range(replicas)}
+        options = {"L": Option(("thinker",), "llm"), "M": Option(("thinker",), "llm")}
+        tasks = {"thinker": "think"}
+        model = ModelPlan("f", "", ("thinker",), {}, options, {"thinker": PATHS}, tasks=tasks)
+        self.routers = [Router(gateway, Members()) for gateway in gateways]
+        self.sent: Counter[str] = Counter()
+        for router in self.routers:
+            router.plan = Plan(1, 0, 1000.0, {"m": model})
+        self.beat()
+
+    def beat(self, count: int = 1) -> None:
+        for _ in range(count):
+            for id, inflight in self.inflight.items():
+                status = ExecutorStatus(id, "m", "L", ("thinker",), ("think",), "n", "ready", 99, inflight=inflight)
+                for router in self.routers:
+                    router.members.heard(status)
+
+    def route(self, router: Router, pinned: str = "L") -> Route:
+        assignment = router.assign(THINK)
+        return router.route(assignment, router.ticket(assignment.model, assignment.kind), pinned=pinned)
+
+    def send(self, router: Router, work: int = 100) -> Member:
+        """One invocation; returns where it is."""
+        member = router.members.get(self.route(router).executors[0])
+        assert member is not None
+        member.charge(work)
+        self.inflight[member.status.id] += 1
+        self.sent[member.status.id] += 1
+        return member
+
+    def done(self, member: Member, work: int = 100) -> None:
+        member.discharge(work)
+        self.inflight[member.status.id] -= 1
+
+
+def test_equals_take_turns():
+    there = Cluster(3, "g")
+
+    for _ in range(300):
+        there.done(there.send(there.routers[0]))
+
+    assert there.sent == {"l0": 100, "l1": 100, "l2": 100}
+
+
+def test_idle_gateways_do_not_all_begin_with_the_same_replica():
+    there = Cluster(4, *(f"gateway-{number}" for number in range(40)))
+
+    for router in there.routers:
+        there.send(router)
+
+    assert len(there.sent) == 4
+    assert max(there.sent.values()) < 20
+
+
+@pytest.mark.parametrize("running", [1, 7, 40], ids=["idle", "some", "busy"])
+def test_two_gateways_load_their_replicas_evenly(running: int):
+    there = Cluster(3, "one", "two")
+    dice = random.Random(running)
+    out: deque[tuple[Member, int]] = deque()
+
+    for number in range(3000):
+        work = dice.choice([10, 100, 400])
+        out.append((there.send(dice.choice(there.routers), work), work))
+        while len(out) > running:
+            there.done(*out.popleft())
+        if number % 25 == 0:
+            there.beat()
+
+    assert sum(there.sent.values()) == 3000
+    assert all(abs(count - 1000) <= 100 for count in there.sent.values()), there.sent
+
+
+def test_a_replica_that_another_gateway_loads_is_avoided():
+    there = Cluster(2, "mine", "theirs")
+    mine, theirs = there.routers
+    busy = theirs.members.get("l0")
+    assert busy is not None
+    for _ in range(20):
+        busy.charge(100)
+        there.inflight["l0"] += 1
+    there.done(there.send(mine))  # so that it knows how much an invocation is
+    there.sent.clear()
+
+    there.beat(20)
+    for _ in range(10):
+        there.send(mine)
+
+    assert there.sent == {"l1": 10}
+
+
+def test_what_others_have_finished_counts_no_more():
+    there = Cluster(2, "mine")
+    there.inflight["l0"] = 20
+    there.beat(20)
+    there.inflight["l0"] = 0
+
+    there.beat(60)
+    for _ in range(10):
+        there.send(there.routers[0])
+
+    assert there.sent == {"l0": 5, "l1": 5}
+
+
+def test_ones_own_work_is_not_taken_for_others():
+    there = Cluster(1, "mine")
+    for _ in range(5):
+        member = there.send(there.routers[0])
+
+    there.beat(10)
+
+    assert (member.own, member.foreign) == (5, 0.0)
+
+
+def test_a_gateway_that_begins_believes_the_first_heartbeat():
+    there = Cluster(0, "late")
+    there.inflight = {"l0": 0, "l1": 6}
+    there.beat()
+
+    for _ in range(6):
+        there.send(there.routers[0])
+
+    assert there.sent == {"l0": 6}
+
+
+def test_one_heartbeat_does_not_make_all_gateways_leave_a_replica():
+    there = Cluster(2, "mine")
+    for _ in range(4):
+        there.send(there.routers[0])
+    there.sent.clear()
+
+    there.inflight["l0"] += 4  # as long as a fast stage takes
+    there.beat()
+    for _ in range(10):
+        there.send(there.routers[0])
+
+    assert there.sent["l0"] >= 4
+
+
+def test_the_paths_of_all_gateways_together_have_their_shares():
+    there = Cluster(1, "one", "two", "three")
+    for router in there.routers:
+        router.members.heard(ExecutorStatus("m0", "m", "M", ("thinker",), ("think",), "n", "ready", 99))
+
+    found = Counter(there.route(router, pinned="").path for _ in range(1000) for router in there.routers)
+
+    assert abs(found["L"] - 2100) <= 5
+    assert found["L"] + found["M"] == 3000

@@ -1,0 +1,54 @@
+"""The built-in families fit the planner and the libraries they stand for."""
+
+import msgspec
+import pytest
+
+from omnibus import catalog, plugins
+from omnibus.errors import BadRequest
+from omnibus.plan import ModelPlan
+from services import engines
+from services.planner import declare
+
+
+def plans(models: dict[str, dict[str, object]]) -> dict[str, ModelPlan]:
+    return declare.plans(msgspec.convert(models, dict[str, declare.Declared]))
+
+
+@pytest.mark.parametrize("name", catalog.FAMILIES)
+def test_a_built_in_family_has_the_shape_of_a_plugins(name: str):
+    family = msgspec.convert(catalog.family(name), plugins.Family)
+
+    assert family.components == tuple(catalog.FAMILIES[name]["components"])
+    assert set(family.tasks) == set(family.components)
+    assert (family.composite, family.engine) == ("", "")
+
+
+@pytest.mark.parametrize("name", catalog.FAMILIES)
+def test_every_component_has_an_engine(name: str):
+    assert set(catalog.FAMILIES[name]["components"]) <= set(engines._TRANSFORMERS)
+
+
+def test_an_unknown_family_is_refused_with_those_there_are():
+    with pytest.raises(BadRequest, match="no model family 'gpt'; there is qwen2_5_omni, qwen2_5_vl"):
+        catalog.family("gpt")
+
+
+def test_the_family_of_apps_own_tasks_cannot_be_declared():
+    with pytest.raises(BadRequest, match="no model family 'python'"):
+        catalog.family(catalog.PYTHON)
+
+
+@pytest.mark.parametrize("name", catalog.TWINS)
+def test_a_twin_runs_its_own_llm_behind_the_other_models_encoder(name: str):
+    shared = catalog.TWINS[name]
+
+    made = plans({shared: catalog.declaration(catalog.TINY[shared], "/m"), name: catalog.twin(name, "/t")})
+
+    assert made[name].tasks["vision"] == made[shared].tasks["vision"]
+    assert made[name].tasks["thinker"] != made[shared].tasks["thinker"]
+    assert [path.name for path in made[name].types["vision+thinker"]] == [f"{shared}/E>L"]
+    assert sum(option.replicas for option in made[name].options.values()) == 1
+
+
+def test_twins_are_not_among_the_models_that_run_unasked():
+    assert not set(catalog.TWINS) & set(catalog.TINY)

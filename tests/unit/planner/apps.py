@@ -1,0 +1,24 @@
+"""Registered apps as they stand in the store."""
+
+from typing import Any
+
+from omnibus.registry import AppRecord, AppSource, TaskRecord
+
+ROOT = "/apps"
+
+
+def task(kind: str, model: str = "", component: str = "", **changes: Any) -> TaskRecord:
+    """An own unit task of the module ``words``, named as its class would."""
+    name = "-".join(filter(None, [kind, model, component]))
+    told = {
+        "name": name, "kind": kind, "model": model, "component": component, "service": "generator", "own": True,
+        "cls": f"words:{kind.capitalize()}", "fields": {}, "root": ROOT,
+    }  # fmt: skip
+    return TaskRecord(**{**told, **changes})
+
+
+def app(name: str, *tasks: TaskRecord, created: float = 1000.0, kind: str = "directory", version: int = 1) -> AppRecord:
+    return AppRecord(
+        name=name, version=version, source=AppSource(kind, name, ROOT), route="", model="", tasks=tasks, request={},
+        response={}, streams=False, doc="", created=created, updated=created,
+    )  # fmt: skip

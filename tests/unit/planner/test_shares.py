@@ -1,0 +1,165 @@
+"""Sharing: a model's path goes through another model's option; whatever does not fit is named."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnibus.errors import BadRequest
+from omnibus.plan import ModelPlan, Option, Plan, decode, encode
+from services.planner import declare
+
+A: dict[str, Any] = {"family": "qwen2_5_vl", "checkpoint": "/a"}
+B: dict[str, Any] = {
+    "family": "qwen2_5_vl",
+    "checkpoint": "/b",
+    "shares": {"vision": "gemma-a"},
+    "options": {"L": {"components": ["thinker"], "service": "llm"}},
+    "paths": [{"options": ["gemma-a/E", "L"]}],
+}
+OMNI: dict[str, Any] = {"family": "qwen2_5_omni", "checkpoint": "/o"}
+
+
+def plans(**changes: Any) -> dict[str, ModelPlan]:
+    return of({"gemma-a": A, "gemma-b": {**B, **changes}})
+
+
+def of(models: dict[str, dict[str, Any]]) -> dict[str, ModelPlan]:
+    return declare.plans(msgspec.convert(models, dict[str, declare.Declared]))
+
+
+def test_a_shared_component_has_one_unit_task_in_both_models():
+    made = plans()
+
+    assert made["gemma-b"].tasks == {"vision": "encode-gemma-a-vision", "thinker": "think-gemma-b-thinker"}
+    owners = Plan(1, 0, 0.0, made).owners()
+    assert owners["encode-gemma-a-vision"] == (("gemma-a", "vision"), ("gemma-b", "vision"))
+
+
+def test_the_shared_option_runs_in_the_other_models_executors_alone():
+    made = plans()["gemma-b"]
+
+    assert made.options == {
+        "L": Option(("thinker",), "llm"),
+        "gemma-a/E": Option(("vision",), "encoder", replicas=0, of="gemma-a/E"),
+    }
+
+
+def test_requests_that_need_the_shared_component_go_through_the_shared_option():
+    made = plans()["gemma-b"]
+
+    assert {kind: [path.name for path in paths] for kind, paths in made.types.items()} == {
+        "thinker": ["L"],
+        "vision+thinker": ["gemma-a/E>L"],
+    }
+    assert made.types["vision+thinker"][0].options == {"vision": "gemma-a/E", "thinker": "L"}
+
+
+def test_the_model_that_lends_is_as_it_was():
+    assert plans()["gemma-a"] == of({"gemma-a": A})["gemma-a"]
+
+
+def test_it_does_not_matter_who_is_declared_first():
+    both = {"gemma-a": A, "gemma-b": B}
+
+    assert of(both) == of(dict(reversed(both.items())))
+
+
+def test_an_option_that_runs_more_is_used_for_what_is_shared():
+    made = plans(paths=[{"options": ["gemma-a/EL", "L"], "share": 1}])["gemma-b"]
+
+    assert made.options["gemma-a/EL"].components == ("vision",)
+    assert made.types["vision+thinker"][0].options == {"vision": "gemma-a/EL", "thinker": "L"}
+
+
+def test_the_lender_may_have_a_name_with_slashes():
+    made = of(
+        {
+            "google/gemma": A,
+            "b": {**B, "shares": {"vision": "google/gemma"}, "paths": [{"options": ["google/gemma/E", "L"]}]},
+        }
+    )
+
+    assert made["b"].options["google/gemma/E"].of == "google/gemma/E"
+    assert made["b"].tasks["vision"] == "encode-google_gemma-vision"
+
+
+def test_some_requests_may_run_where_the_model_has_the_component_itself():
+    options = {**B["options"], "EL": {"components": ["vision", "thinker"], "service": "llm"}}
+    made = plans(options=options, paths=[{"options": ["gemma-a/E", "L"], "share": 2}, {"options": ["EL"], "share": 1}])
+
+    assert {path.name: path.rate for path in made["gemma-b"].types["vision+thinker"]} == {"gemma-a/E>L": 2, "EL": 1}
+    assert made["gemma-b"].tasks["vision"] == "encode-gemma-a-vision"
+
+
+def test_several_models_may_share_with_one_and_one_with_several():
+    several = {
+        **OMNI,
+        "shares": {"vision": "gemma-a", "audio": "omni"},
+        "options": {"Rest": {"components": ["thinker", "talker", "vocoder"], "service": "llm"}},
+        "paths": [{"options": ["gemma-a/E", "omni/EA", "Rest"]}],
+    }
+    made = of({"gemma-a": A, "gemma-b": B, "omni": OMNI, "c": several})
+
+    assert made["c"].tasks["vision"] == made["gemma-b"].tasks["vision"] == "encode-gemma-a-vision"
+    assert made["c"].tasks["audio"] == "encode-omni-audio"
+    assert made["c"].types["vision+audio+thinker"][0].name == "gemma-a/E>omni/EA>Rest"
+
+
+def test_a_plan_with_shares_can_be_written_and_read():
+    plan = Plan(1, 0, 0.0, plans())
+
+    assert decode(encode(plan)) == plan
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "model unknown": ({"shares": {"vision": "gamma"}}, "shares vision with 'gamma', which is no declared model; there is gemma-a"),
+    "itself": ({"shares": {"vision": "gemma-b"}}, "shares vision with 'gemma-b', which is itself"),
+    "component unknown here": (
+        {"shares": {"vision": "gemma-a", "audio": "gemma-a"}}, "shares audio with 'gemma-a', but has no such component",
+    ),
+    "component unknown there": (
+        {"family": "qwen2_5_omni", "shares": {"audio": "gemma-a"}},
+        "shares audio with 'gemma-a', which has no such component; it has vision, thinker",
+    ),
+    "another kind": ({"tasks": {"vision": "see"}}, "its unit task is of kind 'see' here and 'encode' there"),
+    "no path": (
+        {"options": None, "paths": [{"options": ["E", "L"]}]},
+        "shares vision with gemma-a, but no path names an option of gemma-a that runs it",
+    ),
+    "option unknown": (
+        {"paths": [{"options": ["gemma-a/X", "L"]}]},
+        "option gemma-a/X, but gemma-a declares no option 'X' of its own; there is E, EL, L",
+    ),
+    "option runs something else": (
+        {"paths": [{"options": ["gemma-a/E", "L"]}, {"options": ["gemma-a/L", "L"]}]},
+        "option gemma-a/L, but it runs thinker, not the shared vision",
+    ),
+    "option of a stranger": (
+        {"paths": [{"options": ["gamma/E", "L"]}]}, "option gamma/E, but there is no model 'gamma'; there is gemma-a, gemma-b",
+    ),
+    "option of one that shares nothing": (
+        {"shares": {}}, "option gemma-a/E, but 'shares' names no component of gemma-a",
+    ),
+    "path incomplete": ({"paths": [{"options": ["gemma-a/E"]}]}, r"path \('gemma-a/E',\) runs no thinker"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "fault"), FAULTS.values(), ids=FAULTS.keys())
+def test_a_share_that_does_not_fit_is_named(changes: dict[str, Any], fault: str):
+    with pytest.raises(BadRequest, match=f"^model gemma-b: .*{fault}"):
+        plans(**changes)
+
+
+def test_what_is_borrowed_is_not_lent_on():
+    third = {**B, "shares": {"vision": "gemma-b"}, "paths": [{"options": ["gemma-b/L", "L"]}]}
+
+    with pytest.raises(
+        BadRequest, match="^model c: shares vision with 'gemma-b', which has it from 'gemma-a': name that one"
+    ):
+        of({"gemma-a": A, "gemma-b": B, "c": third})
+
+
+def test_sharing_does_not_hide_names_that_collide():
+    with pytest.raises(BadRequest, match=r"thinker of model b\.x and thinker of model b_x cannot be told apart"):
+        of({"gemma-a": A, "b.x": B, "b_x": B})

@@ -1,0 +1,14 @@
+"""An installer for every test of this directory."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.plugins.dists import Install, installer
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    with installer(tmp_path, monkeypatch) as install:
+        yield install

@@ -1,0 +1,205 @@
+"""Families and apps of other distributions: found by their entry points, checked, named when they are at fault."""
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from omnibus import catalog, plugins
+from omnibus.errors import BadRequest
+from omnibus.plan import ModelPlan
+from services.planner import declare
+from tests.unit.plugins.dists import TOY, Install, toy
+
+
+def plan(declared: dict[str, object]) -> ModelPlan:
+    return declare.plans(msgspec.convert({"m": declared}, dict[str, declare.Declared]))["m"]
+
+
+def brings(install: Install, module: str, text: str) -> None:
+    """A distribution ``dist-<module>`` whose family ``odd`` is ``FAMILY`` of ``module``."""
+    install(f"dist-{module}", {plugins.FAMILIES: {"odd": f"{module}:FAMILY"}}, **{module: text})
+
+
+# Families
+
+
+def test_a_family_of_a_plugin_is_one_of_the_catalog(install: Install):
+    toy(install, "toy_found")
+
+    family = catalog.family("toy")
+
+    assert plugins.families() == ("toy",)
+    assert (family["composite"], family["engine"]) == ("toy_found:chat", "toy_found:engine")
+    assert family["voices"] == ()
+    assert family.keys() == catalog.family("qwen2_5_vl").keys()
+
+
+def test_a_model_of_a_plugins_family_needs_no_more_than_its_checkpoint(install: Install):
+    toy(install, "toy_declared")
+
+    made = plan({"family": "toy", "checkpoint": "/toy"})
+
+    assert made.components == ("eye", "writer")
+    assert made.tasks == {"eye": "encode-m-eye", "writer": "think-m-writer"}
+    assert {kind: [(path.name, path.rate) for path in paths] for kind, paths in made.types.items()} == {
+        "writer": [("W", 3), ("EW", 1)],
+        "eye+writer": [("E>W", 3), ("EW", 1)],
+    }
+
+
+def test_the_familys_engine_runs_what_names_no_other(install: Install):
+    toy(install, "toy_engine")
+    options = {
+        "E": {"components": ["eye"], "service": "encoder", "engine": "elsewhere:engine"},
+        "W": {"components": ["writer"], "service": "llm"},
+    }
+
+    made = plan({"family": "toy", "checkpoint": "/toy", "options": options, "paths": [{"options": ["E", "W"]}]})
+
+    assert {name: option.engine for name, option in made.options.items()} == {
+        "E": "elsewhere:engine", "W": "toy_engine:engine",
+    }  # fmt: skip
+
+
+def test_the_composite_task_of_a_plugin_is_made_from_name_and_plan(install: Install):
+    toy(install, "toy_composite")
+    made = plan({"family": "toy", "checkpoint": "/toy"})
+
+    chat = plugins.named(catalog.family("toy")["composite"])("m", made)
+
+    assert chat.writer.name == made.tasks["writer"]
+
+
+def test_a_family_that_nobody_brings_is_refused_with_those_there_are(install: Install):
+    toy(install, "toy_known")
+
+    with pytest.raises(BadRequest, match="no model family 'tox'; there is qwen2_5_omni, qwen2_5_vl, toy$"):
+        catalog.family("tox")
+
+
+def test_a_plugin_does_not_take_the_place_of_a_built_in_family(install: Install):
+    toy(install, "toy_vl", family="qwen2_5_vl")
+    toy(install, "toy_python", family="python")
+
+    assert catalog.family("qwen2_5_vl")["components"] == ["vision", "thinker"]
+    with pytest.raises(BadRequest, match="no model family 'python'"):
+        catalog.family("python")
+
+
+def test_a_family_is_loaded_when_it_is_asked_for(install: Install):
+    brings(install, "lazy", "raise RuntimeError('imported')")
+
+    assert "odd" in plugins.families()
+    assert catalog.family("qwen2_5_vl")
+    assert "lazy" not in sys.modules
+
+
+FAULTS = {
+    "no module": ("", "cannot be loaded: AttributeError"),
+    "broken": ("1 / 0", "cannot be loaded: ZeroDivisionError: division by zero"),
+    "missing import": ("import nothing_of_that_name", "cannot be loaded: ModuleNotFoundError: .*nothing_of_that_name"),
+    "no dict": ("FAMILY = 7", "is no family: Expected `object`, got `int`"),
+    "field unknown": ("FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'colour': 1}", "is no family: .*colour"),
+    "field wrong": ("FAMILY = {'components': 'a', 'tasks': {}}", r"is no family: .*\$.components"),
+    "field missing": ("FAMILY = {'components': ['a']}", "is no family: .*tasks"),
+    "empty": ("FAMILY = {'components': [], 'tasks': {}}", "has no component"),
+    "task missing": ("FAMILY = {'components': ['a', 'b'], 'tasks': {'a': 'do'}}", r"no unit task for \['b'\]"),
+    "task of nothing": ("FAMILY = {'components': ['a'], 'tasks': {'a': 'do', 'c': 'do'}}", r"speaks of \['c'\]"),
+    "encoder of nothing": (
+        "FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'encoders': {'image': 'eye'}}", r"speaks of \['eye'\]",
+    ),
+    "engine": ("FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'engine': 'odd'}", "has engine 'odd'"),
+    "composite": ("FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'composite': ':x'}", "has composite ':x'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "fault"), FAULTS.values(), ids=FAULTS.keys())
+def test_a_plugin_at_fault_is_named_with_its_distribution(
+    install: Install, text: str, fault: str, request: pytest.FixtureRequest
+):
+    module = "odd_" + request.node.callspec.id.replace(" ", "_")
+    brings(install, module, text)
+
+    with pytest.raises(BadRequest, match=rf"'odd' of omnibus.families \(dist-{module}: {module}:FAMILY\) .*{fault}"):
+        catalog.family("odd")
+
+
+def test_a_deployment_that_makes_no_sense_is_the_familys_fault(install: Install):
+    text = "FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'options': {'A': {'components': ['a']}}, 'paths': [{'options': ['A']}]}"
+    brings(install, "odd_options", text)
+
+    with pytest.raises(BadRequest, match="the family odd says something wrong about its deployment: .*service"):
+        plan({"family": "odd", "checkpoint": "/m"})
+
+
+def test_two_plugins_of_one_name_are_both_named(install: Install):
+    for module in ("first_toy", "second_toy"):
+        toy(install, module)
+
+    with pytest.raises(
+        BadRequest, match="'toy' .*brought by dist-first_toy and dist-second_toy: uninstall all but one"
+    ):
+        catalog.family("toy")
+
+
+def test_a_distribution_that_is_found_twice_on_the_path_is_one(install: Install, monkeypatch: pytest.MonkeyPatch):
+    place = install("dist-twice", {plugins.FAMILIES: {"toy": "toy_twice:FAMILY"}}, toy_twice=TOY)
+    monkeypatch.syspath_prepend(f"{place}/.")
+
+    assert plugins.families() == ("toy",)
+    assert catalog.family("toy")["encoders"] == {"image": "eye"}
+
+
+# Apps
+
+
+def test_an_app_is_known_by_name_and_not_imported(install: Install):
+    install("dist-poems", {plugins.APPS: {"poem": "poems_app"}}, poems_app="raise RuntimeError('imported')")
+
+    assert plugins.apps() == ("poem",)
+    assert plugins.app("poem") == "poems_app"
+    assert "poems_app" not in sys.modules
+
+
+def test_an_app_may_be_the_attribute_of_a_module(install: Install):
+    both = "import string\nAPP = 'stories.app'\nMODULE = string\nOTHER = 7"
+    points = {"story": "stories:APP", "letters": "stories:MODULE", "seven": "stories:OTHER", "none": "stories:NONE"}
+    install("dist-stories", {plugins.APPS: points}, stories=both)
+
+    assert plugins.app("story") == "stories.app"
+    assert plugins.app("letters") == "string"
+    with pytest.raises(BadRequest, match=r"'seven' of omnibus.apps \(dist-stories: .* is no app: .* not int"):
+        plugins.app("seven")
+    with pytest.raises(BadRequest, match=r"'none' of omnibus.apps \(dist-stories: .* cannot be loaded"):
+        plugins.app("none")
+
+
+def test_an_app_that_nobody_brings_is_refused_with_those_there_are(install: Install):
+    with pytest.raises(BadRequest, match="no plugin brings the app 'poem'; there is none"):
+        plugins.app("poem")
+    install("dist-more", {plugins.APPS: {"b": "b", "a": "a"}})
+    with pytest.raises(BadRequest, match="there is a, b"):
+        plugins.app("poem")
+
+
+# Paths to objects
+
+
+def test_an_object_is_found_by_module_and_name():
+    assert plugins.named("omnibus.plugins:named") is plugins.named
+
+
+@pytest.mark.parametrize("path", ["", "omnibus", "omnibus:", ":named", "omnibus.nothing:x", "omnibus.plugins:nothing"])
+def test_a_path_that_leads_nowhere_is_refused_with_what_names_it(path: str):
+    with pytest.raises(BadRequest, match=f"^OMNIBUS_X='{path}' must name module:function"):
+        plugins.named(path, "OMNIBUS_X")
+
+
+def test_looking_for_plugins_loads_nothing_heavy():
+    code = "from omnibus import catalog, plugins; plugins.families(), plugins.apps(); import sys; print(*sys.modules)"
+
+    loaded = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).split()
+
+    assert {"pydantic", "nats", "redis", "torch", "numpy"}.isdisjoint(loaded)

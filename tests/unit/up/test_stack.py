@@ -1,0 +1,78 @@
+"""The whole system without a model: several gateways, their token, and a plan that nobody can serve."""
+
+import stat
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from omnibus.errors import BadRequest
+from omnibus.up import run
+from omnibus.up.stack import Stack
+from tests.unit.up.programs import Lines, all_gone, log_to
+
+NOTHING = '{"models": {}}'
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A private place for the file that says where everything is."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def variables(process: int) -> dict[str, str]:
+    return psutil.Process(process).environ()
+
+
+@pytest.mark.slow
+async def test_a_system_without_models_is_ready_at_every_gateway_and_leaves_nothing(tmp_path: Path):
+    async with Stack(NOTHING, gateways=2, apps_dir=tmp_path, nursery=False, log=log_to(Lines())) as stack:
+        state, pids = run.read(), stack.supervisor.pids
+        async with httpx.AsyncClient() as http:
+            answers = [await http.get(f"{url}/readyz") for url in stack.urls]
+        gateways = [variables(pids[name]) for name in ("gateway", "gateway-1")]
+        others = [variables(pids[name]) for name in ("planner", "sidecar")]
+
+    assert [answer.json()["ready"] for answer in answers] == [True, True]
+    assert set(pids) == {"nats", "valkey", "planner", "sidecar", "gateway", "gateway-1"}
+    assert stack.urls == [f"http://127.0.0.1:{state.ports[name]}" for name in ("gateway", "gateway-1")]
+    assert len({*stack.urls, state.nats_url, state.store_url, state.monitor_url}) == 5
+    assert (state.gateway_url, state.apps_dir) == (stack.url, str(tmp_path))
+    assert len(state.admin_token) >= 32
+    assert {one["OMNIBUS_GATEWAY_ADMIN_TOKEN"] for one in gateways} == {state.admin_token}
+    assert {one["OMNIBUS_GATEWAY_APPS_DIR"] for one in gateways} == {str(tmp_path)}
+    assert not any("OMNIBUS_GATEWAY_ADMIN_TOKEN" in one for one in others)
+    assert all_gone(list(pids.values()))
+
+
+def test_each_run_has_a_token_of_its_own_unless_one_is_given(monkeypatch: pytest.MonkeyPatch):
+    one, other = Stack(NOTHING), Stack(NOTHING)
+    monkeypatch.setenv("OMNIBUS_GATEWAY_ADMIN_TOKEN", "mine")
+
+    assert one.admin_token != other.admin_token
+    assert Stack(NOTHING).admin_token == "mine"
+    assert Stack(NOTHING, env={"OMNIBUS_GATEWAY_ADMIN_TOKEN": "ours"}).admin_token == "ours"
+
+
+def test_apps_lie_in_the_current_directory_unless_another_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+    assert Stack(NOTHING).apps_dir == tmp_path
+    assert Stack(NOTHING, env={"OMNIBUS_GATEWAY_APPS_DIR": "/apps"}).apps_dir == Path("/apps")
+    assert Stack(NOTHING, apps_dir=Path("mine")).apps_dir == tmp_path / "mine"
+
+
+def test_the_file_with_the_token_is_for_its_owner_alone():
+    with run.RunDirectory() as directory:
+        directory.write(run.RunState(str(directory.path), 1, 0.0, "nats://n", "redis://r", admin_token="secret"))
+        files = [run.pointer(), *directory.path.iterdir()]
+
+        assert run.read().admin_token == "secret"
+        assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_one_gateway_at_least_must_run(count: int):
+    with pytest.raises(BadRequest, match="one at least"):
+        Stack(NOTHING, gateways=count)

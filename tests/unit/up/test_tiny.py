@@ -1,0 +1,62 @@
+"""The tiny models that ``omnibus up`` declares, and those it declares when it is asked to."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from omnibus import catalog
+from omnibus.errors import BadRequest
+from omnibus.up.tiny import tiny_models
+from omnibus_models import tiny
+from services.planner import declare
+
+VL, OMNI, TWIN = "qwen2.5-vl-tiny", "qwen2.5-omni-tiny", "qwen2.5-vl-tiny-b"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where checkpoints are built once for these tests."""
+    return tmp_path_factory.mktemp("cache")
+
+
+async def test_a_twin_comes_with_the_model_it_shares_with(cache: Path):
+    declared = json.loads(await tiny_models([TWIN], cache))["models"]
+
+    assert declared == {
+        VL: catalog.declaration("qwen2_5_vl", str(cache / "qwen2_5_vl")),
+        TWIN: catalog.twin(TWIN, str(cache / TWIN)),
+    }
+    made = declare.plans(msgspec.convert(declared, dict[str, declare.Declared]))
+    assert made[TWIN].options[f"{VL}/E"].of == f"{VL}/E"
+
+
+async def test_the_twins_checkpoint_differs_in_its_llm(cache: Path):
+    await tiny_models([VL, TWIN], cache)
+
+    markers = [json.loads((cache / name / tiny.MARKER).read_text()) for name in ("qwen2_5_vl", TWIN)]
+    assert [marker.get("llm_seed") for marker in markers] == [None, 1]
+
+
+async def test_checkpoints_that_are_there_are_used_as_they_are(cache: Path):
+    await tiny_models([TWIN], cache)
+    weights = [cache / name / "model.safetensors" for name in ("qwen2_5_vl", TWIN)]
+    before = [path.stat().st_mtime_ns for path in weights]
+
+    await tiny_models([TWIN], cache)
+
+    assert [path.stat().st_mtime_ns for path in weights] == before
+
+
+@pytest.mark.slow
+async def test_the_twin_runs_only_when_it_is_asked_for(cache: Path):
+    assert list(json.loads(await tiny_models(cache=cache))["models"]) == [VL, OMNI]
+    assert list(json.loads(await tiny_models([OMNI], cache))["models"]) == [OMNI]
+
+
+async def test_a_model_that_is_not_there_is_refused_before_anything_is_built(tmp_path: Path):
+    with pytest.raises(BadRequest, match=f"no tiny model gpt; there is {VL}, {OMNI}, {TWIN}"):
+        await tiny_models([VL, "gpt"], tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
