@@ -18,6 +18,13 @@ def transformers(component: str, settings: ExecutorSettings) -> Runner:
     return _TRANSFORMERS[component](component, settings)
 
 
+def sim(component: str, settings: ExecutorSettings) -> Runner:
+    """The simulation: computes nothing and takes as long as a profile says. Raises ``BadRequest`` for a wrong one."""
+    from omnibus.executor.sim import engine
+
+    return engine(component, settings)
+
+
 def _encode(component: str, settings: ExecutorSettings) -> Runner:
     from services.encoder.runner import EncodeRunner, EncodeSettings
 

@@ -4,11 +4,18 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import numpy as np
+
 from omnibus.errors import Fatal, OmnibusError
 from omnibus.task import Audio, ChatOutput, Result, TextChunk
 from omnibus.task.elements import item
+from omnibus.task.result import STREAM
 from omnibus.tensors.item import Item
 from services.gateway.streams import Incoming
+
+_FIT = {"text": "text or `TextChunk`s", "audio": "float samples or `Audio`"}
+#: What the parts of an answer's streams are.
+PARTS: dict[str, Any] = {"text": TextChunk, "audio": Audio}
 
 
 def arrivals(output: ChatOutput) -> dict[str, Incoming]:
@@ -18,20 +25,28 @@ def arrivals(output: ChatOutput) -> dict[str, Incoming]:
 
 
 def incoming(name: str, value: Any) -> Incoming:
-    """``value`` as a stream: a result, a stream of parts (text or samples), or one part."""
+    """``value`` as a stream: a result, a stream of parts (text or samples), or one part.
+
+    Raises ``StreamConsumed`` for a result that its task has read already.
+    """
     if isinstance(value, Incoming):
         return value
-    if type(value) is Result and not value.transformed and isinstance(value.source, Incoming):
-        return value.source
+    if type(value) is Result and not value.transformed and value.element is PARTS[name]:
+        source = value.claim()
+        if isinstance(source, Incoming):
+            return source
     return Pump(name, value)
 
 
 class Pump(Incoming):
-    """Reads an async iterator of an app's own making and passes on what it gives."""
+    """Reads an async iterator of a task's own making and passes on what it gives, as long as somebody reads."""
 
     def __init__(self, name: str, value: Any) -> None:
         super().__init__()
         self._task = asyncio.get_running_loop().create_task(self._read(name, value))
+
+    def stop(self) -> None:
+        self._task.cancel()
 
     async def _read(self, name: str, value: Any) -> None:
         try:
@@ -46,6 +61,8 @@ class Pump(Incoming):
 
 
 async def _parts(value: Any) -> AsyncIterator[Any]:
+    if type(value) is Result and value.kind != STREAM:
+        value = await value
     if hasattr(value, "__aiter__"):
         async for part in value:
             yield part
@@ -55,8 +72,12 @@ async def _parts(value: Any) -> AsyncIterator[Any]:
 
 def _item(name: str, part: Any) -> Item:
     """A part of ``text`` (str or ``TextChunk``) or ``audio`` (samples or ``Audio``) as it travels."""
-    if isinstance(part, str):
+    if name == "text" and isinstance(part, str):
         return Item({"text": part})
+    if name == "audio" and isinstance(part, np.ndarray):
+        return Item({"rate": Audio().rate}, np.asarray(part, np.float32))
     if isinstance(part, Item):
         return part
-    return item(Audio if name == "audio" else TextChunk, part)
+    if not isinstance(part, PARTS[name]):
+        raise Fatal(f"the answer's {name} holds a {type(part).__name__}: it must be {_FIT[name]}")
+    return item(part)

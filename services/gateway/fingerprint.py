@@ -4,6 +4,7 @@ import hashlib
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from omnibus.tensors.item import Item
 
@@ -14,31 +15,37 @@ class Fingerprint:
     """Text and lists are joined by their key, arrays one after the other; other values count chunk by chunk."""
 
     def __init__(self) -> None:
-        self._grown: dict[str, Any] = {}
+        self._texts: dict[str, Any] = {}
+        self._lists: dict[str, list[Any]] = {}
         self._chunks: list[dict[str, Any]] = []
         self._arrays = hashlib.sha256()
         self._nbytes = 0
 
     def feed(self, item: Item) -> None:
         if item.array is not None:
-            body = item.array.tobytes()
-            self._arrays.update(body)
-            self._nbytes += len(body)
+            self._feed_array(item.array)
             return
         rest: dict[str, Any] = {}
         for key, value in item.data.items():
             if isinstance(value, str):
-                self._grown.setdefault(key, hashlib.sha256()).update(value.encode())
+                self._texts.setdefault(key, hashlib.sha256()).update(value.encode())
             elif isinstance(value, list):
-                self._grown.setdefault(key, []).extend(value)
+                self._lists.setdefault(key, []).extend(value)
             else:
                 rest[key] = value
         if rest:
             self._chunks.append(rest)
 
+    def _feed_array(self, array: np.ndarray) -> None:
+        if not self._nbytes:  # rows may be cut otherwise next time, what a row is may not
+            self._arrays.update(f"{array.dtype.str}{array.shape[1:]}".encode())
+        body = array.tobytes()
+        self._arrays.update(body)
+        self._nbytes += len(body)
+
     def hex(self) -> str:
         """64 hex digits; of nothing, the empty string."""
-        if not (self._grown or self._chunks or self._nbytes):
+        if not (self._texts or self._lists or self._chunks or self._nbytes):
             return ""
-        grown = {key: value if isinstance(value, list) else value.hexdigest() for key, value in self._grown.items()}
-        return hashlib.sha256(_encode([grown, self._chunks, self._arrays.hexdigest()])).hexdigest()
+        texts = {key: text.hexdigest() for key, text in self._texts.items()}
+        return hashlib.sha256(_encode([texts, self._lists, self._chunks, self._arrays.hexdigest()])).hexdigest()

@@ -129,12 +129,17 @@ class Members:
         now = time.monotonic()
         return [member for id, member in pool.members.items() if id not in exclude and member.fit(now)]
 
-    def least(self, model: str, option: str, exclude: frozenset[str] = frozenset(), turn: int = 0) -> Member | None:
+    def least(
+        self, model: str, option: str, exclude: frozenset[str] = frozenset(), turn: int = 0, origin: str = ""
+    ) -> Member | None:
         """The fit executor of ``option`` with the least work, this gateway's and others'; None without any.
 
-        Among equals they take turns; ``turn`` is where this gateway begins.
+        Among equals they take turns; ``turn`` is where this gateway begins. Executors of another ``origin``
+        serve only while there is none of this one.
         """
         fit = self.fit(model, option, exclude)
+        if origin:
+            fit = [member for member in fit if member.status.origin == origin] or fit
         if len(fit) < 2:
             return fit[0] if fit else None
         pool = fit[0].pool

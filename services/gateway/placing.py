@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from omnibus.errors import ProtocolError
 from omnibus.graph import HANDLE
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.item import Item
@@ -41,27 +42,47 @@ async def place(
     return {HANDLE: msgspec.to_builtins(handle), **literal}
 
 
-async def place_tensor(
-    tensors: TensorClient, keep: MediaKeep | None, item: Item, invocation: str, deadline: float
-) -> dict[str, Any]:
-    """Put a tensor that an earlier segment made into the arena again; returns its literal."""
-    array = np.ascontiguousarray(item.array)
-    handle = await tensors.put(array, invocation=invocation, deadline=deadline + GRACE, readers=ATTEMPTS + 1)
-    body = array.tobytes()
-    digest = sha256(body).hexdigest()
-    if keep is not None:
-        keep.put(digest, body)
-    about = {"dtype": array.dtype.name, "shape": list(array.shape), "sha256": digest, "nbytes": len(body)}
-    return {HANDLE: msgspec.to_builtins(handle), **item.data, **about}
+class Tensors:
+    """Puts tensors that earlier segments made into the arena again, for ``invocation``."""
+
+    def __init__(self, tensors: TensorClient, keep: MediaKeep | None, invocation: str, deadline: float) -> None:
+        self._tensors = tensors
+        self._keep = keep
+        self._invocation = invocation
+        self._deadline = deadline
+
+    async def put(self, item: Item, nodes: int) -> dict[str, Any]:
+        """The literal of a tensor that ``nodes`` inputs are given, in every attempt."""
+        array = np.ascontiguousarray(item.array)
+        handle = await self._tensors.put(
+            array,
+            invocation=self._invocation,
+            deadline=self._deadline + GRACE,
+            readers=min(nodes * (ATTEMPTS + 1), MANY),
+        )
+        body = array.tobytes()
+        digest = sha256(body).hexdigest()
+        if self._keep is not None:
+            self._keep.put(digest, body)
+        about = {"dtype": array.dtype.name, "shape": list(array.shape), "sha256": digest, "nbytes": len(body)}
+        return {**item.data, HANDLE: msgspec.to_builtins(handle), **about}
 
 
 async def restore(
     tensors: TensorClient, keep: MediaKeep, value: dict[str, Any], invocation: str, deadline: float
 ) -> dict[str, Any]:
-    """An input that was recorded by its content hash, at a new handle. Raises ``NotFound``."""
+    """An input that was recorded by its content hash, at a new handle.
+
+    Raises ``NotFound``, and ``ProtocolError`` for a tensor that is not what its record says.
+    """
     data = await keep.get(str(value.get("sha256", "")))
     array = np.frombuffer(data, np.uint8)
     if "dtype" in value:
-        array = array.view(str(value["dtype"])).reshape(value["shape"])
+        try:
+            array = array.view(str(value["dtype"])).reshape(value["shape"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(
+                f"a recorded tensor cannot be {value['dtype']!r} {value.get('shape')}: {error}"
+            ) from error
     handle = await tensors.put(array, invocation=invocation, deadline=deadline + GRACE, readers=ATTEMPTS + 1)
     return {**value, HANDLE: msgspec.to_builtins(handle)}

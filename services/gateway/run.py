@@ -14,21 +14,19 @@ from functools import partial
 from hashlib import sha256
 from itertools import count
 from math import sqrt
-from typing import Any
 
 from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError, Overloaded, ProtocolError, TooLarge
-from omnibus.graph import WIRE_VERSION, Invocation, Node, digest, verify
+from omnibus.graph import WIRE_VERSION, Invocation, Node, verify
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from omnibus.task import Segment
-from omnibus.task.elements import KEY
-from omnibus.task.session import FROM
 from omnibus.tensors.client import TensorClient
 from services.gateway.collected import Collected
 from services.gateway.dispatch import Dispatcher
+from services.gateway.filling import Place, filled, marked
 from services.gateway.fingerprint import Fingerprint
 from services.gateway.keep import MediaKeep
-from services.gateway.placing import place_tensor
+from services.gateway.placing import Tensors
 from services.gateway.records import Records
 from services.gateway.route import Route, Router, Ticket
 from services.gateway.running import Again, Running
@@ -59,13 +57,13 @@ class Runs:
         self.tensors = tensors
         self.records = records
         self.kept = keep if records.full else None
-        self._numbers: dict[str, count[int]] = defaultdict(count)
+        self._numbers: dict[str, count[int]] = defaultdict(count)  # by the letters in ids, which apps may share
 
     def open(self, app: str, model: str = "", *, seed: int | None = None, pinned: str = "") -> "Run":
         """A new request to ``app``, for ``model`` when it is one model's. Raises ``Overloaded`` at the limit."""
         if self.dispatcher.inflight >= self.settings.max_inflight:
             raise Overloaded(f"{self.dispatcher.inflight} requests are in flight here: try again later")
-        return Run(self, app, model, next(self._numbers[app]), seed, pinned)
+        return Run(self, app, model, next(self._numbers[_name(app)]), seed, pinned)
 
 
 class Run:
@@ -116,18 +114,28 @@ class Run:
         Raises ``Rejected`` for a graph that no plan runs, ``StageUnavailable`` without executors, and
         ``TooLarge`` for one over the limits.
         """
-        if step >= SEGMENTS or len(segment.nodes) > NODES:
+        if not 0 <= step < SEGMENTS or len(segment.nodes) > NODES:
             raise TooLarge(
                 f"a request may have {SEGMENTS} segments of {NODES} calls each: loop less, or split the request"
             )
-        nodes = segment.nodes
         check(segment)
-        if any(FROM in str(node.inputs) for node in nodes):
-            nodes = tuple([await self._filled(node, self._name(step)) for node in nodes])
+        nodes = segment.nodes
+        if marked(nodes):
+            runs, name = self._runs, self._name(step)
+            try:
+                nodes = await filled(nodes, self._earlier, Tensors(runs.tensors, runs.kept, name, self.deadline))
+            except BaseException:
+                runs.tensors.end(name)
+                raise
         streams = self.send(segment, nodes, step).streams
         for stream in streams.values():
             stream.fingerprint = Fingerprint()
         return streams
+
+    def _earlier(self, place: Place) -> ResultStream | None:
+        step, node, output = place
+        running = next((each for each in self.segments if each.invocation.step == step), None)
+        return running.streams.get((node, output)) if running is not None else None
 
     def point(self, site: int) -> float:
         salt = int.from_bytes(sha256(f"{self._runs.router.gateway}/{self.app}/{site}".encode()).digest()[:8], "big")
@@ -147,7 +155,9 @@ class Run:
     ) -> Running:
         """Route and dispatch one segment now; ``nodes`` are its own with inputs filled in."""
         if self.over:
-            raise self.failure or Fatal("the request is over")
+            raise self.failure or _over()
+        if any(running.invocation.step == step for running in self.segments):
+            raise ProtocolError(f"segment {step} of {self.id} was sent already")
         runs = self._runs
         try:
             assignment = runs.router.assign(nodes or segment.nodes, self.model)
@@ -190,33 +200,8 @@ class Run:
         return runs.dispatcher.submit(invocation, segment.work or [1] * len(assignment.nodes), again)
 
     def _name(self, step: int) -> str:
-        return f"{self.id}_{step}" if step else self.id
-
-    async def _filled(self, node: Node, id: str) -> Node:
-        """``node`` with what earlier segments made in place of its marks."""
-        inputs = {name: await self._fill(value, id) for name, value in node.inputs.items()}
-        return node if inputs == node.inputs else _renewed(node, inputs)
-
-    async def _fill(self, value: Any, id: str) -> Any:
-        if type(value) is list:
-            return [await self._fill(element, id) for element in value]
-        if type(value) is not dict:
-            return value
-        if FROM not in value:
-            return {key: await self._fill(element, id) for key, element in value.items()}
-        item = await self._earlier(value[FROM]).value()
-        if item.array is not None:
-            return await place_tensor(self._runs.tensors, self._runs.kept, item, id, self.deadline)
-        return item.data.get(KEY, item.data)
-
-    def _earlier(self, mark: Any) -> ResultStream:
-        match mark:
-            case [int(step), int(node), str(output)]:
-                for running in self.segments:
-                    stream = running.streams.get((node, output))
-                    if running.invocation.step == step and stream is not None:
-                        return stream
-        raise ProtocolError(f"a graph refers to {mark!r}, which no earlier segment of its request made")
+        """The first segment that is sent has the request's own id."""
+        return f"{self.id}_{step}" if self.segments else self.id
 
     @property
     def inputs(self) -> str:
@@ -241,17 +226,23 @@ class Run:
             return
         self.over = True
         dispatcher = self._runs.dispatcher
-        later = [running.id for running in self.segments[1:]]
         for running in self.segments:
-            first = running is self.segments[0]
-            record = partial(self._runs.records.end, running, status, got if first else None, later if first else ())
+            ended = partial(self._ended, running, status, got)
             if status == "done":
-                dispatcher.complete(running, record)
+                dispatcher.complete(running, ended)
             else:
                 dispatcher.finish(running, status)
-                record()
+                ended()
         if self._holds:
             self._runs.tensors.end(self.inputs)
+
+    def _ended(self, running: Running, status: str, got: Collected | None) -> None:
+        first = running is self.segments[0]
+        later = [each.id for each in self.segments[1:]] if first else ()
+        self._runs.records.end(running, status, got if first else None, later)
+        for stream in running.streams.values():  # whoever still reads is not left waiting
+            if not stream.ended:
+                stream.fail(self.failure or _over())
 
 
 def check(segment: Segment) -> None:
@@ -271,5 +262,5 @@ def _name(app: str) -> str:
     return sha256(app.encode()).hexdigest()[:4]
 
 
-def _renewed(node: Node, inputs: dict[str, Any]) -> Node:
-    return Node(node.task, node.component, inputs, digest(node.task, inputs), node.uses, node.model, node.salt)
+def _over() -> Fatal:
+    return Fatal("the request is over: nothing of it runs any more")

@@ -22,14 +22,14 @@ Fetch = Callable[[Handle], np.ndarray]
 
 
 class _Told:
-    """Strings and lists that grow chunk by chunk, by their key. A later attempt tells them again, in chunks
+    """Strings and lists that grow chunk by chunk, by key and type. A later attempt tells them again, in chunks
     of its own: how many tokens share a chunk depends on how busy the executor is."""
 
     def __init__(self) -> None:
-        self._pieces: dict[str, list[Any]] = {}
+        self._pieces: dict[_Key, list[Any]] = {}
         self._whole: list[dict[str, Any]] = []  # chunks of plain values, which are never cut otherwise
         self._repeated = 0
-        self.again: dict[str, Any] = {}  # what this attempt still has to repeat
+        self.again: dict[_Key, Any] = {}  # what this attempt still has to repeat
 
     def restart(self) -> None:
         self.again = {key: _joined(told) for key, told in self._pieces.items()}
@@ -43,12 +43,16 @@ class _Told:
 
     def new(self, data: dict[str, Any]) -> dict[str, Any]:
         """What ``data`` adds. Raises ``StageFailed`` when it differs from what was told before."""
-        if data and not any(type(value) in _GROW for value in data.values()):
+        grows = [key for key, value in data.items() if type(value) in _GROW]
+        told = [key for key in grows if data[key]]
+        if not told and data and (not grows or any(data.values())):
             return self._chunk(data)
         fresh = {key: self._rest(key, value) for key, value in data.items()} if self.again else data
-        for key, value in fresh.items():
-            if type(value) in _GROW and value:
-                self._pieces.setdefault(key, []).append(value)
+        if told and not any(fresh[key] for key in told):
+            return {}  # told before, with all that came along
+        for key in told:
+            if fresh[key]:
+                self._pieces.setdefault((key, type(data[key])), []).append(fresh[key])
         return fresh
 
     def _chunk(self, data: dict[str, Any]) -> dict[str, Any]:
@@ -62,15 +66,16 @@ class _Told:
         return {}
 
     def _rest(self, key: str, value: Any) -> Any:
-        told = self.again.get(key)
+        told = self.again.get((key, type(value)))
         if not told or type(value) not in _GROW:
             return value
         if told[: len(value)] != value[: len(told)]:
             raise StageFailed(_OTHERWISE)
-        self.again[key] = told[len(value) :]
+        self.again[key, type(value)] = told[len(value) :]
         return value[len(told) :]
 
 
+_Key = tuple[str, type]
 _GROW = (str, list)
 _OTHERWISE = "another executor continued differently, so the answer cannot be resumed: ask again"
 
@@ -116,6 +121,9 @@ class Incoming:
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
+
+    def stop(self) -> None:
+        """Nobody reads it any more."""
 
     def take(self) -> list[Item]:
         """Everything that is ready. Raises the failure once all before it was taken."""
@@ -217,12 +225,16 @@ async def merge(streams: Mapping[str, Incoming]) -> AsyncIterator[list[tuple[str
     for stream in streams.values():
         stream.notify = wake
     left = dict(streams)
-    while left:
-        batch = [(name, item) for name, stream in left.items() for item in stream.take()]
-        if any(stream.ended for stream in left.values()):
-            left = {name: stream for name, stream in left.items() if not stream.exhausted}
-        if batch:
-            yield batch
-        elif left:
-            await waiter
-            waiter = loop.create_future()
+    try:
+        while left:
+            batch = [(name, item) for name, stream in left.items() for item in stream.take()]
+            if any(stream.ended for stream in left.values()):
+                left = {name: stream for name, stream in left.items() if not stream.exhausted}
+            if batch:
+                yield batch
+            elif left:
+                await waiter
+                waiter = loop.create_future()
+    finally:
+        for stream in streams.values():
+            stream.stop()

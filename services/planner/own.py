@@ -69,15 +69,21 @@ def _shares(model: ModelPlan) -> dict[str, str]:
 
 
 def _tasks(apps: Mapping[str, AppRecord]) -> list[_Own]:
-    """The own unit tasks by name, those of the older app first: what runs stays as it is when an app comes."""
+    """The own unit tasks by name, those of the older app first: what runs stays as it is when an app comes.
+
+    The same task with other code is the newest one's: executors of the old code go on until its are ready.
+    """
     found: dict[str, _Own] = {}
+    newest: dict[str, float] = {}
     for app in sorted(apps.values(), key=lambda app: (app.created, app.name)):
         for record in app.tasks:
             if not record.own:
                 continue
             fault = _fault(app, record)
             own = found.get(record.name)
-            if own is not None and own.record != record:
+            if own is not None and not own.record.equals(record):
+                if own.by == plainly(app.name):  # its next version: the task is another one once that is the current one
+                    continue
                 fault = (
                     f"{', '.join(sorted(own.apps))} brings another unit task of that name "
                     f"({_where(own.record)}, not {_where(record)}): give one of them another `kind`"
@@ -86,7 +92,10 @@ def _tasks(apps: Mapping[str, AppRecord]) -> list[_Own]:
                 log.error("unit task %r of app %r is not served: %s", record.name, app.name, fault)
                 continue
             name = plainly(app.name)
-            found.setdefault(record.name, _Own(record, name)).apps.add(name)
+            own = found.setdefault(record.name, _Own(record, name))
+            own.apps.add(name)
+            if app.updated >= newest.get(record.name, 0.0):
+                newest[record.name], own.record = app.updated, record
     return list(found.values())
 
 

@@ -9,6 +9,7 @@ from hashlib import blake2b
 
 import msgspec
 
+from omnibus import catalog
 from omnibus.errors import BadRequest, ProtocolError
 from omnibus.graph import WIRE_VERSION
 
@@ -58,6 +59,11 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context: int = 0
     tasks: dict[str, str] = {}
     apps: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> str:
+        """What tells executors of this model from those of an earlier version of an app's code; empty for others."""
+        return catalog.origin(self.family, self.checkpoint)
 
     @property
     def speaks(self) -> bool:

@@ -34,6 +34,10 @@ class TaskRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     root: str = ""
     code: str = ""
 
+    def equals(self, other: "TaskRecord") -> bool:
+        """Whether both are the same task, perhaps of older code."""
+        return msgspec.structs.replace(self, code="") == msgspec.structs.replace(other, code="")
+
 
 class AppSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where an app's code comes from: ``import`` (an installed module), ``directory`` (``module`` below
@@ -48,7 +52,7 @@ class AppSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AppRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A registered app. ``route`` is the OpenAI route that it serves under the name ``model``, empty for
     ``/v1/apps/<name>/invoke`` alone; ``request`` and ``response`` are JSON schemas, empty when untyped.
-    Times are Unix seconds."""
+    ``chat`` says that ``serve`` takes a ``ChatInput``: clients send chat requests. Times are Unix seconds."""
 
     name: str
     version: int
@@ -63,6 +67,7 @@ class AppRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     created: float
     updated: float
     state: str = "active"
+    chat: bool = False
     v: int = WIRE_VERSION
 
 

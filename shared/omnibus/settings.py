@@ -116,6 +116,8 @@ class ExecutorSettings(Settings, frozen=True):
     source: str = ""
     #: What makes the runners: ``module:function(component, settings)``.
     engine: str = "services.engines:transformers"
+    #: JSON file with the times and sizes that a simulated executor follows; empty: ``checkpoint`` is that file.
+    profile: str = ""
     device: str = "cpu"
     dtype: str = "float32"
     #: CPU threads per engine; 0: the library's choice.

@@ -44,6 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "omnibus.executor": set(),
     "omnibus.executor.host": {"nats"},
     "omnibus.executor.own": set(),
+    "omnibus.executor.sim": set(),
     "omnibus.graph": set(),
     "omnibus.metrics": set(),
     "omnibus.plan": set(),

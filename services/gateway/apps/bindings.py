@@ -27,10 +27,7 @@ def own(record: AppRecord) -> dict[str, TaskRecord]:
 
 def check(record: AppRecord, plan: Plan | None, apps: Mapping[str, AppRecord]) -> None:
     """Raise ``BadRequest`` or ``Conflict`` for an app that cannot be served, or would disturb another one."""
-    if not _NAME.fullmatch(record.name):
-        raise BadRequest(
-            f"{record.name[:80]!r} cannot name an app: use letters, digits, '-', '_' and '.'", param="name"
-        )
+    _check_names(record)
     if own(record) and record.source.kind == UPLOAD:
         names = ", ".join(own(record))
         raise BadRequest(
@@ -42,6 +39,17 @@ def check(record: AppRecord, plan: Plan | None, apps: Mapping[str, AppRecord]) -
         _check_model(record, plan)
         _check_bound(record, plan)
         _check_own(record, plan, apps)
+
+
+def _check_names(record: AppRecord) -> None:
+    if not _NAME.fullmatch(record.name):
+        raise BadRequest(
+            f"{record.name[:80]!r} cannot name an app: use lower-case letters, digits, '-' and '_'", param="name"
+        )
+    if record.name == CHAT:
+        raise Conflict(f"{CHAT!r} is what answers for the plan's models: give the app another name", param="name")
+    if bool(record.model) != bool(record.route) or (record.model and not _MODEL.fullmatch(record.model)):
+        raise BadRequest(f"{record.model[:80]!r} cannot name a model: use letters, digits and '._:/-'", param="model")
 
 
 def _check_model(record: AppRecord, plan: Plan) -> None:
@@ -71,7 +79,7 @@ def _check_own(record: AppRecord, plan: Plan, apps: Mapping[str, AppRecord]) -> 
         if plainly(other.name) == record.name:
             continue
         for name, theirs in own(other).items():
-            if name in mine and mine[name] != theirs:
+            if name in mine and not mine[name].equals(theirs):
                 raise Conflict(
                     f"the app {plainly(other.name)!r} brings another unit task {name} ({theirs.cls}): equal names are "
                     "one and the same task, so give yours another `kind`"
@@ -81,12 +89,24 @@ def _check_own(record: AppRecord, plan: Plan, apps: Mapping[str, AppRecord]) -> 
 def missing(record: AppRecord, router: Router) -> str:
     """What stops the app's own unit tasks from running; empty when nothing does."""
     owners = router.plan.owners() if router.plan is not None else {}
-    for name in own(record):
+    for name, task in own(record).items():
         if name not in owners:
             return f"no plan has the unit task {name}: is a planner running?"
-        if not any(router.stages(model).get(component) == "ok" for model, component in owners[name]):
+        if not any(_runs(task, model, component, router) for model, component in owners[name]):
             return f"the unit task {name} has no executor: see the planner's and the executors' log"
     return ""
+
+
+def _runs(task: TaskRecord, model: str, component: str, router: Router) -> bool:
+    """Whether an executor of this very code of ``task`` is up."""
+    planned = router.model(model)
+    if task.code not in planned.checkpoint or router.stages(model).get(component) != "ok":
+        return False
+    return any(
+        status.model == model and status.origin == planned.origin and component in status.components
+        for status in router.members.statuses()
+        if status.state == "ready"
+    )
 
 
 def tasks(router: Router, apps: Mapping[str, AppRecord]) -> tuple[TaskView, ...]:

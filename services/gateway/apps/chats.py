@@ -1,9 +1,16 @@
-"""Chats that an app serves: the request as ``ChatInput`` to its worker, its answer's streams back."""
+"""Chats that an app serves: the request as ``ChatInput`` to its worker, its answer's streams back.
 
+An app that takes a ``ChatInput`` may be no model, and answer with whatever it likes: see ``asked`` and ``invoke``.
+"""
+
+from omnibus.app import wire
+from omnibus.errors import BadRequest
+from omnibus.registry import AppRecord
 from omnibus.task import ChatInput, ChatOutput
 from services.gateway.apps.calls import Call
 from services.gateway.apps.registry import Registry
 from services.gateway.chat import Chat
+from services.gateway.openai.requests import parse_chat
 from services.gateway.openai.schema import ChatRequest
 from services.gateway.placing import MANY
 from services.gateway.run import Run, Runs
@@ -32,18 +39,45 @@ class Chats:
         """
         run, call = await self.call(name, request, pinned)
         streams = await call.outputs()
-        return run, ChatOutput(text=streams.get("text"), audio=streams.get("audio")), call
+        if request.speaks and "audio" not in streams:
+            call.close()
+            run.end("failed")
+            raise BadRequest(f"{request.model} has no audio output: leave modalities out", param="modalities")
+        sound = streams.get("audio") if request.speaks else None  # what nobody asked for is not sent
+        return run, ChatOutput(text=streams.get("text"), audio=sound), call
 
     async def call(self, name: str, request: ChatRequest, pinned: str = "") -> tuple[Run, Call]:
         """Hand ``request`` to app ``name``."""
-        _, worker = self._registry.worker(name)
+        self._registry.worker(name)  # what nobody answers is not fetched
         run = self._runs.open(name, seed=request.seed, pinned=pinned)
         try:
-            return run, worker.chat(run, await self._input(run, request))
+            return run, await self.hand(name, run, request)
         except BaseException:
             run.end("failed")
             raise
 
+    async def hand(self, name: str, run: Run, request: ChatRequest, kind: str = wire.CHAT) -> Call:
+        """Hand ``request`` to app ``name`` as part of ``run``; of kind ``JSON`` it answers with any JSON."""
+        wanted = await self._input(run, request)
+        _, worker = self._registry.worker(name)  # it may have been replaced while media were fetched
+        return worker.chat(run, wanted, kind)
+
     async def _input(self, run: Run, request: ChatRequest) -> ChatInput:
         asked = await self._chat.understand(request, None)
         return await self._chat.place(asked, run.inputs, run.deadline, MANY) if asked.bulky else asked.input
+
+
+def asked(record: AppRecord, body: bytes) -> ChatRequest:
+    """The chat request in ``body``, which was sent to the app itself. Raises ``BadRequest``.
+
+    What the app decides alone is refused: it would silently not be obeyed.
+    """
+    request = parse_chat(body, app=True)
+    if request.model not in ("", record.name, record.model):
+        raise BadRequest(f"this is the app {record.name}: leave the model out", param="model")
+    if request.stream is not None and request.stream != record.streams:
+        how = "part by part" if record.streams else "as a whole"
+        raise BadRequest(f"the app {record.name} answers {how}: leave stream out", param="stream")
+    if request.speaks and request.audio is not None and request.audio.format != "wav":
+        raise BadRequest("apps give sound as wav files", param="audio.format")
+    return request

@@ -23,7 +23,7 @@ from services.gateway.apps import bindings, sources
 from services.gateway.apps.aside import DRAINING, STARTING, Aside
 from services.gateway.apps.host import Host
 from services.gateway.apps.registry import Registry
-from services.gateway.apps.shapes import AppDeleted, AppDetail, AppView, SourceView, TaskOfApp, TaskView
+from services.gateway.apps.shapes import CHAT_REQUEST, AppDeleted, AppDetail, AppView, SourceView, TaskOfApp, TaskView
 from services.gateway.route import Router
 
 log = logging.getLogger(__name__)
@@ -207,10 +207,11 @@ class Control:
             route=record.route,
             model=record.model,
             streams=record.streams,
+            chat=record.chat,
             doc=record.doc,
             source=SourceView(source.kind, source.module, directory, source.sha256),
             tasks=tuple(TaskOfApp(task.name, task.kind, task.model, task.component, task.own) for task in record.tasks),
-            request=record.request,
+            request=CHAT_REQUEST if record.chat else record.request,
             response=record.response,
             created=record.created,
             updated=record.updated,
@@ -232,6 +233,7 @@ def _record(description: Description, source: AppSource, known: AppRecord | None
         response=description.response,
         streams=description.streams,
         doc=description.doc,
+        chat=description.chat,
         created=known.created if known is not None else now,
         updated=now,
     )

@@ -9,6 +9,7 @@ import msgspec
 from omnibus.registry import AppRecord
 from services.gateway.apps import shapes
 from services.gateway.apps.routes import APP, APPS, TASKS
+from services.gateway.openai.schema import AppChatRequest
 
 _REF = "#/components/schemas/{name}"
 _SHAPES = (shapes.AppRequest, shapes.AppDetail, shapes.AppList, shapes.AppDeleted, shapes.TaskList)
@@ -37,7 +38,9 @@ _FAILURES_OF_A_CALL = {
 
 def add(document: dict[str, Any], apps: Iterable[AppRecord]) -> dict[str, Any]:
     """``document`` and the routes of apps, those that are registered now included. ``document`` stays as it is."""
-    _, components = msgspec.json.schema_components(_SHAPES, ref_template=_REF)
+    apps = list(apps)
+    shown = (*_SHAPES, AppChatRequest) if any(app.chat for app in apps) else _SHAPES
+    _, components = msgspec.json.schema_components(shown, ref_template=_REF)
     paths = {**document.get("paths", {}), **_control()}
     schemas = {**document.get("components", {}).get("schemas", {}), **components}
     for app in apps:
@@ -45,7 +48,8 @@ def add(document: dict[str, Any], apps: Iterable[AppRecord]) -> dict[str, Any]:
             _adopted(schema, f"{app.name}.{side}", schemas)
             for schema, side in ((app.request, "request"), (app.response, "response"))
         )
-        paths[f"{APPS}/{app.name}/invoke"] = _invoke(app, request, response)
+        asked = _ref("AppChatRequest") if app.chat else request
+        paths[f"{APPS}/{app.name}/invoke"] = _invoke(app, asked, response)
     return {**document, "paths": paths, "components": {**document.get("components", {}), "schemas": schemas}}
 
 

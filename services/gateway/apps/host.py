@@ -85,11 +85,14 @@ class Host:
         """Serve ``body``, JSON that a client sent. Raises ``StageUnavailable`` and ``TooLarge``."""
         return self._call(run, body, wire.JSON, frozenset())
 
-    def chat(self, run: Runs, request: ChatInput) -> Call:
-        """Serve a chat whose media are placed. Raises ``StageUnavailable`` and ``TooLarge``."""
+    def chat(self, run: Runs, request: ChatInput, kind: str = wire.CHAT) -> Call:
+        """Serve a chat whose media are placed; of kind ``JSON`` its answer is any JSON.
+
+        Raises ``StageUnavailable`` and ``TooLarge``.
+        """
         long = isinstance(request.messages, dict) and HANDLE in request.messages
         issued = segments.literals([request.media, request.messages if long else None])
-        return self._call(run, _encode(request.__dict__), wire.CHAT, frozenset(issued))
+        return self._call(run, _encode(request.__dict__), kind, frozenset(issued))
 
     def _call(self, run: Runs, body: bytes, kind: str, issued: frozenset[bytes]) -> Call:
         process = self._process

@@ -1,9 +1,12 @@
 """``POST /v1/apps/{name}/invoke`` as plain ASGI: JSON in, and out JSON or server-sent events.
 
+Apps that take a ``ChatInput`` are sent chat requests as OpenAI has them, pictures and sounds included.
+
 A stream's status is decided by its first part: an app that fails before answers with an error like any
 other. One that fails later ends its stream with an error frame in place of ``[DONE]``.
 """
 
+import asyncio
 import logging
 from contextlib import aclosing
 from secrets import token_hex
@@ -11,10 +14,12 @@ from secrets import token_hex
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
+from omnibus.app import wire
 from omnibus.errors import Fatal, OmnibusError
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from services.gateway.apps.calls import Call
+from services.gateway.apps.chats import Chats, asked
 from services.gateway.apps.registry import Registry
 from services.gateway.exchange import EVENTS, JSON, ClientLeft, about, problem, respond, while_connected
 from services.gateway.openai.problems import error_body
@@ -39,49 +44,42 @@ def called(scope: Scope) -> str:
 class Invoke:
     """Calls apps for clients."""
 
-    def __init__(self, settings: GatewaySettings, runs: Runs, registry: Registry) -> None:
+    def __init__(self, settings: GatewaySettings, runs: Runs, registry: Registry, chats: Chats) -> None:
         self._settings = settings
         self._runs = runs
         self._registry = registry
+        self._chats = chats
 
     async def __call__(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request to app ``name``. A client that leaves cancels what still runs."""
-        id, code = f"req-{token_hex(8)}", "ok"
+        code = "ok"
         sending = _Sending(send)
         try:
-            run, call, streams = await self._begin(name, scope, receive)
-            id = run.id
-            await while_connected(scope, receive, self._answer(run, call, streams, sending))
+            body = await self._read(name, scope, receive)
+            await while_connected(scope, receive, self._answer(name, body, pinned(scope), sending))
         except (ClientLeft, ClientDisconnect):
             code = "cancelled"
         except OmnibusError as error:
             code = error.code
-            await sending.fail(error, id)
+            await sending.fail(error)
         except Exception:  # a defect of ours
-            log.exception("%s failed", id)
+            log.exception("%s failed", sending.id)
             code = Fatal.code
-            await sending.fail(Fatal("internal error: the gateway's log has more under this request id"), id)
+            await sending.fail(Fatal("internal error: the gateway's log has more under this request id"))
         # An app that is gone by now may have been asked for by any name.
         GATEWAY.app(name if self._registry.about(name) is not None else "", code).inc()
 
-    async def _begin(self, name: str, scope: Scope, receive: Receive) -> tuple[Run, Call, bool]:
+    async def _read(self, name: str, scope: Scope, receive: Receive) -> bytes:
         self._registry.worker(name)  # who calls nobody need not send anything
-        headers = dict(scope["headers"])
-        length = headers.get(b"content-length", b"")
+        length = dict(scope["headers"]).get(b"content-length", b"")
         stream = Request(scope, receive).stream()
-        body = await read_body(stream, self._settings.max_body, int(length) if length.isdigit() else None)
-        record, worker = self._registry.worker(name)
-        run = self._runs.open(name, pinned=headers.get(b"x-omnibus-path", b"").decode("latin-1"))
-        try:
-            return run, worker.invoke(run, body), record.streams
-        except BaseException:
-            run.end("failed")
-            raise
+        return await read_body(stream, self._settings.max_body, int(length) if length.isdigit() else None)
 
-    async def _answer(self, run: Run, call: Call, streams: bool, sending: "_Sending") -> None:
+    async def _answer(self, name: str, body: bytes, pinned: str, sending: "_Sending") -> None:
+        run, call, streams = await self._begin(name, body, pinned)
+        sending.id = run.id
         if not streams:
-            body = await call.answer()
-            await respond(sending.send, 200, JSON, body, about(run))
+            await respond(sending.send, 200, JSON, await call.answer(), about(run))
             return
         async with aclosing(call.parts()) as parts:
             first = await anext(parts, None)
@@ -92,12 +90,33 @@ class Invoke:
                     await sending.part(part)
         await sending.end()
 
+    async def _begin(self, name: str, body: bytes, pinned: str) -> tuple[Run, Call, bool]:
+        record, worker = self._registry.worker(name)
+        request = asked(record, body) if record.chat else None
+        run = self._runs.open(name, seed=request.seed if request is not None else None, pinned=pinned)
+        try:
+            if request is None:
+                return run, worker.invoke(run, body), record.streams
+            return run, await self._chats.hand(name, run, request, wire.JSON), record.streams
+        except asyncio.CancelledError:
+            run.end("cancelled")
+            raise
+        except BaseException:
+            run.end("failed")
+            raise
+
+
+def pinned(scope: Scope) -> str:
+    """The path that the client asks for."""
+    return dict(scope["headers"]).get(b"x-omnibus-path", b"").decode("latin-1")
+
 
 class _Sending:
     """A response; once a stream has begun its errors are frames of it."""
 
     def __init__(self, send: Send) -> None:
         self.send = send
+        self.id = f"req-{token_hex(8)}"  # until the run has one
         self._begun = False
 
     async def begin(self, more: list[tuple[bytes, bytes]]) -> None:
@@ -111,8 +130,8 @@ class _Sending:
     async def end(self) -> None:
         await self.send({"type": "http.response.body", "body": _DONE})
 
-    async def fail(self, error: OmnibusError, id: str) -> None:
+    async def fail(self, error: OmnibusError) -> None:
         if not self._begun:
-            await problem(self.send, error, id)
+            await problem(self.send, error, self.id)
             return
-        await self.send({"type": "http.response.body", "body": b"data: %b\n\n" % error_body(error, id)})
+        await self.send({"type": "http.response.body", "body": b"data: %b\n\n" % error_body(error, self.id)})

@@ -23,8 +23,8 @@ class Apps:
         rules = Rules(ready_within=settings.app_ready)
         self.registry = Registry(settings, store, partial(Host, rules=rules))
         self.control = Control(settings, store, self.registry, router)
-        self.invoke = Invoke(settings, runs, self.registry)
         self.chats = Chats(runs, chat, self.registry)
+        self.invoke = Invoke(settings, runs, self.registry, self.chats)
         self._following: asyncio.Task[None] | None = None
 
     def startup(self) -> None:

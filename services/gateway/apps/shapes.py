@@ -4,6 +4,9 @@ from typing import Any
 
 from msgspec import Struct
 
+#: The schema of a chat request, as one app's own is shown.
+CHAT_REQUEST = {"$ref": "/openapi.json#/components/schemas/AppChatRequest"}
+
 
 class WorkerProblem(Struct, frozen=True):
     """Why a version does not serve at this gateway."""
@@ -56,7 +59,8 @@ class AppView(Struct, frozen=True, kw_only=True):
 
 
 class AppDetail(Struct, frozen=True, kw_only=True):
-    """All about a registered app. ``request`` and ``response`` are JSON schemas, empty when untyped."""
+    """All about a registered app. ``request`` and ``response`` are JSON schemas, empty when untyped. ``chat``: it takes
+    chat requests."""
 
     object: str = "app"
     name: str
@@ -65,6 +69,7 @@ class AppDetail(Struct, frozen=True, kw_only=True):
     route: str
     model: str
     streams: bool
+    chat: bool
     doc: str
     source: SourceView
     tasks: tuple[TaskOfApp, ...]

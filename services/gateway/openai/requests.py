@@ -7,9 +7,17 @@ from typing import Any
 import msgspec
 
 from omnibus.errors import BadRequest, TooLarge
-from services.gateway.openai.schema import AssistantMessage, ChatRequest, FunctionMessage, Message, ToolMessage
+from services.gateway.openai.schema import (
+    AppChatRequest,
+    AssistantMessage,
+    ChatRequest,
+    FunctionMessage,
+    Message,
+    ToolMessage,
+)
 
 _DECODER = msgspec.json.Decoder(ChatRequest)
+_OF_APP: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(AppChatRequest)
 _PLACE = re.compile(r"(?P<text>.*?)(?: - at `\$\.?(?P<param>.*)`)?", re.DOTALL)
 _FIELD = re.compile(r"Object (?P<kind>missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
 _SHOWN = 160  # characters of a client's own text that an error may repeat
@@ -55,13 +63,13 @@ async def read_body(chunks: AsyncIterable[bytes], limit: int, declared: int | No
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def parse_chat(body: bytes | bytearray | memoryview) -> ChatRequest:
-    """Decode and check one chat request.
+def parse_chat(body: bytes | bytearray | memoryview, *, app: bool = False) -> ChatRequest:
+    """Decode and check one chat request; one to an ``app`` need not name a model.
 
     Raises ``BadRequest``; ``param`` is the JSON path in OpenAI's style (``messages[0].content``).
     """
     try:
-        request = _DECODER.decode(body)
+        request = (_OF_APP if app else _DECODER).decode(body)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError):

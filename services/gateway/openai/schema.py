@@ -213,3 +213,9 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def wants_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class AppChatRequest(ChatRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A chat request to an app that says itself what its models are: ``model`` may be left out."""
+
+    model: Annotated[str, Meta(max_length=256)] = ""

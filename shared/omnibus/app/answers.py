@@ -1,5 +1,9 @@
 """What ``serve`` gives, as it leaves the worker: JSON, or the streams of a chat."""
 
+import asyncio
+import base64
+import io
+import wave
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -8,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from omnibus.errors import AppFailed, BadRequest
-from omnibus.task import Audio, ChatOutput, Result, TextChunk
+from omnibus.task import Audio, ChatOutput, Result, Source, TextChunk
 from omnibus.tensors.item import Item
 
 #: Outputs of a chat, by the names of ``ChatOutput``'s fields, and what their parts are.
@@ -31,7 +35,7 @@ async def body(adapter: TypeAdapter[Any] | None, value: Any) -> bytes:
 
     Raises ``AppFailed`` when it is no JSON or not what ``serve`` is annotated with.
     """
-    value = await whole(value)
+    value = await (_chat_answer(value) if isinstance(value, ChatOutput) else whole(value))
     try:
         if adapter is None:
             return to_json(value, inf_nan_mode="null", fallback=_plain)
@@ -85,6 +89,43 @@ def _first(error: ValidationError) -> tuple[str, str]:
 # Chats
 
 
+class Spoken(BaseModel):
+    """A sound: a file of ``format``, as base64."""
+
+    format: str = "wav"
+    data: str
+
+
+class ChatAnswer(BaseModel):
+    """A ``ChatOutput`` as JSON."""
+
+    text: str | None = None
+    audio: Spoken | None = None
+
+
+async def _chat_answer(output: ChatOutput) -> ChatAnswer:
+    said, heard = await asyncio.gather(_all("text", output.text), _all("audio", output.audio))
+    text = None if output.text is None else "".join(item.data.get("text", "") for item in said)
+    return ChatAnswer(text=text, audio=None if output.audio is None else _file(heard))
+
+
+async def _all(name: str, value: Any) -> list[Item]:
+    return [] if value is None else [item async for item in items(name, value)]
+
+
+def _file(heard: list[Item]) -> Spoken:
+    """A mono WAV file of 16-bit samples."""
+    arrays = [item.array for item in heard if item.array is not None]
+    samples = np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(heard[0].data["rate"] if heard else Audio().rate)
+        file.writeframes((np.clip(samples, -1.0, 1.0) * 32767.0).round().astype("<i2").tobytes())
+    return Spoken(data=base64.b64encode(out.getvalue()).decode())
+
+
 def chat(output: Any) -> dict[str, Any]:
     """The outputs of a chat that are there, by name. Raises ``AppFailed`` for anything but a ``ChatOutput``."""
     if not isinstance(output, ChatOutput):
@@ -95,9 +136,10 @@ def chat(output: Any) -> dict[str, Any]:
     return found
 
 
-def raw(name: str, value: Any) -> bool:
-    """Whether ``value`` is an output as a node gives it, which the gateway can read itself."""
-    return type(value) is Result and not value.transformed and value.element is CHAT_PARTS[name]
+def source(name: str, value: Any) -> Source | None:
+    """Where ``value`` comes from when the gateway can read it itself: an output as a node gives it."""
+    raw = type(value) is Result and not value.transformed and value.element is CHAT_PARTS[name]
+    return value.source if raw else None
 
 
 async def items(name: str, value: Any) -> AsyncIterator[Item]:

@@ -5,6 +5,8 @@ import re
 import typing
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin
 
@@ -12,6 +14,7 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 
 from omnibus.app import App
+from omnibus.app.answers import ChatAnswer
 from omnibus.app.module import UPLOAD, load
 from omnibus.app.wire import CHAT, Description
 from omnibus.errors import BadRequest
@@ -53,6 +56,7 @@ def _described(module: ModuleType, source: AppSource, restricted: tuple[str, ...
         raise BadRequest(
             f"it has the model {app.model!r}, so it needs `async def serve(request: ChatInput) -> ChatOutput`"
         )
+    chat = taken is ChatInput
     request, response = _adapter(taken, "request"), _adapter(answer, "answer") if _typed(answer) else None
     description = Description(
         name=app.name or module.__name__.rpartition(".")[2].lower(),
@@ -60,10 +64,11 @@ def _described(module: ModuleType, source: AppSource, restricted: tuple[str, ...
         tasks=tuple(_record(task, source) for task in _tasks(module)),
         route=CHAT if app.model else "",
         model=app.model,
-        request=_schema(request, "validation"),
-        response=_schema(response, "serialization") if response is not None else {},
+        request={} if chat else _schema(request, "validation"),  # what clients send is the gateway's to say
+        response=_schema(response, "serialization") if response is not None else _untyped(answer),
         streams=streams,
         restricted=restricted,
+        chat=chat,
     )
     _check_names(description)
     return Loaded(description, serve, request, response)
@@ -104,6 +109,7 @@ def _record(task: UnitTask, source: AppSource) -> TaskRecord:
     if kind.own and "." in kind.__qualname__:
         raise BadRequest(f"{kind.__qualname__} is defined inside of something: executors import it from its module")
     fields = task.model_dump(mode="json", exclude={"model", "component"}, exclude_defaults=True)
+    root, code = _origin(kind, source) if kind.own else ("", "")
     return TaskRecord(
         name=task.name,
         kind=kind.kind,
@@ -113,8 +119,19 @@ def _record(task: UnitTask, source: AppSource) -> TaskRecord:
         own=kind.own,
         cls=f"{kind.__module__}:{kind.__qualname__}",
         fields=fields,
-        root=source.root if kind.own else "",
+        root=root,
+        code=code,
     )
+
+
+def _origin(kind: type[UnitTask], source: AppSource) -> tuple[str, str]:
+    """The directory that executors import ``kind`` from, empty when it is installed, and the SHA-256 of its source."""
+    file = inspect.getsourcefile(kind)
+    if file is None:
+        return source.root, ""
+    path = Path(file).resolve()
+    mounted = bool(source.root) and path.is_relative_to(Path(source.root).resolve())
+    return source.root if mounted else "", sha256(path.read_bytes()).hexdigest()
 
 
 # serve
@@ -160,6 +177,11 @@ def _streams(serve: Callable[[Any], Any], given: Any) -> tuple[bool, Any]:
 def _typed(answer: Any) -> bool:
     """Outputs of tasks are read before they are sent, and checked where they were made."""
     return answer is not Any and not (isinstance(answer, type) and issubclass(answer, TaskOutput | ChatOutput | Result))
+
+
+def _untyped(answer: Any) -> dict[str, Any]:
+    """The schema of an answer that is not checked where it leaves."""
+    return ChatAnswer.model_json_schema() if answer is ChatOutput else {}
 
 
 def _adapter(kind: Any, what: str) -> TypeAdapter[Any]:

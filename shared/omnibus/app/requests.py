@@ -44,8 +44,9 @@ class Request:
     async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], Source]:
         if self._over:
             raise _over()
+        frame = self._submission(segment, step)
         answered = self._segments[step] = asyncio.get_running_loop().create_future()
-        self._link.send(wire.encode(wire.Submit(self.id, step, segment)))
+        self._link.send(frame)
         try:
             await answered
         finally:
@@ -55,6 +56,13 @@ class Request:
             place = (step, node, output)
             sources[node, output] = self._sources[place] = PipeSource(self._link, self.id, place)
         return sources
+
+    def _submission(self, segment: Segment, step: int) -> bytes:
+        try:
+            return wire.encode(wire.Submit(self.id, step, segment))
+        except TooLarge as error:
+            what = f"a graph of {len(segment.nodes)} calls is too large: loop less, or split the request"
+            raise TooLarge(f"{what} ({error.message})") from error
 
     def point(self, site: int) -> float:
         """Kronecker sequences, one per choice: their shares are met evenly, also together."""
@@ -142,7 +150,7 @@ class Request:
     async def _chat(self, outputs: dict[str, Any]) -> None:
         refs = {}
         for name, value in outputs.items():
-            source = value.source if answers.raw(name, value) else None
+            source = answers.source(name, value)
             if isinstance(source, PipeSource) and source.untouched:
                 refs[name] = source.place
         self._link.send(_frame(wire.Answer(self.id, await answers.body(None, list(outputs)), refs)))

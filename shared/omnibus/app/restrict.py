@@ -25,7 +25,7 @@ from omnibus.errors import NoSandbox
 
 #: Open files, the link and the event loop's own included.
 FILES = 64
-#: Processes and threads that the worker's user may have.
+#: Threads that a worker may have that has a user of its own; memory bounds those of others.
 THREADS = 64
 #: Users that no system gives to anybody: each worker takes one by its process id.
 _USERS = range(61184, 65520)
@@ -106,17 +106,18 @@ def _readable() -> Iterator[Path]:
 
 
 def _limit(memory: int) -> None:
-    for what, most in (
-        (resource.RLIMIT_AS, memory or resource.RLIM_INFINITY),
-        (resource.RLIMIT_NOFILE, FILES),
-        (resource.RLIMIT_NPROC, THREADS),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_MEMLOCK, 0),
-    ):
-        _, hard = resource.getrlimit(what)
-        allowed = most if hard == resource.RLIM_INFINITY else min(most, hard) if most >= 0 else hard
-        resource.setrlimit(what, (allowed, allowed))
+    if memory:
+        _at_most(resource.RLIMIT_AS, memory)
+    _at_most(resource.RLIMIT_NOFILE, FILES)
+    for none in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK):
+        _at_most(none, 0)
+
+
+def _at_most(what: int, most: int) -> None:
+    """Lower a limit for good; one that is lower already stays."""
+    _, hard = resource.getrlimit(what)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(what, (most, most))
 
 
 def _alone() -> bool:
@@ -134,6 +135,7 @@ def _own_user(readable: list[Path]) -> bool:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
+        _at_most(resource.RLIMIT_NPROC, THREADS)  # a limit per user, so it is no limit for a user that others share
         return True
     return False
 

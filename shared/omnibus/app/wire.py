@@ -39,7 +39,8 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a loaded app is. ``route`` is ``chat`` when it serves an OpenAI model named ``model``;
     ``request`` and ``response`` are JSON schemas, empty when untyped; ``restricted`` says in words what
-    keeps uploaded code in its process, empty for code that the operator installed."""
+    keeps uploaded code in its process, empty for code that the operator installed. ``chat``: it takes a
+    ``ChatInput``, which the gateway makes of a chat request."""
 
     name: str
     doc: str
@@ -50,6 +51,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     response: dict[str, Any]
     streams: bool
     restricted: tuple[str, ...] = ()
+    chat: bool = False
 
 
 # To the worker

@@ -74,11 +74,13 @@ class Worker:
         assert self._link is not None  # noqa: S101 - it brought the message
         request = self._requests[message.id] = Request(self._app, self._link, message)
         task = self._tasks[message.id] = asyncio.get_running_loop().create_task(request.run(), name=message.run)
-        task.add_done_callback(lambda _: self._forget(message.id))
+        task.add_done_callback(lambda ended: self._forget(message.id, ended))
 
-    def _forget(self, id: int) -> None:
+    def _forget(self, id: int, ended: asyncio.Task[None]) -> None:
         self._requests.pop(id, None)
         self._tasks.pop(id, None)
+        if ended.cancelled() and self._link is not None:  # before its first step, so it could not say so itself
+            self._link.send(wire.encode(wire.End(id)))
 
     def _submitted(self, message: wire.Submitted) -> None:
         if message.id in self._requests:

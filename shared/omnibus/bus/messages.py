@@ -107,6 +107,8 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     steps: int = 0
     pid: int = 0
     v: int = WIRE_VERSION
+    #: ``ModelPlan.origin`` of the plan that it was started by.
+    origin: str = ""
 
 
 class PlanEvent(msgspec.Struct, frozen=True):

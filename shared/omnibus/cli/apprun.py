@@ -6,29 +6,33 @@ import io
 import sys
 from pathlib import Path
 
+from omnibus import catalog
+from omnibus.app.wire import Description
 from omnibus.cli import targets
 from omnibus.cli.apps import body, register, say
 from omnibus.cli.check import load
 from omnibus.cli.gateway import Gateway
-from omnibus.cli.up import declarations
-from omnibus.errors import OmnibusError, Rejected
+from omnibus.cli.up import NONE, declarations
+from omnibus.errors import BadRequest, OmnibusError, Rejected
 from omnibus.up.logs import Log
 from omnibus.up.stack import Stack
+from omnibus.up.tiny import tiny_models
 
 
 async def run_app(options: argparse.Namespace) -> int:
     """Start a stack, register the app, call it once if a request is given."""
     once = options.body is not None
     request = body(options.body)
-    await load(options.target)  # what is wrong with it is said before everything starts
+    description = await load(options.target)  # what is wrong with it is said before everything starts
+    models = await declarations(options) if _chosen(options) else await _needed(description)
     root = targets.located(options.target)[1] if targets.is_file(options.target) else Path.cwd()
     quiet = io.StringIO()
     stack = Stack(
-        await declarations(options),
+        models,
         port=_port(options.port, once),
         apps_dir=root,
         log=Log(quiet) if once else None,
-        nursery=not options.no_models,
+        nursery=models != NONE,
     )
     try:
         async with stack:
@@ -48,6 +52,20 @@ async def run_app(options: argparse.Namespace) -> int:
             print(quiet.getvalue(), end="", file=sys.stderr)
         raise
     return 0
+
+
+def _chosen(options: argparse.Namespace) -> bool:
+    """Whether the command says which models to serve."""
+    return bool(options.models or options.only or options.no_models)
+
+
+async def _needed(app: Description) -> str:
+    """Declarations of the tiny models whose unit tasks ``app`` calls. Raises ``BadRequest`` for other models."""
+    named = dict.fromkeys(task.model for task in app.tasks if task.model and not task.own)
+    others = [model for model in named if model not in catalog.TINY and model not in catalog.TWINS]
+    if others:
+        raise BadRequest(f"{app.name} needs {', '.join(others)}: declare it in a file and name that with --models FILE")
+    return await tiny_models(list(named)) if named else NONE
 
 
 def _port(asked: int | None, once: bool) -> int:

@@ -47,7 +47,7 @@ def described(about: dict[str, Any]) -> list[str]:
         "app": about["name"],
         "model": about["model"] and f"{about['model']} (chat completions)",
         "tasks": "\n".join(tasks) or "none",
-        "request": _schema(about["request"]),
+        "request": "a chat request" if about["chat"] else _schema(about["request"]),
         "response": _schema(about["response"]) + (", part by part" if about["streams"] else ""),
         "doc": about["doc"],
         "walls": ", ".join(about.get("restricted", ())),

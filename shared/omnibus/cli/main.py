@@ -121,7 +121,9 @@ def _add_app(commands: Any) -> None:
         command.add_argument("body", nargs="?", metavar="JSON", help="the request, or - for stdin")
     run.add_argument("--port", type=int, help="HTTP port; 0 takes a free one (default 8000, with JSON a free one)")
     models = run.add_mutually_exclusive_group()
-    models.add_argument("--models", metavar="FILE", help="declarations of models; without it the tiny ones are served")
+    models.add_argument(
+        "--models", metavar="FILE", help="declarations of models; without it the tiny ones that the app's tasks name"
+    )
     models.add_argument("--no-models", action="store_true", help="serve what the app brings along and nothing else")
     run.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="serve only this tiny model (repeatable)"

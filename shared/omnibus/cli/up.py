@@ -11,6 +11,8 @@ from omnibus.errors import BadRequest, DeadlineExceeded, NotFound
 from omnibus.up.stack import Stack
 from omnibus.up.tiny import tiny_models
 
+#: Declarations of no models at all.
+NONE = '{"models": {}}'
 SERVED_WITHIN = 120.0  # seconds from an app's registration until every gateway serves it
 
 
@@ -66,7 +68,7 @@ def _say(stack: Stack, apps: Sequence[str]) -> None:
 async def declarations(options: argparse.Namespace) -> str:
     """The declarations file that was named, no models at all, or the tiny ones."""
     if options.no_models:
-        return '{"models": {}}'
+        return NONE
     if not options.models:
         return await tiny_models(options.only)
     return _read(Path(options.models))

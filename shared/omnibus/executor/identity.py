@@ -17,6 +17,7 @@ class Identity:
     node: str
     tasks: Mapping[str, str]  # unit task name to component
     credits: int
+    origin: str = ""  # of the code, for an app's own unit tasks
 
     def status(self, state: str, inflight: int, steps: int) -> ExecutorStatus:
         """The status event; ``state`` is ready, draining or gone."""
@@ -32,4 +33,5 @@ class Identity:
             inflight=inflight,
             steps=steps,
             pid=os.getpid(),
+            origin=self.origin,
         )

@@ -12,7 +12,7 @@ from omnibus.bus.outbox import Outbox
 from omnibus.errors import ProtocolError
 from omnibus.executor.channels import Channel, Piece
 from omnibus.executor.contract import Item
-from omnibus.graph import HANDLE, Invocation, as_ref, refs
+from omnibus.graph import HANDLE, REF, Invocation, as_ref, refs
 from omnibus.tensors.client import Block, TensorClient
 from omnibus.tensors.handle import Handle
 
@@ -123,6 +123,8 @@ class LiveJob:
             handle = messages.to_handle(value[HANDLE])
             rest = {key: entry for key, entry in value.items() if key != HANDLE}
             return Item(rest, self._view(handle))
+        if type(value) is dict and _marked(value):
+            return {key: await self._resolve(element) for key, element in value.items()}
         return value
 
     async def _value(self, key: tuple[int, str]) -> Item:
@@ -264,6 +266,13 @@ class LiveJob:
         for block in self._blocks:
             block.discard()
         self._blocks.clear()
+
+
+def _marked(value: Any) -> bool:
+    """Whether a reference or a handle lies inside of ``value``."""
+    if type(value) is dict:
+        return REF in value or HANDLE in value or any(map(_marked, value.values()))
+    return type(value) is list and any(map(_marked, value))
 
 
 class Rows:

@@ -11,12 +11,14 @@ Channels ``plan`` and ``apps`` announce changes. Each change is one function on 
 whoever is late, so that two writers cannot cross.
 """
 
-from omnibus.store.apps import AppConflict, Apps
+from omnibus.store.apps import AppConflict
+from omnibus.store.apps import Apps as _Apps
 from omnibus.store.connection import REREAD
-from omnibus.store.plans import Plans, StaleEpoch
+from omnibus.store.plans import Plans as _Plans
+from omnibus.store.plans import StaleEpoch
 
 __all__ = ["REREAD", "AppConflict", "StaleEpoch", "Store"]
 
 
-class Store(Plans, Apps):
+class Store(_Plans, _Apps):
     """A connection to the store. Every call is bounded by ``settings.timeout`` seconds."""

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict
 
 from omnibus.bus.subjects import token
 from omnibus.errors import BadRequest
-from omnibus.task.running import run
 from omnibus.task.drawing import current
+from omnibus.task.running import run
 from omnibus.task.types import TaskInput, TaskOutput
 
 #: Characters of a field's value that a name shows; longer ones are digested.
@@ -68,7 +68,9 @@ class UnitTask(_Task, Generic[In, Out]):
 
     @cached_property
     def name(self) -> str:
-        declared = {name: field for name, field in type(self).model_fields.items() if name not in ("model", "component")}
+        declared = {
+            name: field for name, field in type(self).model_fields.items() if name not in ("model", "component")
+        }
         own = {name: getattr(self, name) for name in declared}
         told = [
             f"{name}_{_short(self, name, value)}"
@@ -142,7 +144,7 @@ def _class(task: UnitTask) -> str:
     return f"{type(task).__module__}.{type(task).__qualname__}"
 
 
-def _arguments(cls: type) -> tuple[Any, Any] | None:
+def _arguments(cls: type) -> Any:
     """``(In, Out)`` of ``UnitTask[In, Out]`` that ``cls`` is or derives from."""
     for base in (cls, *cls.__bases__):
         made = getattr(base, "__pydantic_generic_metadata__", {})
@@ -165,7 +167,7 @@ def _short(task: UnitTask, name: str, value: Any) -> str:
         body = msgspec.json.encode(value, enc_hook=_dumped, order="sorted")
     except TypeError as error:
         raise BadRequest(
-            f"{_class(task)}.{name} is a {type(value).__name__}: a task's fields are part of its name, so they must be JSON"
+            f"{_class(task)}.{name} is a {type(value).__name__}: fields are part of a task's name, so they must be JSON"
         ) from error
     return blake2b(body, digest_size=5).hexdigest()
 

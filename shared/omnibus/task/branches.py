@@ -63,6 +63,6 @@ class Left(Generic[T]):
         own = next((index for index, (by, _) in enumerate(left) if by == path), 0)
         return left.pop(own)[1]
 
-    def keys(self) -> list[Hashable]:
-        """Of all that is left, as often as it is."""
-        return [key for key, left in self._by_key.items() for _ in left]
+    def all(self) -> list[T]:
+        """What is left of everything."""
+        return [done for left in self._by_key.values() for _, done in left]

@@ -2,10 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, Protocol
+from collections.abc import Sequence
+from contextvars import ContextVar, Token
+from typing import Any, Protocol, Self
 
 import msgspec
 
@@ -32,8 +31,8 @@ class Called(Protocol):
     def model(self) -> str: ...
     @property
     def part(self) -> str: ...
-
-    outputs_type: Any
+    @property
+    def outputs_type(self) -> Any: ...
 
 
 class Session(ABC):
@@ -43,6 +42,18 @@ class Session(ABC):
         self.scope = scope
         self.drawing = False
         self.fault: OmnibusError | None = None
+        self._around: Token[Session | None] | None = None
+
+    def __enter__(self) -> Self:
+        """``invoke`` runs inside."""
+        self._around = _current.set(self)
+        self.drawing = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drawing = False
+        if self._around is not None:
+            _current.reset(self._around)
 
     @abstractmethod
     def call(self, task: Called, inputs: dict[str, Any], work: int) -> Any:
@@ -83,26 +94,20 @@ def session() -> Session | None:
     return _current.get()
 
 
-@contextmanager
-def within(session: Session) -> Iterator[None]:
-    token = _current.set(session)
-    session.drawing = True
-    try:
-        yield
-    finally:
-        session.drawing = False
-        _current.reset(token)
-
-
-@contextmanager
-def pinned(path: str) -> Iterator[None]:
+class pinned:
     """Calls made inside ask for a path: ``apart``, ``together``, ``path:<name>``; empty leaves it to the plan."""
-    current()
-    token = pin.set(path or pin.get())
-    try:
-        yield
-    finally:
-        pin.reset(token)
+
+    __slots__ = ("_around", "_path")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        current()
+        self._around = pin.set(self._path or pin.get())
+
+    def __exit__(self, *_: object) -> None:
+        pin.reset(self._around)
 
 
 def choose(options: Sequence[Any], weights: Sequence[float] | None = None) -> Any:

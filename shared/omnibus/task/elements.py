@@ -1,16 +1,18 @@
 """From what travels (``Item``: small JSON and an array) to what a reader sees, and back.
 
-A part of type ``T`` travels as its fields when ``T`` is a pydantic model (at most one of them an array,
-annotated ``Tensor``), as itself when it is a dict, and else as ``{"value": ...}``.
+A part of type ``T`` travels as its fields when ``T`` is a pydantic model (at most one of them an array, called
+``array``), as itself when it is a dict, and else as ``{"value": ...}``. So does a dict that itself has a
+``value``: what is unwrapped is always what was wrapped.
 """
 
 from collections.abc import Sequence
 from typing import Any, get_origin
 
 import numpy as np
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from omnibus.errors import ProtocolError
+from omnibus.errors import ProtocolError, StageFailed
 from omnibus.tensors.item import Item
 
 #: Field that holds a plain value.
@@ -29,26 +31,26 @@ class Part(BaseModel):
 
 
 def part(element: Any, item: Item) -> Any:
-    """One part of a stream of ``element``."""
-    if isinstance(element, type) and issubclass(element, BaseModel):
-        named = item.data if item.array is None else {**item.data, "array": item.array}
-        return element.model_validate(named)
-    if item.array is not None:
-        return item.array
-    if _is_dict(element) or KEY not in item.data:
-        return item.data
-    return item.data[KEY]
+    """One part of a stream of ``element``. Raises ``StageFailed`` when it is none."""
+    if item.array is None:
+        return _typed(element, _unwrapped(element, item.data))
+    if _is_model(element):
+        return _typed(element, {**item.data, "array": item.array})
+    return item.array
 
 
 def join(element: Any, parts: list[Any], transformed: bool) -> Any:
     """All parts of a stream as one value: text is joined, arrays are put one after the other."""
     if not transformed and isinstance(element, type) and issubclass(element, Part):
         return element.join(parts)
-    if parts and all(isinstance(each, str) for each in parts):
+    if not parts:
+        return "" if element is str and not transformed else parts
+    if all(isinstance(each, str) for each in parts):
         return "".join(parts)
-    if not parts and element is str:
-        return ""
-    if parts and all(isinstance(each, np.ndarray) for each in parts):
+    if (
+        all(isinstance(each, np.ndarray) and each.ndim for each in parts)
+        and len({each.shape[1:] for each in parts}) == 1
+    ):
         return np.concatenate(parts)
     return parts
 
@@ -57,37 +59,73 @@ def whole(element: Any, items: Sequence[Item], shown: str) -> Any:
     """The one value of a tensor or value output."""
     if not items:
         raise ProtocolError(f"{shown} ended without a value")
-    value = part(element, items[0])
-    if isinstance(value, np.ndarray) or element is Any or not isinstance(element, type):
-        return value
-    return (
-        value
-        if isinstance(value, BaseModel) or items[0].array is not None
-        else _adapter(element).validate_python(value)
-    )
+    return part(element, items[0])
 
 
-def item(element: Any, value: Any) -> Item:
-    """What travels for ``value`` of type ``element``."""
+def item(value: Any) -> Item:
+    """What travels for ``value``. Raises ``StageFailed`` for what is no JSON."""
     if isinstance(value, np.ndarray):
         return Item({}, value)
-    if isinstance(value, BaseModel):
-        array = getattr(value, "array", None)
-        held = isinstance(array, np.ndarray)
-        return Item(value.model_dump(mode="json", exclude={"array"} if held else None), array if held else None)
-    if _is_dict(element) or (element is Any and isinstance(value, dict)):
-        return Item(value)
-    return Item({KEY: TypeAdapter(type(value)).dump_python(value, mode="json")})
+    array = getattr(value, "array", None) if isinstance(value, BaseModel) else None
+    if not isinstance(array, np.ndarray):
+        data = _json(value)
+        return Item(data if isinstance(data, dict) and KEY not in data else {KEY: data})
+    return Item(_json(value, {"array"}), array)
+
+
+def unwrapped(data: dict[str, Any]) -> Any:
+    """The value in ``data``, for who does not know its type."""
+    return data[KEY] if len(data) == 1 and KEY in data else data
+
+
+def _unwrapped(element: Any, data: dict[str, Any]) -> Any:
+    value = unwrapped(data)
+    if value is data or not (_is_model(element) or _is_dict(element)):
+        return value
+    return value if type(value) is dict and KEY in value else data  # engines write a model or dict as it is
+
+
+def _json(value: Any, exclude: set[str] | None = None) -> Any:
+    if type(value) is str:
+        return value
+    try:
+        return to_jsonable_python(value, exclude=exclude, inf_nan_mode="strings", fallback=_number)
+    except (PydanticSerializationError, ValueError, TypeError) as error:
+        raise StageFailed(f"a value of type {type(value).__name__} is no JSON: {error}") from error
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} cannot travel as JSON; an array needs an output annotated `Tensor`")
+
+
+def _is_model(element: Any) -> bool:
+    return isinstance(element, type) and issubclass(element, BaseModel)
 
 
 def _is_dict(element: Any) -> bool:
     return element is dict or get_origin(element) is dict
 
 
-_adapters: dict[Any, TypeAdapter] = {}
+def _typed(element: Any, value: Any) -> Any:
+    if element is Any or type(value) is element:
+        return value
+    try:
+        return adapter(element).validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise StageFailed(
+            f"a task gave what is not of its declared type: {where or 'value'}: {first['msg']}"
+        ) from error
 
 
-def _adapter(element: Any) -> TypeAdapter:
+_adapters: dict[Any, TypeAdapter[Any]] = {}
+
+
+def adapter(element: Any) -> TypeAdapter[Any]:
+    """The check of a type, made once."""
     if element not in _adapters:
         _adapters[element] = TypeAdapter(element)
     return _adapters[element]

@@ -1,7 +1,7 @@
 """From what a call is given to what travels: JSON, references to other calls, marks for earlier segments."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import fields, is_dataclass
 from types import ModuleType
 from typing import Any
@@ -88,29 +88,32 @@ def reference(result: Result, uses: list[tuple[int, str]], maker: Maker) -> Any:
     return {FROM: [result.step, *result.origin]}
 
 
-def returned(answer: Any) -> Iterator[Result]:
-    """Results anywhere in what ``invoke`` returned."""
-    return _within(answer, set())
+def returned(answer: Any) -> list[Result]:
+    """Results anywhere in what ``invoke`` returned, in order."""
+    found: list[Result] = []
+    _collect(answer, found, set())
+    return found
 
 
-def _within(value: Any, seen: set[int]) -> Iterator[Result]:
+def _collect(value: Any, found: list[Result], seen: set[int]) -> None:
     if type(value) is Result:
-        yield value
+        found.append(value)
         return
     elements = _elements(value)
     if elements is None or id(value) in seen:
         return
     seen.add(id(value))
     for element in elements:
-        yield from _within(element, seen)
+        if element is not None:
+            _collect(element, found, seen)
 
 
 def _elements(value: Any) -> Iterable[Any] | None:
     """What ``value`` is made of; None for what holds nothing."""
+    if isinstance(value, BaseModel):
+        return [*value.__dict__.values(), *value.model_extra.values()] if value.model_extra else value.__dict__.values()
     if value is None or isinstance(value, str | int | float | bytes | np.ndarray | type | ModuleType):
         return None
-    if isinstance(value, BaseModel):
-        return [*value.__dict__.values(), *(value.model_extra or {}).values()]
     if isinstance(value, Mapping):
         return value.values()
     if isinstance(value, list | tuple | Set):

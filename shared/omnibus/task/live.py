@@ -10,10 +10,10 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
-from omnibus.errors import OmnibusError, PlaceholderError, ReplayMismatch
+from omnibus.errors import OmnibusError, ReplayMismatch
 from omnibus.graph import Node, as_ref, digest, ref
 from omnibus.task.branches import here, trunk
-from omnibus.task.drawing import Called, Segment, within
+from omnibus.task.drawing import Called, Segment
 from omnibus.task.literals import FROM, reference, returned
 from omnibus.task.result import STREAM, Result, Seen, Source
 from omnibus.task.session import Recorder, failed
@@ -56,7 +56,8 @@ class Live(Recorder):
         step, name, made = self.step, task.name, task.outputs_type
         self._numbers[step, index] = self.trace.called(name, text)
         results = {
-            output: Result(name, (index, output), kind, element, self, step, self) for output, kind, element in made.told
+            output: Result(name, (index, output), kind, element, self, step, self)
+            for output, kind, element in made.told
         }
         # Who knows what will be read later: all but what is made on demand is asked for.
         self._want(*(result for output, result in results.items() if not made.fields[output][2]))
@@ -117,12 +118,17 @@ class Live(Recorder):
 
     async def _late(self, result: Result) -> None:
         """An output that was not asked for in time: its node runs again, in the present segment."""
+        again = self._anew(result)
+        self._send()
+        await asyncio.shield(self._sent[again.step])
+        _moves(result, again)
+
+    def _anew(self, result: Result) -> Result:
+        """``result``, of a copy of its node in the present segment."""
         index = self._again(result.step, result.origin[0])
         again = Result(result.task, (index, result.origin[1]), result.kind, result.element, self, self.step)
         self._want(again)
-        self._send()
-        await asyncio.shield(self._sent[again.step])
-        result.step, result.origin, result.source = again.step, again.origin, again.source
+        return again
 
     # Segments
 
@@ -147,15 +153,18 @@ class Live(Recorder):
 
     async def finish(self, answer: Any) -> None:
         """Send what is left: every result that is returned gets a source."""
-        found = [result.base for result in returned(answer) if result.maker is self]
-        self._want(*(result for result in found if result.step == self.step))
+        again: list[tuple[Result, Result]] = []
+        for result in {id(each.base): each.base for each in returned(answer) if each.maker is self}.values():
+            if result.step == self.step:
+                self._want(result)
+            elif result.origin not in self._recorded[result.step].outputs:
+                again.append((result, self._anew(result)))
         if self.nodes:
             self._send()
         for sent in list(self._sent.values()):
             await asyncio.shield(sent)
-        for result in found:
-            if result.source is None:
-                await self._late(result)
+        for result, anew in again:
+            _moves(result, anew)
 
     # References to earlier segments
 
@@ -205,12 +214,12 @@ async def run_live(
     live = Live(segments, point)
     verifier = Verifier(live.trace, segments)
     try:
-        with within(live), trunk():
+        with live, trunk():
             answer = await invoke(request)
         live.check()
         await live.finish(answer)
         before = named(answer, live, live.number)
-        with within(verifier), trunk():
+        with verifier, trunk():
             again = await invoke(request)
     except OmnibusError:
         raise
@@ -218,6 +227,10 @@ async def run_live(
         raise failed(invoke, error) from error
     verifier.compare(before, again)
     return answer
+
+
+def _moves(result: Result, again: Result) -> None:
+    result.step, result.origin, result.source = again.step, again.origin, again.source
 
 
 def _retrieved(done: "asyncio.Future[None]") -> None:

@@ -5,22 +5,23 @@
             return Loud(text=words.text.upper())
 
 ``run`` gets its inputs as they are declared, with arrays in place of tensors, async iterators in place of
-streams and values in place of values. It returns its outputs, or is an async generator that yields
-``{"output": part}`` for streams, and values and arrays once. A plain ``def run`` works in a thread.
+streams and values in place of values. It returns its outputs, with all parts of a stream in a list; or it is a
+generator that yields ``{"output": part}`` for streams, and values and arrays once. A plain ``def run`` works in
+a thread, and gets streams as lists, read to their end.
 """
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Annotated, Any, Protocol
 
 import numpy as np
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from omnibus.errors import BadRequest, StageFailed
-from omnibus.task.elements import item, part, whole
-from omnibus.task.result import STREAM, TENSOR
-from omnibus.task.types import TaskOutput, kind_of
+from omnibus.task.elements import adapter, item, part
+from omnibus.task.result import STREAM, TENSOR, VALUE
+from omnibus.task.types import TaskOutput
 from omnibus.tensors.item import Item
 
 
@@ -37,54 +38,78 @@ class Job(Protocol):
     def close(self, output: str, data: dict[str, Any] | None = None) -> None: ...
 
 
+_END = object()
+
+
 async def execute(task: Any, job: Job) -> None:
-    """Run ``task`` once: inputs from ``job``, outputs to it."""
+    """Run ``task`` once: inputs from ``job``, outputs to it. Raises ``BadRequest`` for inputs that do not fit."""
     inputs = await _inputs(task.inputs_type, job)
     if inspect.isasyncgenfunction(task.run):
         async for told in task.run(inputs):
-            await _tell(task, job, told)
+            await _tell(task, job, told, _part)
     elif inspect.iscoroutinefunction(task.run):
-        await _tell(task, job, await task.run(inputs))
+        await _tell(task, job, await task.run(inputs), _parts_of)
     else:
-        await _tell(task, job, await asyncio.to_thread(task.run, inputs))
+        await _in_thread(task, job, await _read(task.inputs_type, inputs))
     for name, (kind, _, _) in task.outputs_type.fields.items():
         if kind == STREAM:
             job.close(name)
 
 
-async def _inputs(declared: type[BaseModel], job: Job) -> Any:
+async def _in_thread(task: Any, job: Job, inputs: Any) -> None:
+    if not inspect.isgeneratorfunction(task.run):
+        await _tell(task, job, await asyncio.to_thread(task.run, inputs), _parts_of)
+        return
+    parts = task.run(inputs)
+    while (told := await asyncio.to_thread(next, parts, _END)) is not _END:
+        await _tell(task, job, told, _part)
+
+
+# Inputs
+
+
+async def _inputs(declared: Any, job: Job) -> Any:
+    """What was given, as declared; what was not has its default."""
     found: dict[str, Any] = {}
-    for name, field in declared.model_fields.items():
-        kind, element = kind_of(field.annotation)
-        if kind == STREAM:
+    for name, (kind, element) in declared.fields.items():
+        if kind == STREAM and name not in job.inputs:
             found[name] = _parts(job, name, element)
-        else:
-            found[name] = _real(await job.value(name), field.annotation)
-    values = {name: value for name, value in found.items() if value is not None}
-    plain = {name: value for name, value in values.items() if not _is_special(value)}
-    try:  # defaults of what was not given, and models in place of their JSON
-        made = {name: _check(declared.model_fields[name].annotation, value) for name, value in plain.items()}
+            continue
+        value = _real(await job.value(name))
+        if value is not None or name in job.inputs:
+            found[name] = _checked(declared, name, value) if kind == VALUE else value
+    return declared.model_construct(**found)
+
+
+def _checked(declared: type[BaseModel], name: str, value: Any) -> Any:
+    """Models in place of their JSON. Arrays are what they are."""
+    if _has_array(value):
+        return value
+    field = declared.model_fields[name]
+    kind: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    try:
+        return adapter(kind).validate_python(value)
     except ValidationError as error:
-        raise BadRequest(f"{declared.__name__}: {error.errors()[0]['msg']}", param=declared.__name__) from error
-    return declared.model_construct(**{**values, **made})
+        where = f"{declared.__name__}.{name}"
+        raise BadRequest(f"{where}: {error.errors(include_url=False)[0]['msg']}", param=name) from error
 
 
-def _check(annotation: Any, value: Any) -> Any:
-    return TypeAdapter(annotation).validate_python(value)
-
-
-def _is_special(value: Any) -> bool:
-    """Arrays and streams are what they are."""
+def _has_array(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return any(_is_special(each) for each in value)
-    return isinstance(value, np.ndarray) or hasattr(value, "__anext__")
+        return any(_has_array(each) for each in value)
+    if isinstance(value, dict):
+        return any(_has_array(each) for each in value.values())
+    return isinstance(value, np.ndarray)
 
 
-def _real(value: Any, annotation: Any) -> Any:
+def _real(value: Any) -> Any:
+    """What outputs of other tasks are, also within lists and dicts."""
     if isinstance(value, Item):
-        return part(Any, value) if value.array is None or not value.data else whole(annotation, [value], "input")
+        return part(Any, value)
     if isinstance(value, list):
-        return [_real(each, annotation) for each in value]
+        return [_real(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _real(each) for key, each in value.items()}
     return value
 
 
@@ -93,28 +118,51 @@ async def _parts(job: Job, name: str, element: Any) -> AsyncIterator[Any]:
         yield part(element, each)
 
 
-async def _tell(task: Any, job: Job, told: Any) -> None:
+async def _read(declared: Any, inputs: Any) -> Any:
+    """``inputs`` with streams as lists."""
+    streams = [name for name, (kind, _) in declared.fields.items() if kind == STREAM]
+    read = {
+        name: [each async for each in getattr(inputs, name)] for name in streams if getattr(inputs, name) is not None
+    }
+    return declared.model_construct(**{**inputs.__dict__, **read})
+
+
+# Outputs
+
+#: What one thing that was told of a stream holds: one part, or all.
+Cut = Callable[[Any], AsyncIterator[Any]]
+
+
+async def _tell(task: Any, job: Job, told: Any, cut: Cut) -> None:
     """Send what ``run`` returned or yielded."""
-    given = told.__dict__ if isinstance(told, TaskOutput) else told
-    if not isinstance(given, Mapping):
-        name = next(iter(task.outputs_type.fields))
-        given = {name: told}
-    for name, value in given.items():
-        declared = task.outputs_type.fields.get(name)
-        if declared is None:
-            raise StageFailed(
-                f"{task.name} gave {name!r}, which is not among its outputs {', '.join(task.outputs_type.fields)}"
-            )
-        if value is not None and job.wants(name):
-            await _send(job, name, declared[0], declared[1], value)
+    fields = task.outputs_type.fields
+    if isinstance(told, TaskOutput):
+        told, cut = told.__dict__, _parts_of
+    if not isinstance(told, Mapping):
+        told = {} if told is None else {next(iter(fields)): told}
+    for name, value in told.items():
+        if name not in fields:
+            raise StageFailed(f"{task.name} gave {name!r}, which is not among its outputs {', '.join(fields)}")
+        if not job.wants(name):
+            continue
+        kind = fields[name][0]
+        if kind == VALUE:
+            await job.put(name, *item(value))
+        elif kind == TENSOR and value is not None:
+            await job.put(name, {}, np.atleast_1d(np.asarray(value)))
+        elif value is not None:
+            async for each in cut(value):
+                await job.send(name, *item(each))
 
 
-async def _send(job: Job, name: str, kind: str, element: Any, value: Any) -> None:
-    if kind == STREAM:
-        parts = value if isinstance(value, list) else [value]
-        for each in parts:
-            await job.send(name, *item(element, each))
-    elif kind == TENSOR:
-        await job.put(name, {}, np.atleast_1d(np.asarray(value)))
-    else:
-        await job.put(name, *item(element, value))
+async def _part(value: Any) -> AsyncIterator[Any]:
+    yield value
+
+
+async def _parts_of(value: Any) -> AsyncIterator[Any]:
+    if hasattr(value, "__aiter__"):
+        async for each in value:
+            yield each
+        return
+    for each in value if isinstance(value, list | tuple) else [value]:
+        yield each

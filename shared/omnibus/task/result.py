@@ -69,7 +69,8 @@ class Result:
     """One output of one call. ``origin`` is (node, output) in segment ``step`` of the request."""
 
     __slots__ = (
-        "_functions", "_read", "_root", "_whole", "element", "kind", "maker", "origin", "owner", "source", "step", "task",
+        "_functions", "_read", "_root", "_whole", "element", "kind", "maker", "origin", "owner", "source", "step",
+        "task",
     )  # fmt: skip
 
     def __init__(
@@ -127,7 +128,7 @@ class Result:
     @property
     def base(self) -> "Result":
         """What this is a transform of, or itself: the one that has a source."""
-        return self._root or self
+        return self if self._root is None else self._root
 
     # Reading
 
@@ -138,7 +139,9 @@ class Result:
 
     def _consume(self) -> None:
         if self.base._read:
-            raise StreamConsumed(f"{self.shown} was read already: a stream is read once; keep its parts, or await it once")
+            raise StreamConsumed(
+                f"{self.shown} was read already: a stream is read once; keep its parts, or await it once"
+            )
         self.base._read = True
 
     def __await__(self) -> Generator[Any, None, Any]:

@@ -110,6 +110,8 @@ async def merged(streams: Mapping[str, AsyncIterable[Any]]) -> AsyncIterator[tup
             if not last:
                 yield name, part
     finally:
-        for task in (*readers, *([getting] if getting is not None else [])):
-            task.cancel()
+        for reader in readers:
+            reader.cancel()
+        if getting is not None:
+            getting.cancel()
         await asyncio.gather(*readers, failed, return_exceptions=True)

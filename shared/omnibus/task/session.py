@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from omnibus.errors import GraphError, OmnibusError, PlaceholderError, ReplayMismatch
 from omnibus.graph import Node, digest
-from omnibus.task.drawing import Called, Segment, Session, choose, current, pin, pinned, within
+from omnibus.task.drawing import Called, Segment, Session, choose, current, pin, pinned
 from omnibus.task.literals import FROM, plain, reference, returned
 from omnibus.task.result import STREAM, Result
 
@@ -53,8 +53,9 @@ class Recorder(Session):
     def add(self, task: Called, inputs: dict[str, Any], work: int, call: str = "") -> int:
         """Record a call; returns its index. ``call`` is equal for equal calls; without it inputs tell."""
         uses: list[tuple[int, str]] = []
+        inner = self._inner
         given = {
-            name: self.refer(value, uses) if type(value) is Result else plain(value, self._inner, uses)
+            name: self.refer(value, uses) if type(value) is Result else plain(value, inner, uses)
             for name, value in inputs.items()
         }
         name = task.name
@@ -111,7 +112,8 @@ class _Replayer(Session):
         index = self.position
         self.position += 1
         recorded = self._nodes[index] if index < len(self._nodes) else None
-        given = {name: plain(value, self._refer, []) for name, value in inputs.items()}
+        refer, uses = self._refer, list[tuple[int, str]]()
+        given = {name: plain(value, refer, uses) for name, value in inputs.items()}
         name = task.name
         if recorded is None or recorded.task != name or recorded.inputs != given:
             raise self.refused(ReplayMismatch(_difference(index, recorded, name, given)))
@@ -151,7 +153,7 @@ def record(
     ``scope`` is the client's request and ``calls`` its count of equal calls, for who draws several graphs.
     """
     recorder = Recorder(step, point, scope, calls)
-    with within(recorder):
+    with recorder:
         answer = guarded(invoke, request)
     recorder.check()
     if not recorder.nodes:
@@ -170,7 +172,7 @@ def replay(
 ) -> Any:
     """Run ``invoke`` again with ``results``, sources by (node, output), and return its answer."""
     replayer = _Replayer(recorded, results, step, scope)
-    with within(replayer):
+    with replayer:
         answer = guarded(invoke, request)
     replayer.check()
     if replayer.position != len(recorded.nodes):

@@ -45,14 +45,14 @@ def _tensor(value: Any) -> Any:
     if type(value) is Result and value.kind == TENSOR:
         return value
     raise ValueError(
-        f"a tensor output of another task is needed here, not {_shown(value)}: pass the result itself, before it is read"
+        f"a tensor output of another task is needed here, not {_shown(value)}: pass the result itself, unread"
     )
 
 
 def _stream(value: Any, element: Any) -> Any:
     if type(value) is not Result or value.kind != STREAM:
         raise ValueError(
-            f"a stream output of another task is needed here, not {_shown(value)}: pass the result itself, before it is read"
+            f"a stream output of another task is needed here, not {_shown(value)}: pass the result itself, unread"
         )
     if value.transformed:
         raise ValueError(f"{value.shown} is transformed where it is read: pass the stream itself, or await it")
@@ -77,24 +77,27 @@ class TaskInput(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
+    #: Name to (kind, element), from the annotations.
+    fields: ClassVar[dict[str, tuple[str, Any]]] = {}
     #: Fields that say something when they are None: by default they are something else, or a stream.
     told: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        kinds = {name: kind_of(field.annotation)[0] for name, field in cls.model_fields.items()}
-        for name, kind in kinds.items():
-            if kind == VALUE and _mentions(cls.model_fields[name].annotation, Stream):
+        cls.fields = {name: kind_of(field.annotation) for name, field in cls.model_fields.items()}
+        for name, (kind, element) in cls.fields.items():
+            if kind == VALUE and _mentions(element, Stream):
                 raise TypeError(f"{cls.__name__}.{name}: a stream needs a field of its own, annotated `Stream[...]`")
+        declared = cls.model_fields.items()
         cls.told = frozenset(
-            name for name, field in cls.model_fields.items() if field.default is not None or kinds[name] == STREAM
+            name for name, field in declared if field.default is not None or cls.fields[name][0] == STREAM
         )
 
     @field_validator("*", mode="wrap")
     @classmethod
     def _not_yet(cls, value: Any, check: Any, info: ValidationInfo) -> Any:
         if type(value) is Result:
-            return _placed(value, check, cls.model_fields[str(info.field_name)].annotation)
+            return _placed(value, check, *cls.fields[str(info.field_name)])
         try:
             return check(value)
         except ValidationError:
@@ -106,20 +109,14 @@ class TaskInput(BaseModel):
             raise
 
 
-def _placed(result: Result, check: Any, annotation: Any) -> Any:
+def _placed(result: Result, check: Any, kind: str, element: Any) -> Any:
     """A result in a field: its kind must fit."""
-    kind, element = kind_of(annotation)
     if kind != VALUE:
         return check(result)
     if result.kind == VALUE or (result.kind == TENSOR and element is Any):
         return result
-    try:
-        return check(result) if result.kind == TENSOR and element is not Any else _misfit(result)
-    except ValidationError:
-        return _misfit(result)
-
-
-def _misfit(result: Result) -> Any:
+    if result.kind == TENSOR and _mentions(element, Tensor):
+        return check(result)
     wanted = "Tensor" if result.kind == TENSOR else f"Stream[{_name(result.element)}]"
     raise ValueError(
         f"a plain value is needed here, and {result.shown} is none: annotate the field `{wanted}`, or await the result "
@@ -158,14 +155,19 @@ class TaskOutput(BaseModel):
     @field_validator("*", mode="wrap")
     @classmethod
     def _made(cls, value: Any, check: Any, info: ValidationInfo) -> Any:
-        kind = cls.fields[str(info.field_name)][0]
-        if type(value) is Result or (kind == STREAM and (isinstance(value, list | tuple) or hasattr(value, "__aiter__"))):
-            return value
-        if kind == TENSOR and hasattr(value, "__array__"):
-            return value
-        if kind == VALUE:
+        kind, element, _ = cls.fields[str(info.field_name)]
+        if value is None or (kind == VALUE and type(value) is not Result):
             return check(value)
-        raise ValueError("a stream's parts as a list or async iterator" if kind == STREAM else "an array is needed here")
+        if type(value) is Result:
+            fits = value.kind == kind or element is Any
+        elif kind == TENSOR:
+            fits = hasattr(value, "__array__") or isinstance(value, list | int | float)
+        else:
+            fits = hasattr(value, "__aiter__") or isinstance(value, list | tuple)
+        if fits:
+            return value
+        wanted = "an array" if kind == TENSOR else "a plain value" if kind == VALUE else "a list or an async iterator"
+        raise ValueError(f"{wanted} is needed here, not {_shown(value)}")
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Any:

@@ -37,13 +37,13 @@ class Trace:
         self.chosen: Left[int] = Left()
         self.effects: Left[Effect] = Left()
         self.seen: dict[Named, Seen] = {}
-        self._count = 0
+        self.tasks: list[str] = []  # by number
 
     def called(self, task: str, inputs: str) -> int:
         """Note a call; returns its number."""
-        number, self._count = self._count, self._count + 1
-        self.calls.put((task, inputs), here(), number)
-        return number
+        self.tasks.append(task)
+        self.calls.put((task, inputs), here(), len(self.tasks) - 1)
+        return len(self.tasks) - 1
 
 
 class Verifier(Session):
@@ -103,9 +103,10 @@ class Verifier(Session):
     def compare(self, before: Sequence[Named], answer: Any) -> None:
         """Raise unless everything was done again, and ``answer`` holds the results that it held ``before``."""
         self.check()
-        left = [str(task) for task, _ in self._trace.calls.keys()]
+        left = self._trace.calls.all()
         if left:
-            self._differs(f"replay did not call {', '.join(left[:5])}, which the record has")
+            tasks = ", ".join(self._trace.tasks[number] for number in left[:5])
+            self._differs(f"replay did not call {tasks}, which the record has")
         if list(before) != named(answer, self, lambda result: result.origin[0]):
             self._differs("replay returned other results than the record has")
 

@@ -3,9 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Mapping
-from hashlib import sha256
 
-from omnibus import catalog
 from omnibus.bus import subjects
 from omnibus.errors import OmnibusError, StoreUnavailable
 from omnibus.plan import ModelPlan, Plan
@@ -14,12 +12,14 @@ from omnibus.store import Store
 from omnibus.up import sprout
 from omnibus.up.logs import Log
 from omnibus.up.nursery import suits
+from omnibus.up.ready import ReadyExecutors
 from omnibus.up.spec import ROOT, ProcessSpec, python
 from omnibus.up.supervisor import Supervisor
 
 #: The variable that tells an executor its id.
 ID = "OMNIBUS_EXECUTOR_ID"
 CLOSES_WITHIN = 5.0  # seconds that a process may take to end after it has drained
+READY_WITHIN = 120.0  # seconds that an executor may take to load before those that it replaces leave without it
 AGAIN = 1.0  # seconds until the next attempt to read the plan, or to start what did not start
 
 
@@ -52,7 +52,7 @@ def _spec(name: str, model: ModelPlan, option: str, replica: int, env: Mapping[s
     forked = bool(nursery) and suits({**os.environ, **env})
     named = f"{name}/{option}/{replica}" if replica else f"{name}/{option}"  # the same however many there are
     return ProcessSpec(
-        f"{named}@{_code(model)}" if _code(model) else named,
+        f"{named}@{model.origin[:4]}" if model.origin else named,
         sprout.command(nursery, module) if forked else python(module),
         env=env,
         cwd=ROOT,
@@ -64,9 +64,9 @@ def _spec(name: str, model: ModelPlan, option: str, replica: int, env: Mapping[s
 
 def _identity(name: str, model: ModelPlan, option: str, replica: int) -> dict[str, str]:
     components = model.options[option].components
-    code = _code(model)
+    code = f"-{model.origin[:4]}" if model.origin else ""  # two versions may run at once
     identity = {
-        "ID": subjects.token(f"{name}-{option}-{replica}{'-' + code if code else ''}"),
+        "ID": subjects.token(f"{name}-{option}-{replica}{code}"),
         "MODEL": name,
         "FAMILY": model.family,
         "CHECKPOINT": model.checkpoint,
@@ -79,23 +79,25 @@ def _identity(name: str, model: ModelPlan, option: str, replica: int) -> dict[st
     return {f"OMNIBUS_EXECUTOR_{key}": value for key, value in identity.items()}
 
 
-def _code(model: ModelPlan) -> str:
-    """What tells two versions of an app's own unit tasks apart, so that the new one is up before the old one ends."""
-    return sha256(model.checkpoint.encode()).hexdigest()[:4] if model.family == catalog.PYTHON else ""
-
-
 class Executors:
     """Runs the executors that the current plan asks for: starts what appears, drains and ends what disappears.
 
-    What did not change is left alone. Processes end beside everything else: nothing waits for a drain but
-    the successor of the same name. ``make`` gives the processes of a plan by name, with ``ID`` in their
-    environment.
+    What did not change is left alone. What appears is ready before what disappears begins to drain; only a
+    successor of the same name has to wait for its predecessor's end. ``make`` gives the processes of a plan
+    by name, with ``ID`` in their environment.
     """
 
-    def __init__(self, supervisor: Supervisor, log: Log, make: Callable[[Plan], dict[str, ProcessSpec]]) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        log: Log,
+        make: Callable[[Plan], dict[str, ProcessSpec]],
+        ready: ReadyExecutors | None = None,
+    ) -> None:
         self._supervisor = supervisor
         self._log = log
         self._make = make
+        self._ready = ready
         self._wanted: dict[str, ProcessSpec] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -147,15 +149,22 @@ class Executors:
                 self._changed.set()
 
     async def _settle(self) -> None:
-        """Begin to end what is not wanted, start what is not there. A name that is leaving is still there."""
+        """Start what is not there, then end what is not wanted. A name that is leaving is still there."""
         there = {name: spec for name, spec in self._supervisor.specs.items() if ID in spec.env}
-        for name, spec in there.items():
-            if self._wanted.get(name) != spec and name not in self._leaving:
-                self._log.line(name, "leaves: the plan does not ask for it any more")
-                self._leaving[name] = asyncio.create_task(self._leave(name))
-        await self._supervisor.add(*(spec for name, spec in self._wanted.items() if name not in there))
+        fresh = [spec for name, spec in self._wanted.items() if name not in there]
+        going = [name for name, spec in there.items() if self._wanted.get(name) != spec and name not in self._leaving]
+        for name in going:
+            successors = [] if name in self._wanted else [spec.env[ID] for spec in fresh]
+            self._leaving[name] = asyncio.create_task(self._leave(name, successors))
+        await self._supervisor.add(*fresh)
 
-    async def _leave(self, name: str) -> None:
+    async def _leave(self, name: str, successors: list[str]) -> None:
+        if successors and self._ready is not None and not await self._ready.wait(successors, READY_WITHIN):
+            self._log.line(name, f"its successors are not ready after {READY_WITHIN:g} s")
+        if self._supervisor.specs.get(name) == self._wanted.get(name):
+            self._leaving.pop(name)  # a later plan wants it as it is
+            return
+        self._log.line(name, "leaves: the plan does not ask for it any more")
         await self._supervisor.remove(name)
         del self._leaving[name]
         self._changed.set()  # it may be wanted again, or anew

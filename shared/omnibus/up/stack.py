@@ -22,6 +22,7 @@ from omnibus.up.logs import Log
 from omnibus.up.nursery import suits as nursery_suits
 from omnibus.up.ports import free_ports
 from omnibus.up.probes import listens, not_ready, serves
+from omnibus.up.ready import ReadyExecutors
 from omnibus.up.run import RunDirectory, RunState
 from omnibus.up.spec import ROOT, ProcessSpec, python
 from omnibus.up.supervisor import Supervisor
@@ -125,7 +126,9 @@ class Stack:
         store = Store(StoreSettings(url=self.valkey.url))
         self._stack.push_async_callback(store.close)
         make = partial(executors.specs, env=self._env, nursery=self._nursery_socket if self._nursery else "")
-        born = Executors(self.supervisor, self._log, make)
+        ready = ReadyExecutors()
+        await ready.listen(self.bus)
+        born = Executors(self.supervisor, self._log, make, ready)
         self._stack.push_async_callback(born.close)
         await born.begin(await _first_plan(store), store)
 

@@ -189,11 +189,13 @@ class Place:
         credits: int = 8,
         model: str = "m",
         named: Callable[[str], str] = task,
+        origin: str = "",
     ) -> Executor:
         """Start an executor; ``named`` gives the unit task of a component."""
         tensors = await nodes.connect(self.directory, id)
         self.clients.append(tensors)
-        identity = Identity(id, model, option, NODE, {named(component): component for component in works}, credits)
+        tasks = {named(component): component for component in works}
+        identity = Identity(id, model, option, NODE, tasks, credits, origin)
         runners = {component: Does(work) for component, work in works.items()}
         made = self.executors[id] = Executor(identity, runners, self.bus, tensors, LIMIT)
         await made.startup()

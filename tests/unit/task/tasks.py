@@ -1,47 +1,163 @@
-"""Small tasks for the tests of this directory: nothing of them is about models."""
+"""Small unit tasks that do sums and spell, and bring their own engines: nothing of them is about models."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
-from pydantic import Field
+import numpy as np
+from pydantic import BaseModel
 
-from omnibus.task import CompositeTask, TaskInput, UnitTask
-from omnibus.task.base import STREAM, TENSOR
+from omnibus.errors import BadRequest
+from omnibus.task import OnDemand, Stream, TaskInput, TaskOutput, Tensor, UnitTask
 
 
-class StepInput(TaskInput):
-    a: Any = None
-    b: Any = None
+class NumberInput(TaskInput):
+    x: int
     text: str = ""
-    many: list[Any] = Field(default_factory=list)
+    many: list[Any] = []
+    about: dict[str, Any] = {}
 
 
-class Step(UnitTask[StepInput]):
-    """Anything in, a tensor and a stream out."""
-
-    kind: ClassVar[str] = "step"
-    outputs: ClassVar[Mapping[str, str]] = {"y": TENSOR, "said": STREAM}
-
-    width: int = 1
+class NumberOutput(TaskOutput):
+    y: Tensor
+    n: int
+    parts: Stream[int]
+    late: OnDemand[Tensor]
 
 
-ONE = Step(model="m", component="one")
-TWO = Step(model="m", component="two")
+class Number(UnitTask[NumberInput, NumberOutput]):
+    """``x`` times ``scale`` as a number, an array of two, and a stream that counts up from it."""
+
+    scale: int = 1
+
+    async def run(self, given: NumberInput) -> AsyncIterator[dict[str, Any]]:
+        x = given.x * self.scale
+        yield {"n": x, "y": np.full(2, x, np.int64)}
+        for count in range(x % 4):
+            yield {"parts": x + count}
+        yield {"late": np.array([x, 1], np.int64)}
 
 
-class Both(CompositeTask):
-    """``two`` of ``one``."""
-
-    first: Step = ONE
-    second: Step = TWO
-
-    def invoke(self, request: Any) -> Any:
-        found = self.first.invoke(StepInput(a=request))
-        return {"answer": self.second.invoke(StepInput(a=found.y, text="hi")).said}
+class AddInput(TaskInput):
+    items: list[Tensor] = []
+    one: Tensor | None = None
+    numbers: list[Any] = []
+    more: int = 0
 
 
-class Result:
-    """What a gateway has in place of a stream: it says where it came from."""
+class AddOutput(TaskOutput):
+    y: Tensor
+    n: int
 
-    def __init__(self, node: int, output: str) -> None:
-        self.origin = (node, output)
+
+class Add(UnitTask[AddInput, AddOutput]):
+    """The sum of all that it is given, as an array of two and as a number."""
+
+    async def run(self, given: AddInput) -> AddOutput:
+        arrays = [*given.items, *([given.one] if given.one is not None else [])]
+        total = sum(int(array.sum()) for array in arrays) + sum(given.numbers) + given.more
+        return AddOutput(y=np.array([total, 0], np.int64), n=total)
+
+
+class FoldInput(TaskInput):
+    parts: Stream[int]
+    other: Stream[int] | None = None
+    start: int = 0
+
+
+class FoldOutput(TaskOutput):
+    sums: Stream[int]
+    n: int
+    y: Tensor
+
+
+class Fold(UnitTask[FoldInput, FoldOutput]):
+    """The running sums of a stream, as they come, then the last one."""
+
+    async def run(self, given: FoldInput) -> AsyncIterator[dict[str, Any]]:
+        total = given.start
+        async for part in given.parts:
+            total += part
+            yield {"sums": total}
+        if given.other is not None:
+            async for part in given.other:
+                total += part
+        yield {"n": total, "y": np.array([total, 1], np.int64)}
+
+
+class WordsInput(TaskInput):
+    text: str
+    loud: bool = False
+
+
+class Letters(TaskOutput):
+    letters: Stream[str]
+    count: int
+
+
+class Spell(UnitTask[WordsInput, Letters]):
+    """The letters of a text, one by one."""
+
+    upper: bool = False
+    alphabet: tuple[str, ...] = ()
+
+    def run(self, words: WordsInput) -> Letters:
+        known = [letter for letter in words.text if letter in self.alphabet or not self.alphabet]
+        shown = [letter.upper() for letter in known] if self.upper or words.loud else known
+        return Letters(letters=shown, count=len(shown))
+
+
+class Box(BaseModel):
+    """A value with a name, for tasks that pass on more than numbers."""
+
+    value: int
+    name: str = ""
+
+
+class EchoInput(TaskInput):
+    what: Any = None
+    box: Box | None = None
+
+
+class EchoOutput(TaskOutput):
+    what: Any
+    box: Box
+    boxes: list[Box]
+
+
+class Echo(UnitTask[EchoInput, EchoOutput]):
+    async def run(self, given: EchoInput) -> EchoOutput:
+        box = given.box or Box(value=0)
+        return EchoOutput(what=given.what, box=box, boxes=[box, box])
+
+
+class RollOutput(TaskOutput):
+    n: int
+
+
+class Roll(UnitTask[NumberInput, RollOutput]):
+    """A random number below 1000, from the seed of the call, plus ``x``. ``work`` is its engine: see ``hosting``."""
+
+    async def work(self, job: Any) -> None:
+        await job.put("n", {"value": job.seed % 1000 + await number_of(job)})
+
+
+class Strict(UnitTask[NumberInput, RollOutput]):
+    """``x``, unless it is odd."""
+
+    kind: ClassVar[str] = "strict"
+
+    async def run(self, given: NumberInput) -> RollOutput:
+        if given.x % 2:
+            raise BadRequest(f"{given.x} is odd")
+        return RollOutput(n=given.x)
+
+
+async def number_of(job: Any) -> int:
+    """The input ``x`` of a call, given as a literal or by another task."""
+    x = await job.value("x")
+    return int(x if isinstance(x, int) else x.data["value"])
+
+
+ONE, TWO, ADD = Number(), Number(scale=2), Add()
+FOLD, SPELL, ECHO, ROLL, STRICT = Fold(), Spell(), Echo(), Roll(), Strict()
+ALL: tuple[UnitTask, ...] = (ONE, TWO, ADD, FOLD, SPELL, ECHO, ROLL, STRICT)

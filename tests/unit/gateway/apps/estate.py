@@ -202,7 +202,11 @@ class Estate:
 
     async def _staff(self, models: dict[str, ModelPlan]) -> None:
         """Executors of ``models`` and no others."""
-        wanted = {f"{name}-{option}": (name, option) for name, model in models.items() for option in model.options}
+        wanted = {
+            f"{name}-{option}-{model.origin[:4]}": (name, option)
+            for name, model in models.items()
+            for option in model.options
+        }
         for id in [id for id in self.home.place.executors if id.endswith("-own") and id[:-4] not in wanted]:
             await self.home.place.executors.pop(id).drain(5.0)
         for id, (name, option) in wanted.items():
@@ -212,7 +216,12 @@ class Estate:
             runner = engine(option, ExecutorSettings(checkpoint=model.checkpoint))
             await runner.load()
             await self.home.place.executor(
-                f"{id}-own", {option: runner.run}, option, model=name, named=model.tasks.__getitem__
+                f"{id}-own",
+                {option: runner.run},
+                option,
+                model=name,
+                named=model.tasks.__getitem__,
+                origin=model.origin,
             )
 
     async def leave(self, gateway: Gateway) -> None:

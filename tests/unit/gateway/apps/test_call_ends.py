@@ -16,7 +16,7 @@ from omnibus.errors import (
     TooLarge,
 )
 from omnibus.tensors.item import Item
-from tests.unit.gateway.apps.workers import ECHO, SPELLS, Abacus, hosted, until, written
+from tests.unit.gateway.apps.workers import ECHO, QUICK, SPELLS, Abacus, hosted, until, written
 
 # Failures of the app
 
@@ -108,7 +108,7 @@ async def test_a_task_that_is_invoked_outside_of_a_graph_says_what_to_do(tmp_pat
     async with hosted(
         written(tmp_path, "async def serve(request: Words):\n    return SPELL.invoke(request)\n")
     ) as host:
-        with pytest.raises(PlaceholderError, match="call the task: `await task"):
+        with pytest.raises(PlaceholderError, match="`await task"):
             await host.invoke(Abacus(), b'{"text": "a"}').answer()
 
 
@@ -187,7 +187,7 @@ async def test_a_request_over_the_size_of_a_message_is_refused(tmp_path):
 async def test_an_app_that_never_answers_is_ended_at_the_deadline(tmp_path, waits):
     text = f"async def serve(request):\n    if request:\n        await {waits}\n    return 'fine'\n"
     async with hosted(written(tmp_path, text)) as host:
-        pid, run = host.pid, Abacus(0.4)
+        pid, run = host.pid, Abacus(0.5)
         run.fills = lambda name, stream: None
 
         with pytest.raises(DeadlineExceeded, match="the app sample_app did not answer within its deadline"):
@@ -203,7 +203,7 @@ async def test_a_deadline_in_the_middle_of_parts_is_an_error_after_them(tmp_path
     async with hosted(
         written(tmp_path, "async def serve(request):\n    yield 1\n    await asyncio.sleep(1000)\n")
     ) as host:
-        run, parts = Abacus(0.4), []
+        run, parts = Abacus(2.0), []
 
         with pytest.raises(DeadlineExceeded):
             async for part in host.invoke(run, b"1").parts():
@@ -216,10 +216,10 @@ async def test_a_deadline_in_the_middle_of_parts_is_an_error_after_them(tmp_path
 async def test_a_blocking_app_blocks_nobody_but_itself_and_is_replaced(tmp_path):
     text = "async def serve(request):\n    if request:\n        time.sleep(1000)\n    return 'fine'\n"
     async with (
-        hosted(written(tmp_path, text, "blocking_app")) as blocking,
+        hosted(written(tmp_path, text, "blocking_app"), rules=QUICK) as blocking,
         hosted(written(tmp_path, ECHO, "echo_app")) as other,
     ):
-        pid, run, beside = blocking.pid, Abacus(0.5), Abacus()
+        pid, run, beside = blocking.pid, Abacus(1.0), Abacus()
         blocked = asyncio.ensure_future(blocking.invoke(run, b"1").answer())
         waiting = asyncio.ensure_future(blocking.invoke(beside, b"0").answer())
 
@@ -238,6 +238,7 @@ async def test_a_blocking_app_blocks_nobody_but_itself_and_is_replaced(tmp_path)
 
 STUBBORN = """
 async def serve(request):
+    yield 1
     while True:
         try:
             await asyncio.sleep(1000)
@@ -247,14 +248,26 @@ async def serve(request):
 
 
 async def test_an_app_that_ignores_its_cancellation_is_replaced(tmp_path):
-    async with hosted(written(tmp_path, STUBBORN)) as host:
+    async with hosted(written(tmp_path, STUBBORN), rules=QUICK) as host:
         pid, run = host.pid, Abacus()
         call = host.invoke(run, b"1")
+        await anext(call.parts())
 
         call.cancel()
 
         assert run.status == "cancelled"
         await until(lambda: host.ready and host.pid != pid)
+
+
+async def test_a_request_that_is_cancelled_before_it_begins_ends_too(tmp_path):
+    async with hosted(written(tmp_path, ECHO)) as host:
+        pid = host.pid
+
+        host.invoke(Abacus(), b"1").cancel()
+
+        await until(lambda: not host._process.requests)
+        assert host.pid == pid
+        assert await host.invoke(Abacus(), b"2").answer() == b"2"
 
 
 async def test_a_client_that_leaves_cancels_the_app_once(tmp_path):

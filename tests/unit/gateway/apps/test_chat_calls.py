@@ -240,7 +240,7 @@ async def test_closing_a_chat_ends_what_the_app_still_makes(tmp_path):
 async def test_a_deadline_reaches_who_reads_what_the_app_makes(tmp_path):
     helper = "async def forever():\n    yield 'a'\n    await asyncio.sleep(1000)\n"
     async with hosted(written(tmp_path, helper + CHAT + "    return ChatOutput(text=forever())\n")) as host:
-        outputs = await host.chat(Abacus(0.5), ASKED).outputs()
+        outputs = await host.chat(Abacus(2.0), ASKED).outputs()
 
         with pytest.raises(DeadlineExceeded, match="sample_app"):
             await read(outputs)

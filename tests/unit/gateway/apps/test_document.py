@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 from pydantic import BaseModel, Field
 
 from omnibus.registry import AppRecord, AppSource
@@ -103,3 +104,14 @@ def test_the_document_before_stays_as_it_is():
     assert json.dumps(BASE) == before
     assert "/health" in whole["paths"]
     assert "/v1/apps/{name}" in whole["paths"]
+
+
+def test_an_app_that_takes_chats_is_sent_chat_requests_that_need_no_model():
+    whole = document.add(BASE, [msgspec.structs.replace(app(), chat=True)])
+
+    body = whole["paths"]["/v1/apps/poem/invoke"]["post"]["requestBody"]
+    schema = body["content"]["application/json"]["schema"]
+    chat = whole["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    assert chat["required"] == ["messages"]
+    assert {"messages", "model", "max_tokens", "seed"} <= set(chat["properties"])
+    assert [target for target in targets(whole) if not leads(whole, target)] == []

@@ -15,7 +15,7 @@ from omnibus.errors import AppFailed, BadRequest, DeadlineExceeded, OmnibusError
 from omnibus.registry import AppSource
 from services.gateway.apps.host import Host, Rules
 from services.gateway.apps.process import environment
-from tests.unit.gateway.apps.workers import ECHO, QUICK, Abacus, alive, hosted, until, written
+from tests.unit.gateway.apps.workers import CALM, ECHO, Abacus, alive, hosted, until, written
 
 ROOT = Path(__file__).parents[4]
 
@@ -64,7 +64,7 @@ def test_a_worker_serves_a_gateway_on_uvloop(tmp_path):
     ids=["import", "no-serve", "not-async", "exit", "killed"],
 )
 async def test_an_app_that_cannot_be_loaded_says_why(tmp_path, text, kind, said):
-    host = Host(written(tmp_path, text), rules=QUICK)
+    host = Host(written(tmp_path, text), rules=CALM)
 
     with pytest.raises(kind, match=said):
         await host.start()
@@ -77,9 +77,9 @@ async def test_an_app_that_cannot_be_loaded_says_why(tmp_path, text, kind, said)
 async def test_an_app_that_never_loads_is_given_up(tmp_path):
     root = tmp_path / "pid"
     source = written(tmp_path, f"open({str(root)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)\n")
-    host = Host(source, rules=Rules(ready_within=1.5))
+    host = Host(source, rules=Rules(ready_within=2.0))
 
-    with pytest.raises(DeadlineExceeded, match="sample_app did not load within 1.5 s"):
+    with pytest.raises(DeadlineExceeded, match="sample_app did not load within 2 s"):
         await host.start()
 
     assert not alive(int(root.read_text()))

@@ -19,7 +19,9 @@ from services.gateway.apps.host import Host, Rules
 from services.gateway.streams import Incoming
 
 PATIENCE = 20.0  # seconds
-#: No test waits long for what a worker has to be forced to.
+#: No test waits long for a worker to start again.
+CALM = Rules(cancel_within=PATIENCE, stop_within=1.0, first=0.01)
+#: Nor for one that has to be forced.
 QUICK = Rules(cancel_within=0.3, stop_within=1.0, first=0.01)
 
 HEAD = """
@@ -158,7 +160,7 @@ def written(root: Path, text: str, name: str = "sample_app") -> AppSource:
 
 
 @asynccontextmanager
-async def hosted(source: AppSource, text: str = "", rules: Rules = QUICK) -> AsyncIterator[Host]:
+async def hosted(source: AppSource, text: str = "", rules: Rules = CALM) -> AsyncIterator[Host]:
     """A started worker, stopped at the end; nothing in between may take longer than ``PATIENCE``."""
     host = Host(source, HEAD + textwrap.dedent(text) if text else "", rules)
     async with asyncio.timeout(PATIENCE * 2):

@@ -1,0 +1,176 @@
+"""The one module that calls the HiGHS solver: mixed-integer and linear programs, with deadlines, in silence.
+
+HiGHS prints lines of its own on standard output whatever its options say. They are dropped: while a
+program is solved, file descriptor 1 of this process leads nowhere.
+"""
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+
+from omnibus.errors import DeadlineExceeded, Fatal
+
+_LIMIT, _INFEASIBLE, _UNBOUNDED = 1, 2, 3  # what scipy calls them
+_fd_lock = threading.Lock()
+_silent = 0
+_stdout = -1
+_c_library = ctypes.CDLL(None)
+
+#: Numbers, or flags, in one dimension.
+Vector = np.ndarray[Any, np.dtype[Any]]
+
+
+class Deadline:
+    """Seconds that are left of a limit; several solves may share one."""
+
+    def __init__(self, within: float) -> None:
+        self.within = within
+        self._end = time.monotonic() + within
+
+    def left(self) -> float:
+        """Raises ``DeadlineExceeded`` when there is nothing left."""
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise self.over()
+        return left
+
+    def over(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"no deployment was found within {self.within:g} s: allow more, or name fewer options")
+
+
+@dataclass(frozen=True)
+class Program:
+    """Rows ``low <= matrix @ x <= high`` and bounds ``lower <= x <= upper``; ``integer`` is 1 where x is whole."""
+
+    matrix: Any
+    low: Vector
+    high: Vector
+    lower: Vector
+    upper: Vector
+    integer: Vector
+
+    @property
+    def columns(self) -> int:
+        return len(self.lower)
+
+    def rows(self, matrix: Any, low: Vector | float, high: Vector | float) -> "Program":
+        """The program with further rows, over all columns."""
+        count = matrix.shape[0]
+        return replace(
+            self,
+            matrix=sparse.vstack([self.matrix, matrix], format="csc"),
+            low=np.concatenate([self.low, np.broadcast_to(low, count)]),
+            high=np.concatenate([self.high, np.broadcast_to(high, count)]),
+        )
+
+    def more(self, count: int, upper: Vector | float, *, integer: bool) -> "Program":
+        """The program with ``count`` further columns from 0 to ``upper`` that no row knows yet."""
+        return Program(
+            sparse.hstack([self.matrix, sparse.csc_array((self.matrix.shape[0], count))], format="csc"),
+            self.low,
+            self.high,
+            np.concatenate([self.lower, np.zeros(count)]),
+            np.concatenate([self.upper, np.broadcast_to(upper, count)]),
+            np.concatenate([self.integer, np.full(count, float(integer))]),
+        )
+
+
+@dataclass(frozen=True)
+class Found:
+    """A solution. ``bound`` is what no solution can go below; ``proven`` says that none is better."""
+
+    x: Vector
+    value: float
+    bound: float
+    proven: bool
+
+
+def least(program: Program, cost: Vector, deadline: Deadline, *, limit: float = np.inf) -> Found | None:
+    """The solution of least ``cost``, gap 0, or None when there is none.
+
+    When the deadline (or ``limit``, in seconds) comes first: the best one so far, not proven. Raises
+    ``DeadlineExceeded`` when there is none so far.
+    """
+    settings = {"mip_rel_gap": 0.0, "time_limit": min(deadline.left(), limit)}
+    rows = LinearConstraint(program.matrix, program.low, program.high)
+    bounds = Bounds(program.lower, program.upper)
+    with quiet():
+        done = milp(cost, constraints=rows, bounds=bounds, integrality=program.integer, options=settings)
+    if done.status not in (0, _LIMIT, _INFEASIBLE, _UNBOUNDED):
+        with quiet():  # presolve met numbers that it cannot handle
+            settings |= {"presolve": False, "time_limit": min(deadline.left(), limit)}
+            done = milp(cost, constraints=rows, bounds=bounds, integrality=program.integer, options=settings)
+    if done.status == _INFEASIBLE:
+        return None
+    if done.x is None and done.status == _LIMIT:
+        raise deadline.over()
+    if done.x is None:
+        raise Fatal(f"the solver failed: {done.message}")
+    bound = done.mip_dual_bound if done.mip_dual_bound is not None else done.fun
+    return Found(done.x, float(done.fun), float(bound), done.status == 0)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A solution of a linear program, what one more unit of each upper row is worth, and each column's waste."""
+
+    x: Vector
+    value: float
+    prices: Vector
+    waste: Vector
+
+
+def linear(cost: Vector, most: Any, supply: Vector, same: Any, equal: Vector) -> Linear | None:
+    """Least ``cost @ x`` with ``most @ x <= supply``, ``same @ x == equal``, x >= 0; None when there is none."""
+    with quiet():
+        done = linprog(cost, A_ub=most, b_ub=supply, A_eq=same, b_eq=equal, bounds=(0, None), method="highs-ds")
+    if done.status == _INFEASIBLE:
+        return None
+    if done.status != 0:
+        raise Fatal(f"the solver failed on a linear program: {done.message}")
+    return Linear(done.x, float(done.fun), -done.ineqlin.marginals, done.lower.marginals)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What this process writes to file descriptor 1 inside is dropped; may be nested, over threads too."""
+    _hush()
+    try:
+        yield
+    finally:
+        _speak()
+
+
+def _hush() -> None:
+    global _silent, _stdout
+    with _fd_lock:
+        if _silent == 0:
+            try:
+                _stdout = os.dup(1)
+            except OSError:  # closed, as in a daemon
+                _stdout = -1
+            else:
+                _c_library.fflush(None)
+                with open(os.devnull, "wb") as nowhere:
+                    os.dup2(nowhere.fileno(), 1)
+        _silent += 1
+
+
+def _speak() -> None:
+    global _silent, _stdout
+    with _fd_lock:
+        _silent -= 1
+        if _silent == 0 and _stdout >= 0:
+            _c_library.fflush(None)  # it holds lines back when 1 is no terminal
+            os.dup2(_stdout, 1)
+            os.close(_stdout)
+            _stdout = -1

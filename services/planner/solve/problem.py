@@ -1,0 +1,143 @@
+"""What is asked: components, deployment options, request types. Data and their checks; no choice is made here."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
+
+import msgspec
+
+from omnibus.errors import BadRequest
+from omnibus.plugins import listed
+
+#: More would make more sets of finished components than memory holds.
+MOST_COMPONENTS = 16
+
+
+class Infeasible(BadRequest):
+    """No deployment does what was asked; says which part of it."""
+
+    code: ClassVar[str] = "infeasible_plan"
+
+
+class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A deployment option: the components of one executor and what one replica of it takes.
+
+    ``gpus`` of type ``gpu`` per replica, split into tensor-parallel groups of ``tp`` (0: all in one).
+    ``weights_gb`` is memory for weights. ``price`` per replica is in any unit (None: ``gpus``);
+    ``start_s`` is how many seconds a new replica needs before it serves (Table 4).
+    """
+
+    components: tuple[str, ...]
+    gpus: int = 1
+    gpu: str = ""
+    tp: int = 0
+    weights_gb: float = 0.0
+    price: float | None = None
+    start_s: float = 1.0
+
+    @property
+    def cost(self) -> float:
+        return float(self.gpus) if self.price is None else self.price
+
+
+class RequestType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A set of components that requests use, and the share of all requests that use it."""
+
+    components: tuple[str, ...]
+    share: float
+
+
+class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Components with ``order`` (pairs: the first runs before the second), options and request types by name.
+
+    A request type that lacks the middle one of a -> b -> c has a and c in any order, unless ``transitive``.
+    The rate of a type is its share times the rate of all requests; shares usually add up to 1.
+    """
+
+    components: tuple[str, ...]
+    options: dict[str, Option]
+    types: dict[str, RequestType]
+    order: tuple[tuple[str, str], ...] = ()
+    transitive: bool = False
+
+    def before(self) -> dict[str, frozenset[str]]:
+        """Of each component, those that run before it. Raises ``BadRequest`` for a cycle."""
+        direct: dict[str, set[str]] = {component: set() for component in self.components}
+        for first, then in self.order:
+            direct[then].add(first)
+        closed = _closed(direct)
+        return {name: frozenset(closed[name] if self.transitive else direct[name]) for name in self.components}
+
+
+def check(problem: Problem) -> Problem:
+    """``problem`` itself. Raises ``BadRequest`` that names the first fault."""
+    known = set(problem.components)
+    require(bool(known), "there is no component")
+    require(len(known) == len(problem.components), f"a component is named twice: {listed(problem.components)}")
+    require(
+        len(known) <= MOST_COMPONENTS,
+        f"{len(known)} components are more than {MOST_COMPONENTS}: put some that always run together into one",
+    )
+    for pair in problem.order:
+        _subset(pair, known, f"the order {' before '.join(pair)}")
+    problem.before()
+    for name, option in problem.options.items():
+        _check_option(name, option, known)
+    for name, kind in problem.types.items():
+        _parts(kind.components, known, f"request type {name}")
+        amount(kind.share, f"the share of request type {name}")
+    return problem
+
+
+def check_shares(shares: Iterable[float]) -> None:
+    """Raises ``BadRequest`` when no request type is asked for at all."""
+    require(
+        any(share > 0 for share in shares), "the workload is empty: give at least one request type a positive share"
+    )
+
+
+def _check_option(name: str, option: Option, known: set[str]) -> None:
+    _parts(option.components, known, f"option {name}")
+    require(bool(name) and ">" not in name, f"option {name!r} has no name, or one with '>'")
+    require(option.gpus >= 1, f"option {name} has {option.gpus} GPUs; an executor takes at least 1")
+    require(
+        option.tp >= 0 and option.gpus % (option.tp or option.gpus) == 0,
+        f"option {name} splits {option.gpus} GPUs into groups of {option.tp}",
+    )
+    amount(option.weights_gb, f"weights_gb of option {name}")
+    amount(option.cost, f"the price of option {name}")
+    amount(option.start_s, f"start_s of option {name}")
+
+
+def _parts(components: Sequence[str], known: set[str], what: str) -> None:
+    require(bool(components), f"{what} has no component")
+    require(len(set(components)) == len(components), f"{what} names a component twice: {listed(components)}")
+    _subset(components, known, what)
+
+
+def _subset(components: Iterable[str], known: set[str], what: str) -> None:
+    unknown = sorted(set(components) - known)
+    require(not unknown, f"{what} names {listed(unknown)}; there is {listed(sorted(known))}")
+
+
+def _closed(direct: Mapping[str, set[str]]) -> dict[str, frozenset[str]]:
+    """All that runs before each component, over any number of steps."""
+    closed: dict[str, frozenset[str]] = {}
+    while len(closed) < len(direct):
+        ready = [name for name, first in direct.items() if name not in closed and first <= closed.keys()]
+        left = [name for name in direct if name not in closed]
+        require(bool(ready), f"the order has a cycle among {listed(left)}")
+        for name in ready:
+            closed[name] = frozenset(direct[name]).union(*(closed[first] for first in direct[name]))
+    return closed
+
+
+def amount(value: float, what: str) -> float:
+    """``value`` when it is a finite number that is not negative. Raises ``BadRequest``."""
+    require(math.isfinite(value) and value >= 0, f"{what} is {value}: it must be a finite number, 0 or more")
+    return float(value)
+
+
+def require(good: bool, fault: str) -> None:
+    if not good:
+        raise BadRequest(fault)

@@ -1,0 +1,135 @@
+"""Measured rates to seconds of one replica per request (Algorithm 3, corrected), or seconds as they were measured.
+
+Seconds are kept, never their inverse: what an option is not used for takes 0 s, which has no inverse.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from omnibus.errors import BadRequest
+from services.planner.solve.problem import Problem, amount, check, check_shares, require
+
+#: Of a request type, an option and the components that it runs: seconds per request. None: not profiled.
+Seconds = Callable[[str, str, tuple[str, ...]], float | None]
+
+
+class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of a component alone: ``base_s`` per request and ``token_s`` per token."""
+
+    base_s: float
+    token_s: float
+
+
+class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds per request of one replica of ``option`` that runs ``components``, for one request type or for all."""
+
+    option: str
+    components: tuple[str, ...]
+    seconds: float
+    type: str = ""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """``tau``: seconds per request of each component alone, by request type and component.
+    ``alpha``: what running together, or in parallel, multiplies them by, for each profiled option."""
+
+    tau: Mapping[tuple[str, str], float]
+    alpha: Mapping[str, float]
+
+    def seconds(self, kind: str, option: str, role: tuple[str, ...]) -> float | None:
+        """alpha_s times the sum of tau_c over the role (Algorithm 3, line 26)."""
+        alpha = self.alpha.get(option)
+        if alpha is None:
+            return None
+        return alpha * sum(self.tau.get((kind, component), 0.0) for component in role)
+
+    def components(self) -> dict[str, float]:
+        """tau of each component, where it is the same for all request types."""
+        return {component: tau for (_, component), tau in self.tau.items()}
+
+
+def fit(
+    problem: Problem,
+    rates: Mapping[str, float],
+    lines: Mapping[str, Line] | None = None,
+    tokens: Mapping[str, Mapping[str, float]] | None = None,
+) -> Fit:
+    """Algorithm 3 from ``rates``: req/s of one replica of each option at the mix of ``problem``.
+
+    A rate counts all requests of the mix, also those that skip the option. The first option of one
+    component alone is that component's reference; every option, also a single one, has its alpha, so
+    that two tensor-parallel degrees may differ. Components that no request uses are left out, and so
+    are options that were not measured. ``lines`` and ``tokens`` (by type and component) replace the
+    references: a long video then costs more than a picture.
+    Raises ``BadRequest`` for a rate that is none, and for a used component without reference.
+    """
+    check(problem)
+    check_shares(kind.share for kind in problem.types.values())
+    for option, rate in rates.items():
+        require(option in problem.options, f"the profile measures option {option!r}, which is not declared")
+        require(amount(rate, f"the profile of option {option}") > 0, f"option {option} serves 0 req/s: leave it out")
+    tau = _tau(problem, rates) if lines is None else _lines(problem, lines, tokens or {})
+    alpha = {}
+    for option, rate in rates.items():
+        parts = problem.options[option].components
+        alone = sum(
+            kind.share * sum(tau.get((name, part), 0.0) for part in parts if part in kind.components)
+            for name, kind in problem.types.items()
+        )
+        alpha[option] = 1.0 / rate / alone if alone > 0 else 1.0
+    return Fit(tau, alpha)
+
+
+def _tau(problem: Problem, rates: Mapping[str, float]) -> dict[tuple[str, str], float]:
+    found = {}
+    for component in problem.components:
+        fraction = sum(kind.share for kind in problem.types.values() if component in kind.components)
+        if not fraction > 0:
+            continue
+        alone = next((name for name in rates if problem.options[name].components == (component,)), None)
+        if alone is None:
+            raise BadRequest(
+                f"component {component} is used but was profiled in no option of its own: measure one, "
+                "or give seconds directly"
+            )
+        for name, kind in problem.types.items():
+            if component in kind.components:
+                found[name, component] = 1.0 / rates[alone] / fraction
+    return found
+
+
+def _lines(
+    problem: Problem, lines: Mapping[str, Line], tokens: Mapping[str, Mapping[str, float]]
+) -> dict[tuple[str, str], float]:
+    found = {}
+    for name, kind in problem.types.items():
+        for component in kind.components:
+            require(component in lines, f"component {component} of request type {name} has no line of seconds")
+            line, count = lines[component], tokens.get(name, {}).get(component, 0.0)
+            base = amount(line.base_s, f"base_s of component {component}")
+            each = amount(line.token_s, f"token_s of component {component}")
+            found[name, component] = base + each * amount(count, f"tokens of {component} in request type {name}")
+    return found
+
+
+def direct(rows: Iterable[Measured], otherwise: Seconds | None = None) -> Seconds:
+    """Seconds as measured; a row for one request type goes before one for all, and rows before ``otherwise``.
+
+    Measure options that run several components, and what they do when another option has already done
+    a part: lost memory for keys and values and interference show nowhere else.
+    """
+    known: dict[tuple[str, str, frozenset[str]], float] = {}
+    for row in rows:
+        known[row.type, row.option, frozenset(row.components)] = amount(row.seconds, f"seconds of option {row.option}")
+
+    def seconds(kind: str, option: str, role: tuple[str, ...]) -> float | None:
+        parts = frozenset(role)
+        for name in (kind, ""):
+            if (name, option, parts) in known:
+                return known[name, option, parts]
+        return otherwise(kind, option, role) if otherwise else None
+
+    return seconds

@@ -1,0 +1,101 @@
+"""Which options to ask, and in which order equals are told apart.
+
+Few options can be part of an optimum. Those with the least waste (``bounds.py``) are asked first; the answer
+says how much any better one may waste, and so whether others must be asked as well.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from omnibus.errors import DeadlineExceeded
+from services.planner.solve.bounds import Bound
+from services.planner.solve.build import Goal
+from services.planner.solve.highs import Vector
+from services.planner.solve.run import Answer, Run
+from services.planner.solve.terms import at_hand
+
+#: How many options are asked first.
+FIRST = 24
+#: GPUs that rounding may hide.
+_HIDDEN = 1e-6
+
+
+def every(run: Run) -> Vector:
+    """Options of which the terms allow a replica."""
+    return run.top > 0
+
+
+def sharp(run: Run) -> bool:
+    """Whether waste tells options apart: all GPUs are of one type, and replicas are worked to the full."""
+    kinds = {option.gpu for option in run.frame.network.options.values()}
+    return len(kinds) == 1 and not run.terms.admissible
+
+
+def spare(run: Run, bounds: Sequence[Bound], rate: float) -> list[float]:
+    """GPUs that a deployment of ``rate`` req/s may waste under each mix."""
+    have = sum((at_hand(run.terms) or {}).values())
+    return [have - each.each * rate for each in bounds]
+
+
+def within(run: Run, bounds: Sequence[Bound], left: Sequence[float]) -> Vector:
+    """Options of which one replica wastes no more than is ``left`` under any mix."""
+    keep = every(run)
+    for each, most in zip(bounds, left, strict=True):
+        keep = keep & (each.waste <= most + _HIDDEN * max(1.0, abs(most)))
+    return keep
+
+
+def least_waste(run: Run, bounds: Sequence[Bound], count: int) -> Vector:
+    """The ``count`` allowed options that waste least."""
+    waste = np.where(every(run), np.max([each.waste for each in bounds], axis=0), np.inf)
+    ranks = np.empty(len(waste))
+    ranks[np.argsort(waste, kind="stable")] = np.arange(len(waste))
+    return every(run) & (ranks < count)
+
+
+def best(run: Run, goal: Goal | None, bounds: Sequence[Bound]) -> Answer | None:
+    """The best answer by ``goal``, or the highest rate, over all options; None when there is none."""
+    if not sharp(run):
+        return run.ask(goal, every(run))
+    count, keep = FIRST, least_waste(run, bounds, FIRST)
+    while True:
+        found = run.ask(goal, keep)
+        needed = every(run) if found is None else within(run, bounds, _better(run, goal, bounds, found))
+        if not np.any(needed & ~keep) or (found is not None and not found.proven):
+            return found
+        if goal is None and found is not None:
+            run.lowest = found.rate
+        count *= 2
+        keep = keep | (needed if needed.sum() <= count else least_waste(run, bounds, count))
+
+
+def _better(run: Run, goal: Goal | None, bounds: Sequence[Bound], found: Answer) -> list[float]:
+    """What an answer better than ``found`` may waste under each mix."""
+    if goal is None:
+        return spare(run, bounds, found.rate)
+    step = 1.0 if np.all(goal.cost == np.round(goal.cost)) else 0.0
+    return [goal.value(found.replicas, run.running) - step - each.each * run.lowest for each in bounds]
+
+
+def settle(
+    run: Run, goals: Sequence[Goal], answer: Answer, keep: Vector, lowest: float = -np.inf
+) -> tuple[Answer, bool]:
+    """The best among equals by one goal after the other, and whether each was proven.
+
+    ``lowest`` is a value that the first goal cannot go below.
+    """
+    settled = True
+    for goal in goals:
+        value = goal.value(answer.replicas, run.running)
+        if value > lowest and not run.decided(goal):
+            try:
+                better = run.ask(goal, keep)
+            except DeadlineExceeded:
+                return answer, False
+            if better is None or goal.value(better.replicas, run.running) > value:
+                return answer, False
+            answer, settled = better, settled and better.proven
+        run.hold(goal, answer.replicas)
+        lowest = -np.inf
+    return answer, settled

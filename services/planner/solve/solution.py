@@ -1,0 +1,124 @@
+"""The answer: replicas, and the rate of each path. Data."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from omnibus.plan import Path
+from services.planner.solve.highs import Vector
+from services.planner.solve.network import Arc, Network
+
+#: Of a type's rate; less on a path is rounding.
+_NOTHING = 1e-9
+
+
+class Flow(msgspec.Struct, frozen=True):
+    """A path: options in the order of execution, what each runs, and its rate in req/s."""
+
+    type: str
+    options: tuple[str, ...]
+    components: tuple[tuple[str, ...], ...]
+    rate: float
+
+
+class Solution(msgspec.Struct, frozen=True):
+    """A deployment.
+
+    ``rate`` is what it was planned for and ``capacity`` what it can serve, in req/s; flows add up to
+    ``rate``. ``goal`` is "rate" (most requests) or "cost" (least GPUs or price). ``bound`` is what no
+    deployment can beat: req/s or cost by ``goal``. ``gap`` is how far, at most, a better one may be,
+    relative: 0 when ``proven``. ``settled`` says that the order among equals was also proven. ``spawned``
+    counts new replicas where replicas already ran. ``scenarios`` are the flows under further mixes.
+    """
+
+    goal: str
+    rate: float
+    capacity: float
+    gpus: int
+    cost: float
+    replicas: dict[str, int]
+    flows: tuple[Flow, ...]
+    bound: float
+    gap: float = 0.0
+    proven: bool = True
+    settled: bool = True
+    spawned: int = 0
+    scenarios: tuple[tuple[Flow, ...], ...] = ()
+
+    @property
+    def executors(self) -> int:
+        return sum(self.replicas.values())
+
+    def probabilities(self) -> dict[str, dict[str, float]]:
+        """Of each request type, the probability of each path, such as ``{"E>L": 0.7}`` (Figure 5)."""
+        found: dict[str, dict[str, float]] = {}
+        for flow in self.flows:
+            paths, name = found.setdefault(flow.type, {}), ">".join(flow.options)
+            paths[name] = paths.get(name, 0.0) + flow.rate
+        return {kind: shares(paths) for kind, paths in found.items()}
+
+    def paths(self) -> dict[str, tuple[Path, ...]]:
+        """The paths of each request type as a plan carries them."""
+        found: dict[str, list[Path]] = {}
+        for flow in self.flows:
+            runs = {part: option for option, parts in zip(flow.options, flow.components, strict=True) for part in parts}
+            found.setdefault(flow.type, []).append(Path(">".join(flow.options), runs, flow.rate))
+        return {kind: tuple(paths) for kind, paths in found.items()}
+
+
+def shares(rates: Mapping[str, float]) -> dict[str, float]:
+    """Each rate as a part of their sum."""
+    total = sum(rates.values())
+    return {name: rate / total for name, rate in rates.items()} if total > 0 else dict.fromkeys(rates, 0.0)
+
+
+def decompose(network: Network, flow: Vector, rates: Sequence[float]) -> tuple[Flow, ...]:
+    """The flow of each arc as paths; ``rates`` are those of the request types, in req/s, which paths add up to.
+
+    Walks from nothing to everything along the arc with the largest flow, takes the smallest on the way
+    off, and again: there are no cycles, and each walk empties an arc, so it ends.
+    """
+    left = np.array(flow, float)
+    leaving: dict[tuple[int, int], list[int]] = {}
+    for at, arc in enumerate(network.arcs):
+        leaving.setdefault((arc.kind, arc.tail), []).append(at)
+    found: list[Flow] = []
+    for kind, rate in enumerate(rates):
+        if rate > 0:
+            found += _paths(network, kind, rate, left, leaving)
+    return tuple(found)
+
+
+def _paths(
+    network: Network, kind: int, rate: float, left: Vector, leaving: Mapping[tuple[int, int], Sequence[int]]
+) -> list[Flow]:
+    walks: dict[tuple[int, ...], float] = {}
+    while walk := _walk(network, kind, left, leaving, _NOTHING * rate):
+        least = float(min(left[at] for at in walk))
+        left[list(walk)] -= least
+        walks[walk] = walks.get(walk, 0.0) + least
+    total = sum(walks.values())
+    return [_flow(network, [network.arcs[at] for at in walk], amount * rate / total) for walk, amount in walks.items()]
+
+
+def _walk(
+    network: Network, kind: int, left: Vector, leaving: Mapping[tuple[int, int], Sequence[int]], nothing: float
+) -> tuple[int, ...]:
+    """Numbers of the arcs of one path that still has flow; empty when none has."""
+    at, walk = 0, []
+    while at != network.whole[kind]:
+        best = max(leaving.get((kind, at), ()), key=lambda arc: left[arc], default=None)
+        if best is None or left[best] <= nothing:
+            return ()
+        walk.append(best)
+        at = network.arcs[best].head
+    return tuple(walk)
+
+
+def _flow(network: Network, arcs: Sequence[Arc], rate: float) -> Flow:
+    uses = [use for arc in arcs for use in arc.uses]
+    names = network.names
+    return Flow(
+        network.types[arcs[0].kind], tuple(names[use.option] for use in uses), tuple(use.role for use in uses), rate
+    )

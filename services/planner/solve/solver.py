@@ -1,0 +1,178 @@
+"""The best deployment: most requests within GPUs, or fewest GPUs for a rate (Appendix B), exactly.
+
+Optima are many. Among equals the order is: least cost, fewest GPUs, least that must be started, fewest
+executors, then a fixed order of the options; of the ways to route them, the one with most headroom, then
+the fewest arcs. The same question has the same answer.
+"""
+
+import math
+
+import numpy as np
+
+from services.planner.solve import search
+from services.planner.solve import terms as given
+from services.planner.solve.bounds import Bound, bound, unreached
+from services.planner.solve.build import Goal
+from services.planner.solve.frame import Frame
+from services.planner.solve.highs import Deadline, Vector
+from services.planner.solve.network import Network
+from services.planner.solve.problem import Infeasible, amount, require
+from services.planner.solve.routing import routes
+from services.planner.solve.run import SERVED, Answer, Run
+from services.planner.solve.solution import Solution
+from services.planner.solve.terms import Terms
+
+#: A rate below this part of the bound is none.
+_NONE = 1e-9
+
+
+class Solver:
+    """Answers questions about one network, whose matrix it keeps."""
+
+    def __init__(self, network: Network) -> None:
+        self.frame = Frame(network)
+        self._order = np.sqrt(_primes(self.frame.count))
+
+    def most(self, terms: Terms) -> Solution:
+        """Most requests per second within ``terms.gpus`` or ``terms.nodes``; rate 0 when nothing fits into them.
+
+        Raises ``BadRequest`` for terms that make no sense, ``Infeasible`` when a request type has no path,
+        and ``DeadlineExceeded`` when nothing was found in time.
+        """
+        run, have = self.run(terms), given.at_hand(terms)
+        if have is None:
+            require(False, "say how many GPUs there are, or which rate is wanted")
+        bounds = self.bounds(run, self.frame.gpus)
+        each = max(at.each for at in bounds)
+        require(each > 0, "requests take no time on any option: profile them")
+        run.highest = sum((have or {}).values()) / each
+        blocked = any(unreached(self.frame.network, mix, search.every(run)) for mix in run.mixes)
+        best = None if blocked else search.best(run, None, bounds)
+        if best is None or best.rate <= run.highest * _NONE:
+            return self._nothing(0.0, run.highest, "rate")
+        run.lowest = best.rate
+        keep = search.within(run, bounds, search.spare(run, bounds, best.rate))
+        fewest = math.ceil(each * best.rate - 1e-6) if np.array_equal(self.frame.costs, self.frame.gpus) else -np.inf
+        answer, settled = search.settle(run, [self.cost, *self.ties(run)], best, keep, fewest)
+        if answer.rate < best.rate * (1 - SERVED):
+            answer, settled = best, False
+        gap = 0.0 if best.proven else max(0.0, min(best.bound, run.highest) / best.rate - 1)
+        return self.solution(run, answer, "rate", run.highest, gap, settled)
+
+    def least(self, rate: float, terms: Terms | None = None) -> Solution:
+        """Least cost (``Option.price``, else GPUs) that serves ``rate`` req/s, within ``terms.gpus`` when given.
+
+        Raises as ``most`` does, and ``Infeasible`` when no deployment within the terms serves the rate.
+        """
+        run = self.run(terms or Terms())
+        if amount(rate, "the rate") == 0:
+            return self._nothing(0.0, 0.0, "cost")
+        bounds = self.bounds(run, self.frame.costs)
+        lowest = max(each.each for each in bounds) * rate
+        run.lowest = run.highest = rate
+        run.top = np.minimum(run.top, self._useful(run, rate))
+        found = search.best(run, self.cost, bounds)
+        if found is None:
+            raise Infeasible(_too_much(run, rate, lowest))
+        value = self.cost.value(found.replicas, run.running)
+        run.hold(self.cost, found.replicas)
+        keep = search.within(run, bounds, [value - each.each * rate for each in bounds])
+        answer, settled = search.settle(run, self.ties(run), found, keep)
+        gap = 0.0 if found.proven else max(0.0, 1 - max(found.bound, lowest) / value)
+        return self.solution(run, answer, "cost", lowest, gap, settled)
+
+    # What questions are made of
+
+    def run(self, terms: Terms) -> Run:
+        """A question under ``terms``, checked."""
+        given.check(terms, self.frame)
+        run = Run(self.frame, terms, Deadline(terms.within))
+        allowed = np.array([name not in terms.without for name in self.frame.network.names])
+        for mix in run.mixes:
+            if kinds := unreached(self.frame.network, mix, allowed):
+                raise given.impossible(kinds)
+        return run
+
+    def bounds(self, run: Run, prices: Vector) -> list[Bound]:
+        """The bound under each mix."""
+        return [bound(self.frame.network, mix, prices) for mix in run.mixes]
+
+    @property
+    def cost(self) -> Goal:
+        return Goal("cost", self.frame.costs)
+
+    def ties(self, run: Run) -> list[Goal]:
+        """What tells deployments of the same cost apart, in this order."""
+        goals = [Goal("gpus", self.frame.gpus)]
+        if run.terms.running is not None:
+            goals.append(self.spawn)
+        return [*goals, Goal("executors", np.ones(self.frame.count)), Goal("order", self._order)]
+
+    @property
+    def spawn(self) -> Goal:
+        """GPU-seconds until all new replicas serve."""
+        starts = np.array([option.start_s * option.gpus for option in self.frame.network.options.values()])
+        return Goal("spawn", np.zeros(self.frame.count), starts)
+
+    def _useful(self, run: Run, rate: float) -> Vector:
+        """The most replicas of each option that can have work, were all requests to take its longest stop."""
+        network = self.frame.network
+        longest: dict[tuple[int, int], float] = {}
+        for arc in network.arcs:
+            for use in arc.uses:
+                key = use.option, arc.kind
+                longest[key] = max(longest.get(key, 0.0), use.seconds)
+        work = np.zeros(self.frame.count)
+        for mix in run.mixes:
+            needed = np.zeros(self.frame.count)
+            for (option, kind), seconds in longest.items():
+                needed[option] += mix[kind] * rate * seconds
+            work = np.maximum(work, needed)
+        found = np.ceil(work)
+        for name, levels in run.terms.admissible.items():
+            at = network.number[name]
+            found[at] = next((count for count, level in enumerate(levels, 1) if level >= work[at]), len(levels))
+        return found
+
+    def solution(self, run: Run, answer: Answer, goal: str, limit: float, gap: float, settled: bool) -> Solution:
+        """``answer`` with its paths; ``limit`` is what no deployment beats."""
+        rate = answer.rate if goal == "rate" else run.lowest
+        supply = given.supply(run.terms, self.frame, answer.replicas)
+        flows = [routes(self.frame, supply, mix, rate, run.deadline) for mix in run.mixes]
+        return Solution(
+            goal=goal,
+            rate=rate,
+            capacity=answer.rate,
+            gpus=round(float(self.frame.gpus @ answer.replicas)),
+            cost=float(self.frame.costs @ answer.replicas),
+            replicas=given.named(self.frame, answer.replicas),
+            flows=flows[0],
+            bound=limit,
+            gap=gap,
+            proven=gap == 0.0,
+            settled=settled,
+            spawned=round(float(np.maximum(answer.replicas - run.running, 0.0).sum())),
+            scenarios=tuple(flows[1:]),
+        )
+
+    def _nothing(self, rate: float, limit: float, goal: str) -> Solution:
+        return Solution(goal, rate, rate, 0, 0.0, {}, (), limit)
+
+
+def _too_much(run: Run, rate: float, lowest: float) -> str:
+    have = given.at_hand(run.terms)
+    if have is None:
+        return f"no number of replicas serves {rate:g} req/s: what is admissible ends too early"
+    there = " and ".join(f"{count} GPUs{kind and ' of type '}{kind}" for kind, count in have.items()) or "no GPUs"
+    return f"{there} cannot serve {rate:g} req/s; it takes more than {lowest:.4g} GPUs, or their price"
+
+
+def _primes(count: int) -> list[int]:
+    """Roots of primes have no whole combination in common: no two deployments are equal by them."""
+    found: list[int] = []
+    number = 2
+    while len(found) < count:
+        if all(number % prime for prime in found if prime * prime <= number):
+            found.append(number)
+        number += 1
+    return found

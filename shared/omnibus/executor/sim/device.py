@@ -1,0 +1,254 @@
+"""A device that serves one batch at a time: who waits, who goes next, how long it takes. It has no clock of its own.
+
+A lane is one component. Its works wait in order of arrival. A *pass* takes as many of them as there are
+slots; where the component has steps, a work is a sequence, its pass is its prompt, and after that it keeps
+its slot and takes part in every *step* until it ends (continuous batching). All lanes share the device: of
+those that could go next, the one goes that has waited longest, which is what makes components in one
+executor slow each other down.
+
+    turn = device.turn(at)                # seconds, or None: nobody can go at this time
+    device.finish(turn, at + turn.seconds)
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, MutableSequence
+from itertools import islice
+from math import inf
+from typing import Any, NamedTuple
+
+from omnibus.executor.sim.measures import Curve
+
+#: Hears the time of what happened to a work.
+Told = Callable[[float], None]
+
+
+class Work:
+    """One item of a batch: ``tokens`` of it. ``factor`` multiplies its share of the time."""
+
+    __slots__ = ("factor", "gone", "left", "ready", "tokens", "told")
+
+    def __init__(self, tokens: int, factor: float = 1.0, told: Told | None = None) -> None:
+        self.tokens = tokens
+        self.factor = factor
+        self.told = told
+        self.left = tokens
+        self.ready = 0.0
+        self.gone = False
+
+    def tell(self, at: float) -> None:
+        if self.told is not None:
+            self.told(at)
+
+
+class Sequence(Work):
+    """A work that goes on after its pass, ``done`` steps by now, until there are ``limit``.
+
+    It may take ``allowed`` steps so far; ``told`` hears of the ``first`` step, then of each ``every``, and of the
+    last one. A pass counts as the first step: it gives the first token.
+    """
+
+    __slots__ = ("allowed", "done", "every", "limit", "mark")
+
+    def __init__(
+        self,
+        tokens: int,
+        factor: float = 1.0,
+        told: Told | None = None,
+        *,
+        limit: float = inf,
+        allowed: float = inf,
+        first: int = 1,
+        every: int = 1,
+    ) -> None:
+        super().__init__(tokens, factor, told)
+        self.done = 0
+        self.limit = limit
+        self.allowed = allowed
+        self.every = every
+        self.mark = first
+
+    @property
+    def finished(self) -> bool:
+        return self.done >= self.limit
+
+    def step(self, at: float) -> None:
+        self.done += 1
+        self.ready = at
+        if self.done >= self.mark or self.finished:
+            self.mark = self.done + self.every
+            self.tell(at)
+
+
+class Turn(NamedTuple):
+    """What the device does next: works with the tokens of each, and the seconds that it takes."""
+
+    lane: "Lane"
+    stepping: bool
+    works: list[tuple[Work, int]]
+    seconds: float
+
+    def parts(self) -> list[float]:
+        """The seconds divided among the works."""
+        curve = self.lane.step if self.stepping else self.lane.batch
+        costs = curve.parts([tokens for _, tokens in self.works]) if curve is not None else []
+        return [self.seconds * cost / sum(costs) for cost in costs]
+
+
+class Lane:
+    """One component's works: ``waiting``, ``joining`` (in a slot, prompt not done) and ``active`` (stepping)."""
+
+    def __init__(self, batch: Curve | None, step: Curve | None, slots: int, share: int = 0) -> None:
+        self.batch = batch
+        self.step = step
+        self.slots = slots
+        self.share = share or inf
+        self.waiting: deque[Work] = deque()
+        self.joining: deque[Work] = deque()
+        self.active: list[Sequence] = []
+        self.passes: Counter[int] = Counter()
+        self.steps: Counter[int] = Counter()
+        self.tokens = 0
+        self.busy = 0.0  # seconds
+
+    @property
+    def used(self) -> int:
+        return len(self.joining) + len(self.active)
+
+    def put(self, work: Work, at: float) -> None:
+        """Queue ``work``."""
+        work.ready = at
+        self.waiting.append(work)
+        self._admit(at)
+
+    def remove(self, work: Work, at: float) -> None:
+        """Take ``work`` out, wherever it is; its slot is free at once. Removing twice is harmless."""
+        if work.gone:
+            return
+        work.gone = True
+        places: tuple[MutableSequence[Any], ...] = (self.active, self.joining, self.waiting)
+        for place in places:
+            if work in place:
+                place.remove(work)
+                break
+        self._admit(at)
+
+    def grow(self, sequence: Sequence, allowed: float, limit: float, at: float) -> None:
+        """Let ``sequence`` take more steps, or end with the ``limit`` that it has reached already."""
+        sequence.allowed, sequence.limit = allowed, limit
+        sequence.ready = max(sequence.ready, at)
+        if sequence.finished and sequence in self.active:
+            self.remove(sequence, at)
+            sequence.tell(at)
+
+    def _admit(self, at: float) -> None:
+        """Give free slots away in order of arrival."""
+        while self.step is not None and self.waiting and self.used < self.slots:
+            work = self.waiting.popleft()
+            work.ready = max(work.ready, at)
+            if self.batch is not None or not isinstance(work, Sequence):
+                self.joining.append(work)
+            else:
+                self.active.append(work)
+
+    # Turns
+
+    def ready(self, at: float) -> tuple[float, float]:
+        """Since when a pass, and a step, could go at ``at``; infinite when none could."""
+        waiting = self.joining if self.step is not None else islice(self.waiting, 1)
+        return (_since(waiting, at), _since((each for each in self.active if each.done < each.allowed), at))
+
+    @property
+    def _queue(self) -> deque[Work]:
+        return self.waiting if self.step is None else self.joining
+
+    def take_pass(self, at: float, scale: float) -> Turn:
+        """The works of one pass. A prompt that is longer than ``share`` is cut; an item that is goes alone."""
+        works: list[tuple[Work, int]] = []
+        left = self.share
+        for work in self._queue:
+            if len(works) == self.slots or left <= 0:
+                break
+            if work.ready > at:
+                continue
+            size = work.left
+            if size > left:
+                if self.step is not None:
+                    size = int(left)
+                elif works:
+                    break
+            works.append((work, size))
+            left -= size
+        for work, size in works:
+            if self.step is None or size == work.left:
+                self._queue.remove(work)
+                if isinstance(work, Sequence):
+                    self.active.append(work)
+                    work.ready = inf  # until its pass is over
+        self.passes[len(works)] += 1
+        return self._turn(self.batch, False, works, scale)
+
+    def take_step(self, at: float, scale: float) -> Turn:
+        """One step of every sequence that may take one."""
+        works: list[tuple[Work, int]] = [
+            (each, each.tokens + each.done) for each in self.active if each.done < each.allowed and each.ready <= at
+        ]
+        self.steps[len(works)] += 1
+        return self._turn(self.step, True, works, scale)
+
+    def _turn(self, curve: Curve | None, stepping: bool, works: list[tuple[Work, int]], scale: float) -> Turn:
+        tokens = sum(size for _, size in works)
+        seconds = curve.seconds(len(works), tokens) * scale if curve is not None else 0.0
+        seconds *= sum(work.factor for work, _ in works) / len(works)
+        self.busy += seconds
+        return Turn(self, stepping, works, seconds)
+
+    def finish(self, turn: Turn, at: float) -> None:
+        """The works of ``turn`` have what they waited for; whoever left meanwhile is passed over."""
+        for work, size in turn.works:
+            if work.gone:
+                continue
+            self.tokens += 1 if turn.stepping else size
+            work.ready = at
+            work.left -= 0 if turn.stepping else size
+            if turn.stepping or not work.left:
+                self._advance(work, at)
+
+    def _advance(self, work: Work, at: float) -> None:
+        if not isinstance(work, Sequence):
+            work.gone = True
+            work.tell(at)
+            return
+        work.step(at)
+        if work.finished:
+            self.remove(work, at)
+
+
+class Device:
+    """What its ``lanes`` share; ``scale`` multiplies every time."""
+
+    def __init__(self, scale: float = 1.0, lanes: Iterable[Lane] = ()) -> None:
+        self.lanes = list(lanes)
+        self._scale = scale
+
+    @property
+    def busy(self) -> float:
+        """Seconds of all turns so far."""
+        return sum(lane.busy for lane in self.lanes)
+
+    def turn(self, at: float) -> Turn | None:
+        """What goes at ``at``: what has waited longest, a pass before a step. None when nothing can."""
+        best, take = inf, None
+        for lane in self.lanes:
+            passing, stepping = lane.ready(at)
+            if passing < best:
+                best, take = passing, lane.take_pass
+            if stepping < best:
+                best, take = stepping, lane.take_step
+        return take(at, self._scale) if take is not None else None
+
+    def finish(self, turn: Turn, at: float) -> None:
+        turn.lane.finish(turn, at)
+
+
+def _since(works: Iterable[Work], at: float) -> float:
+    return min((work.ready for work in works if work.ready <= at), default=inf)

@@ -1,0 +1,76 @@
+"""The engine: a component and its executor's settings to a runner, all of one executor on one device."""
+
+from collections.abc import Mapping
+
+from omnibus.errors import BadRequest
+from omnibus.executor.contract import Runner
+from omnibus.executor.sim.device import Device, Lane
+from omnibus.executor.sim.language import Decode, Prefill, Think
+from omnibus.executor.sim.machine import REAL, Clock, Machine
+from omnibus.executor.sim.profile import ANY, Option, Profile, kind_of, read
+from omnibus.executor.sim.runner import Anything, Encode, Place, Simulated, Vocode
+from omnibus.executor.sim.speech import Talk
+from omnibus.settings import ExecutorSettings
+
+KINDS: Mapping[str, type[Simulated]] = {
+    "encode": Encode,
+    "think": Think,
+    "prefill": Prefill,
+    "decode": Decode,
+    "talk": Talk,
+    "vocode": Vocode,
+    ANY: Anything,
+}
+
+
+class Simulation:
+    """One simulated executor: its runners, which share one device and start together."""
+
+    def __init__(self, settings: ExecutorSettings, profile: Profile, clock: Clock = REAL) -> None:
+        self.settings = settings
+        self._profile = profile
+        self._option = profile.option(settings.option, settings.model)
+        self._device = Device(self._option.alpha * profile.time_scale)
+        self._machine = Machine(self._device, self._option.startup * profile.time_scale, clock)
+
+    def runner(self, component: str) -> Simulated:
+        """Raises ``BadRequest`` when the profile does not say enough about ``component``."""
+        settings = self.settings
+        part = self._option.component(component)
+        kind = kind_of(component, part, settings.family)
+        lane = lane_of(self._option, component, kind, settings.batch)
+        self._device.lanes.append(lane)
+        place = Place(self._machine, lane, self._profile.seed, self._profile.jitter, settings.context)
+        return KINDS[kind](component, part, place)
+
+
+def engine(component: str, settings: ExecutorSettings) -> Runner:
+    """The runner of ``component`` by the profile that ``settings`` name, their checkpoint if they name none.
+
+    Runners that are asked for one after the other with the same ``settings`` object are one executor's.
+    Raises ``BadRequest`` for a profile that cannot be read or says too little.
+    """
+    global _latest
+    if _latest is None or _latest.settings is not settings:
+        _latest = Simulation(settings, read(settings.profile or settings.checkpoint))
+    return _latest.runner(component)
+
+
+_latest: Simulation | None = None
+
+
+def lane_of(option: Option, component: str, kind: str, slots: int) -> Lane:
+    """The lane of ``component``; ``slots`` unless the profile says how many. Raises ``BadRequest`` for what lacks."""
+    part, runner = option.component(component), KINDS[kind]
+    missing = [f"`{curve}`" for curve in runner.needs if getattr(part, curve) is None]
+    if kind == ANY and part.batch is None and part.step is None:
+        missing.append("`batch` or `step`")
+    if kind == ANY and not part.outputs:
+        missing.append("`outputs`")
+    if kind == "encode" and not part.tokens:
+        missing.append("`tokens`")
+    if missing:
+        raise BadRequest(f"{option.name}, component {component} of kind {kind}: it needs {' and '.join(missing)}")
+    batch = None if kind == "decode" else part.batch
+    step = part.step if runner.steps or kind == ANY else None
+    return Lane(batch, step, part.slots or slots, part.share)

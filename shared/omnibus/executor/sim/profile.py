@@ -1,0 +1,224 @@
+"""The profile: where simulated executors take their times and sizes from. A JSON file, for example
+
+{"time_scale": 0.1, "seed": 1, "jitter": 0.05,
+ "default": {"startup": 30, "components": {
+    "vision":  {"slots": 8, "batch": {"points": [[1, 0.030], [4, 0.075], [8, 0.140]]},
+                "tokens": {"image": {"mean": 650, "cv": 0.5}, "video": 8000}, "width": 64},
+    "audio":   {"slots": 8, "batch": {"base": 0.01, "per_token": 2e-5}, "tokens": {"audio": {"per": 1.6}}},
+    "thinker": {"slots": 32, "share": 2048,
+                "batch": {"base": 0.004, "per_token": 5e-5, "saturation": 256},
+                "step":  {"base": 0.020, "per_item": 1e-4, "per_token": 1e-8},
+                "steps": {"mean": 130, "cv": 1.0, "most": 2048}, "width": 64},
+    "talker":  {"slots": 32, "batch": {"base": 0.005}, "step": {"base": 0.012, "per_item": 5e-5},
+                "steps": {"per": 10}},
+    "vocoder": {"slots": 4, "batch": {"base": 0.02, "per_token": 1e-3}, "samples": 480, "rate": 24000},
+    "denoiser": {"slots": 2, "step": {"points": [[1, 0.09], [2, 0.17]]}, "steps": 30,
+                 "inputs": ["embeds", "mask"],
+                 "outputs": {"latents": {"shape": [16, 1, 64, 64]}, "progress": {"stream": true}}}}},
+ "options": {"EL": {"alpha": 1.15, "components": {"thinker": {"slots": 24}}},
+             "other-model/L": {"startup": 60}}}
+
+| of the profile | |
+|---|---|
+| `time_scale` | factor on all times: 0.1 is ten times faster than what was measured |
+| `seed`, `jitter` | every time is multiplied by a number in 1 ± jitter that follows from seed and job |
+| `default`, `options` | options by `model/option` or by name; each takes what it does not say from `default` |
+
+| of an option | |
+|---|---|
+| `startup` | seconds until it is ready |
+| `alpha` | factor on the seconds of its batches |
+| `components` | each takes the fields that it does not say from the default's |
+
+| of a component | |
+|---|---|
+| `kind` | encode, think, prefill, decode, talk, vocode or any; empty: what the model's family says |
+| `slots` | items in a batch; sequences at a time where there are steps; 0: `OMNIBUS_EXECUTOR_BATCH` |
+| `batch` | a curve: seconds of one batch. An LLM's and a talker's prompts |
+| `step` | a curve: seconds of one step. Its items are sequences and its tokens all that they have so far |
+| `share` | most tokens of one batch; longer prompts are cut, longer items go alone; 0: no limit |
+| `tokens` | sizes by modality, or of `any`; `per` KiB of input. Encoders, and kind any |
+| `steps` | a size: tokens of an answer; codes of a talker (`per` row, and one at least); steps of any |
+| `chars` | characters of text that are one token |
+| `chunk` | tokens, codes or steps that share a message; 0: 1, and 12 codes |
+| `width`, `dtype` | of embeddings [tokens, width], rows and caches |
+| `samples`, `rate` | of a vocoder, per code and per second |
+| `inputs`, `streams`, `outputs` | of kind any: names that come from other nodes, and what it gives: `shape`,
+  `dtype`, `data` (small JSON), and whether it is a `stream` of one chunk per message |
+
+A size is a number or ``Size``; a curve is ``Curve`` (``omnibus.executor.sim.measures``).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+
+from omnibus import catalog
+from omnibus.errors import BadRequest
+from omnibus.executor.sim.measures import Amount, Count, Curve, Seconds, Size
+
+#: Modality that stands for all that are not named.
+ANY = "any"
+
+Kind = Literal["", "encode", "think", "prefill", "decode", "talk", "vocode", "any"]
+Factor = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
+Whole = Annotated[int, msgspec.Meta(ge=0)]
+#: Numbers that numpy knows and the arena takes.
+Dtype = Literal["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
+
+
+class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One output of kind any; without a ``shape`` it has no tensor."""
+
+    shape: tuple[Count, ...] | None = None
+    dtype: Dtype = "float32"
+    data: dict[str, Any] = {}
+    stream: bool = False
+
+
+class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One component of one option, complete."""
+
+    kind: Kind = ""
+    slots: Whole = 0
+    batch: Curve | None = None
+    step: Curve | None = None
+    share: Whole = 0
+    tokens: dict[str, Amount | Size] = {}
+    steps: Amount | Size = 0.0
+    chars: Annotated[float, msgspec.Meta(gt=0.0)] = 4.0
+    chunk: Whole = 0
+    width: Count = 16
+    dtype: Dtype = "float32"
+    samples: Whole = 480
+    rate: Count = 24000
+    inputs: tuple[str, ...] = ()
+    streams: tuple[str, ...] = ()
+    outputs: dict[str, Output] = {}
+
+    def tokens_of(self, modality: str) -> Size | None:
+        """Size of an item of ``modality``; None when the component does not take it."""
+        found = self.tokens.get(modality, self.tokens.get(ANY))
+        return None if found is None else _size(found)
+
+    @property
+    def length(self) -> Size:
+        """Size of ``steps``."""
+        return _size(self.steps)
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """One deployment option, complete."""
+
+    name: str
+    startup: float
+    alpha: float
+    components: dict[str, Component]
+
+    def component(self, name: str) -> Component:
+        """Raises ``BadRequest`` when the profile does not know it."""
+        if name not in self.components:
+            known = ", ".join(sorted(self.components)) or "none"
+            raise BadRequest(f"{self.name} has no component {name!r}; there is {known}")
+        return self.components[name]
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """A profile as it was read; ``name`` is for messages."""
+
+    name: str
+    time_scale: float
+    seed: int
+    jitter: float
+    default: Option
+    options: dict[str, Option]
+
+    def option(self, name: str, model: str = "") -> Option:
+        """The option ``name`` of ``model``; what no entry names is the default."""
+        return self.options.get(f"{model}/{name}") or self.options.get(name) or self.default
+
+
+class _Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    startup: Seconds | None = None
+    alpha: Factor | None = None
+    components: dict[str, dict[str, Any]] = {}
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    default: _Option = _Option()
+    options: dict[str, _Option] = {}
+    time_scale: Factor = 1.0
+    seed: int = 0
+    jitter: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.0
+
+
+def read(path: str) -> Profile:
+    """Read a profile file. Raises ``BadRequest`` that names the file, and the option and field at fault."""
+    if not path:
+        raise BadRequest("set OMNIBUS_EXECUTOR_PROFILE to the profile file that a simulated executor follows")
+    try:
+        body = Path(path).read_bytes()
+    except OSError as error:
+        raise BadRequest(f"the profile {path!r} cannot be read: {error.strerror}") from error
+    return decode(body, path)
+
+
+def decode(body: bytes, name: str = "the profile") -> Profile:
+    """A profile from its JSON. Raises ``BadRequest`` as ``read`` does."""
+    try:
+        file = msgspec.json.decode(body, type=_File)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{name}: {error}") from error
+    default = _option(f"{name}: default", file.default, _Option())
+    return Profile(
+        name=name,
+        time_scale=file.time_scale,
+        seed=file.seed,
+        jitter=file.jitter,
+        default=default,
+        options={
+            option: _option(f"{name}: option {option}", given, file.default) for option, given in file.options.items()
+        },
+    )
+
+
+def kind_of(name: str, part: Component, family: str = "") -> str:
+    """The kind of component ``name``: as the profile says, else its ``family``, else any family that has it."""
+    if part.kind:
+        return part.kind
+    try:
+        families = [catalog.family(family)] if family else list(catalog.FAMILIES.values())
+    except BadRequest:  # nobody needs to know the family of a model that is only simulated
+        families = []
+    kinds = [each["tasks"][name] for each in families if name in each["tasks"]]
+    return kinds[0] if kinds and kinds[0] in get_args(Kind) else ANY
+
+
+def _option(name: str, given: _Option, default: _Option) -> Option:
+    names = {**default.components, **given.components}
+    return Option(
+        name=name,
+        startup=_first(given.startup, default.startup, 0.0),
+        alpha=_first(given.alpha, default.alpha, 1.0),
+        components={
+            part: _component(f"{name}, component {part}", given.components.get(part, {}), default.components.get(part))
+            for part in names
+        },
+    )
+
+
+def _component(name: str, given: Mapping[str, Any], default: Mapping[str, Any] | None) -> Component:
+    try:
+        return msgspec.convert({**(default or {}), **given}, Component)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{name}: {error}") from error
+
+
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)
+
+
+def _size(value: float | Size) -> Size:
+    return value if isinstance(value, Size) else Size(mean=value)

@@ -1,0 +1,186 @@
+"""Simulated components: what they read and write is real, what they compute is time."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple, TypeVar
+from zlib import crc32
+
+import msgspec
+import numpy as np
+
+from omnibus.errors import BadMedia, BadRequest
+from omnibus.executor.contract import Item, Job
+from omnibus.executor.sim.device import Lane, Sequence, Work
+from omnibus.executor.sim.machine import Machine
+from omnibus.executor.sim.measures import Draw
+from omnibus.executor.sim.profile import ANY, Component
+
+P = TypeVar("P")
+
+
+class Place(NamedTuple):
+    """Where a simulated component runs. ``context``: longest sequence in tokens; 0: no limit."""
+
+    machine: Machine
+    lane: Lane
+    seed: int
+    jitter: float
+    context: int = 0
+
+
+class Simulated(ABC):
+    """A ``Runner`` that takes its time from a lane of the executor's device."""
+
+    #: Curves that the kind cannot do without.
+    needs: ClassVar[tuple[str, ...]] = ("batch",)
+    #: Whether a work of this kind goes on in steps after its pass.
+    steps: ClassVar[bool] = False
+    #: What shares a message unless the profile says otherwise.
+    chunk: ClassVar[int] = 1
+
+    def __init__(self, name: str, part: Component, place: Place) -> None:
+        self.name = name
+        self.part = part
+        self.lane = place.lane
+        self._machine = place.machine
+        self._place = place
+        self._chunk = part.chunk or self.chunk
+
+    async def load(self) -> None:
+        await self._machine.start()
+
+    @abstractmethod
+    async def run(self, job: Job) -> None:
+        """See ``Runner``."""
+
+    async def close(self) -> None:
+        await self._machine.close()
+
+    def stats(self) -> dict[str, Any]:
+        lane = self.lane
+        return {
+            "parameters": 0,
+            "slots": lane.slots,
+            "used": lane.used,
+            "waiting": len(lane.waiting),
+            "tokens": lane.tokens,
+            "batches": _counted(lane.passes),
+            "steps": _counted(lane.steps),
+            "seconds": round(lane.busy, 6),
+            "utilisation": round(self._machine.utilisation, 4),
+        }
+
+    def draw(self, job: Job, content: object) -> Draw:
+        """Chance of one job. Its id does not count, so that a replay, which has another one, answers the same."""
+        return Draw(self._place.seed, self.name, job.seed, content)
+
+    def jitter(self, draw: Draw) -> float:
+        return draw.around(self._place.jitter)
+
+    async def serve(self, tokens: int, draw: Draw) -> None:
+        """Wait for one pass."""
+        with self._machine.admit(self.lane, Work(tokens, self.jitter(draw))) as ticket:
+            await ticket.news()
+
+
+class Encode(Simulated):
+    """Reads ``media``, gives ``embedding`` [tokens, width]."""
+
+    async def run(self, job: Job) -> None:
+        media = await job.value("media")
+        if not isinstance(media, Item) or media.array is None:
+            raise BadMedia("the media came without its bytes; upload it again", param="media")
+        modality = str(media.data.get("modality", ""))
+        size = self.part.tokens_of(modality)
+        if size is None:
+            known = ", ".join(sorted(self.part.tokens)) or "nothing"
+            raise BadRequest(f"this encoder reads {known}, not {modality}", param="media")
+        draw = self.draw(job, media.data.get("sha256") or crc32(np.ascontiguousarray(media.array).data))
+        tokens = size.draw(draw, media.array.nbytes / 1024)
+        await self.serve(tokens, draw)
+        meta = {"modality": modality, "n_tokens": tokens}
+        await job.put("embedding", meta, blank((tokens, self.part.width), self.part.dtype))
+
+
+class Vocode(Simulated):
+    """Reads ``codes`` as they come, gives ``audio``: silence of the right length, chunk by chunk."""
+
+    async def run(self, job: Job) -> None:
+        part, total = self.part, 0
+        draw = self.draw(job, "")
+        async for item in job.stream("codes"):
+            codes = item.data.get("codes", [])  # what the talker says at the end has none
+            if not isinstance(codes, list):
+                raise BadRequest("a chunk of codes must be a list", param="codes")
+            if codes:
+                await self.serve(len(codes), draw)
+                total += len(codes) * part.samples
+                await self._sound(job, len(codes) * part.samples)
+        job.close("audio", {"samples": total})
+
+    async def _sound(self, job: Job, samples: int) -> None:
+        if samples:
+            await job.send("audio", {"rate": self.part.rate}, blank((samples,), "float32"))
+
+
+class Anything(Simulated):
+    """Waits for the inputs that the profile names, takes its time, gives the outputs that the profile names."""
+
+    needs = ()
+
+    async def run(self, job: Job) -> None:
+        seen = [await job.value(name) for name in self.part.inputs]
+        for name in self.part.streams:
+            seen += [item async for item in job.stream(name)]
+        draw = self.draw(job, job.inputs)
+        size = self.part.tokens_of(ANY)
+        tokens = size.draw(draw, _bytes(seen) / 1024) if size is not None else 0
+        if self.part.step is None:
+            await self.serve(tokens, draw)
+            await self._stream(job, 1, 1)
+        else:
+            await self._step(job, Sequence(tokens, self.jitter(draw), limit=self.part.length.draw(draw)))
+        for name, output in self.part.outputs.items():
+            if not output.stream:
+                array = None if output.shape is None else blank(output.shape, output.dtype)
+                await job.put(name, output.data, array)
+
+    async def _step(self, job: Job, sequence: Sequence) -> None:
+        sequence.mark = sequence.every = self._chunk
+        with self._machine.admit(self.lane, sequence) as ticket:
+            while not sequence.finished:
+                await ticket.news()
+                await self._stream(job, sequence.done, int(sequence.limit))
+
+    async def _stream(self, job: Job, step: int, steps: int) -> None:
+        for name, output in self.part.outputs.items():
+            if output.stream:
+                array = None if output.shape is None else blank(output.shape, output.dtype)
+                await job.send(name, {"step": step, "steps": steps, **output.data}, array)
+
+
+def blank(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Zeros that take no memory until somebody copies them; read-only."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def params(job: Job, kind: type[P]) -> P:
+    """The job's ``params``. Raises ``BadRequest``."""
+    try:
+        return msgspec.convert(job.inputs.get("params") or {}, kind)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"params cannot be used: {error}", param="params") from None
+
+
+def _counted(batches: Mapping[int, int]) -> dict[str, int]:
+    return {str(size): count for size, count in sorted(batches.items())}
+
+
+def _bytes(values: Iterable[Any]) -> int:
+    found = 0
+    for value in values:
+        if isinstance(value, Item):
+            found += 0 if value.array is None else value.array.nbytes
+        elif isinstance(value, list):
+            found += _bytes(value)
+    return found

@@ -1,0 +1,129 @@
+"""Simulated speech: what a thinker gives to a talker, and the talker that follows it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from math import inf
+
+import msgspec
+
+from omnibus.errors import BadRequest
+from omnibus.executor.contract import Item, Job, RowWriter
+from omnibus.executor.sim.device import Sequence
+from omnibus.executor.sim.machine import Ticket
+from omnibus.executor.sim.measures import Count, Size
+from omnibus.executor.sim.runner import Simulated, blank, params
+
+#: Codes of a talker are below this.
+CODES = 1024
+#: Position axes of a prompt's layout.
+AXES = 3
+
+
+class TalkParams(msgspec.Struct, frozen=True):
+    """What the length of speech follows from; everything else has no meaning here."""
+
+    max_codes: Count | None = None
+
+
+class Speech:
+    """What a thinker gives to a talker: the prompt's rows, their positions, and a row for each token but the first."""
+
+    def __init__(self, job: Job, prompt: int, answer: int, width: int) -> None:
+        self._job = job
+        self._prompt = prompt
+        self._most = max(1, answer - 1)
+        self._width = width
+        self._writer: RowWriter | None = None
+        self._written = 0
+
+    async def send(self, tokens: int) -> None:
+        """Send the prompt, once, and what belongs to the first ``tokens`` of the answer."""
+        if self._writer is None:
+            await self._job.put("layout", {}, blank((AXES, self._prompt), "int32"))
+            await self._job.put("prompt", {}, blank((self._prompt + AXES, self._width), "float32"))
+            self._writer = await self._job.rows("rows", self._most, self._width, "float32")
+        rows = tokens - 1 - self._written
+        if rows > 0:
+            self._writer.write(blank((rows, self._width), "float32"))
+            self._written += rows
+
+
+class Talk(Simulated):
+    """Reads ``prompt``, ``layout`` and ``rows`` as they come, gives ``codes``: one a step, no sooner than its row."""
+
+    needs = ("step",)
+    steps = True
+    chunk = 12
+
+    async def run(self, job: Job) -> None:
+        stream = job.stream("rows")
+        first = await anext(stream, None)
+        if first is None or first.array is None:
+            job.close("codes", {"finish_reason": "stop"})
+            return
+        prompt = await job.value("prompt")
+        await job.value("layout")
+        if not isinstance(prompt, Item) or prompt.array is None:
+            raise BadRequest("a talker's input came without its tensor", param="prompt")
+        speaking = Speaking(self, job, prompt.array.shape[0])
+        speaking.heard(len(first.array))
+        with self._machine.admit(self.lane, speaking.sequence) as ticket:
+            pump = asyncio.create_task(speaking.follow(stream, ticket), name="rows")
+            try:
+                await speaking.say(ticket)
+            finally:
+                pump.cancel()
+                await asyncio.gather(pump, return_exceptions=True)
+        job.close("codes", {"finish_reason": speaking.finish})
+
+    def grow(self, sequence: Sequence, allowed: float, limit: float) -> None:
+        self._machine.grow(self.lane, sequence, allowed, limit)
+
+
+class Speaking:
+    """One answer of a talker. Its length is known when the thinker's rows have ended, if it follows from them."""
+
+    def __init__(self, talk: Talk, job: Job, tokens: int) -> None:
+        self._talk = talk
+        self._job = job
+        self._draw = talk.draw(job, tokens)
+        self._start = self._draw.below(CODES)
+        self._most = params(job, TalkParams).max_codes or inf
+        self._size: Size = talk.part.length
+        self._rows = 0
+        wanted = inf if self._size.per else self._size.draw(self._draw)
+        every = talk.part.chunk or talk.chunk
+        self.sequence = Sequence(
+            tokens, talk.jitter(self._draw), limit=min(wanted, self._most), allowed=0, first=every, every=every
+        )
+
+    @property
+    def finish(self) -> str:
+        return "length" if self.sequence.done >= self._most else "stop"
+
+    def heard(self, rows: int) -> None:
+        """Take ``rows`` of the thinker: a code for each, for now."""
+        self._rows += rows
+        self._talk.grow(self.sequence, self._rows, self.sequence.limit)
+
+    async def follow(self, stream: AsyncIterator[Item], ticket: Ticket) -> None:
+        """Read the rows to their end."""
+        try:
+            async for item in stream:
+                if item.array is not None:  # what the thinker says at the end has no row
+                    self.heard(len(item.array))
+            limit = self.sequence.limit
+            if self._size.per:
+                limit = min(max(self._rows, self._size.draw(self._draw, self._rows)), self._most)
+            self._talk.grow(self.sequence, inf, limit)
+        except Exception as error:  # noqa: BLE001 - a task boundary: raised again in ``news``
+            ticket.fail(error)
+
+    async def say(self, ticket: Ticket) -> None:
+        sent = 0
+        while not self.sequence.finished:
+            await ticket.news()
+            if self.sequence.done > sent:
+                codes = [(self._start + at) % CODES for at in range(sent, self.sequence.done)]
+                await self._job.send("codes", {"codes": codes})
+                sent = self.sequence.done

@@ -1,0 +1,50 @@
+"""Two systems: gateways with apps of the tests' own and no model, and two models that share a vision encoder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omnibus import catalog
+from omnibus_models import tiny
+from tests.e2e.apps.estate import Estate
+from tests.e2e.system import ROOT, VL, System, declaration, running
+
+#: The model whose pictures are encoded by ``VL``.
+TWIN = "qwen2.5-vl-tiny-b"
+
+
+@pytest.fixture(scope="package")
+def land(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estate]:
+    """Two gateways, no model, uploads allowed, and a directory of apps that tests write."""
+    directory = tmp_path_factory.mktemp("land")
+    apps = directory / "apps"
+    apps.mkdir()
+    flags = ("--gateways", "2", "--apps-dir", str(apps))
+    with running(directory, {}, *flags, OMNIBUS_GATEWAY_APP_UPLOADS="1") as system:
+        yield Estate(system, apps)
+
+
+@pytest.fixture(scope="session")
+def twin_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen2_5_vl", tmp_path_factory.mktemp("checkpoints") / "twin", llm_seed=1)
+
+
+@pytest.fixture(scope="package")
+def twins(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, twin_checkpoint: Path) -> Iterator[Estate]:
+    """Two models, the second one's pictures encoded by the first one's executor; every example is registered."""
+    models = {VL: declaration("qwen2_5_vl", vl_checkpoint), TWIN: catalog.twin(TWIN, str(twin_checkpoint))}
+    examples = ROOT / "examples"
+    flags = [flag for name in EXAMPLES for flag in ("--app", str(examples / f"{name}.py"))]
+    uploads = {"OMNIBUS_GATEWAY_APP_UPLOADS": "1"}
+    with running(tmp_path_factory.mktemp("twins"), models, "--apps-dir", str(examples), *flags, **uploads) as system:
+        yield Estate(system, examples)
+
+
+#: Every file of the directory.
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+
+
+@pytest.fixture
+def system(land: Estate) -> System:
+    return land.system

@@ -1,0 +1,171 @@
+"""A running system and its apps, as an operator and a client see them."""
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.e2e.apps import texts
+from tests.e2e.system import System
+
+WITHIN = 60.0  # seconds for what was asked to be so everywhere
+
+
+class Estate:
+    """``directory`` is where apps are registered from."""
+
+    def __init__(self, system: System, directory: Path) -> None:
+        self.system = system
+        self.directory = directory
+
+    def write(self, module: str, text: str, **values: str) -> None:
+        """Write an app; ``{name}`` in its text is replaced."""
+        (self.directory / f"{module}.py").write_text(texts.filled(text, **values))
+
+    # An operator
+
+    async def ask(self, method: str, path: str, body: Any = None, gateway: int = 0) -> httpx.Response:
+        """A request with the admin token."""
+        token = {"authorization": f"Bearer {self.system.state.admin_token}"}
+        async with self.system.http(gateway) as http:
+            return await http.request(method, path, json=body, headers=token)
+
+    async def register(self, module: str, gateway: int = 0, status: int = 201) -> dict[str, Any]:
+        return await self._done("POST", "/v1/apps", {"source": source(module)}, gateway, status)
+
+    async def update(self, name: str, module: str = "", gateway: int = 0, status: int = 200) -> dict[str, Any]:
+        body = {"source": source(module)} if module else None
+        return await self._done("PUT", f"/v1/apps/{name}", body, gateway, status)
+
+    async def unregister(self, name: str, gateway: int = 0, status: int = 200) -> dict[str, Any]:
+        return await self._done("DELETE", f"/v1/apps/{name}", None, gateway, status)
+
+    async def _done(self, method: str, path: str, body: Any, gateway: int, status: int) -> dict[str, Any]:
+        response = await self.ask(method, path, body, gateway)
+        assert response.status_code == status, response.text
+        return dict(response.json())
+
+    async def show(self, name: str, gateway: int = 0) -> dict[str, Any] | None:
+        """The app as a gateway shows it; None when it has none of that name."""
+        response = await self.ask("GET", f"/v1/apps/{name}", gateway=gateway)
+        assert response.status_code in (200, 404), response.text
+        return dict(response.json()) if response.status_code == 200 else None
+
+    async def everywhere(self, name: str, version: int) -> None:
+        """Wait until every gateway serves ``version`` of the app; 0: until none does."""
+
+        async def there() -> bool:
+            found = [await self.show(name, gateway) for gateway in range(len(self.system.urls))]
+            if not version:
+                return not any(found)
+            return all(app is not None and (app["worker"] or {}).get("version") == version for app in found)
+
+        await until(there)
+
+    @contextlib.asynccontextmanager
+    async def app(self, name: str, text: str, **values: str) -> AsyncIterator[str]:
+        """An app of ``text`` that every gateway serves until the block ends."""
+        self.write(name, text, **values)
+        await self.register(name)
+        try:
+            await self.everywhere(name, 1)
+            yield name
+        finally:
+            await self.unregister(name)
+            await self.everywhere(name, 0)
+
+    def omnibus(self, *arguments: str) -> tuple[int, str]:
+        """Exit code and output of an ``omnibus`` command beside this system."""
+        process = self.system.command(*arguments)
+        output, _ = process.communicate(timeout=120)
+        return process.returncode, output
+
+    # A client
+
+    async def invoke(self, name: str, body: Any, gateway: int = 0) -> httpx.Response:
+        async with self.system.http(gateway) as http:
+            return await http.post(f"/v1/apps/{name}/invoke", json=body)
+
+    async def said(self, name: str, body: Any, gateway: int = 0) -> Any:
+        """The JSON of an answer, which must be one."""
+        response = await self.invoke(name, body, gateway)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    @contextlib.asynccontextmanager
+    async def busy(self, name: str, body: Any, at_once: int = 2) -> AsyncIterator[Counter[str]]:
+        """Ask the same thing again and again at every gateway, and count the answers; none may fail."""
+        answers: Counter[str] = Counter()
+        stop = asyncio.Event()
+
+        async def worker(http: httpx.AsyncClient) -> None:
+            while not stop.is_set():
+                response = await http.post(f"/v1/apps/{name}/invoke", json=body)
+                assert response.status_code == 200, response.text
+                answers[response.text] += 1
+
+        async with contextlib.AsyncExitStack() as stack:
+            gateways = range(len(self.system.urls))
+            clients = [await stack.enter_async_context(self.system.http(gateway)) for gateway in gateways]
+            async with asyncio.TaskGroup() as group:
+                for http in clients:
+                    for _ in range(at_once):
+                        group.create_task(worker(http))
+                try:
+                    yield answers
+                finally:
+                    stop.set()
+
+    # What runs
+
+    def executors(self, task: str = "") -> dict[str, psutil.Process]:
+        """Processes of executors by id, or those of a unit task that an app brings."""
+        found = {}
+        for process in self.system.processes():
+            try:
+                environ = process.environ()
+            except psutil.Error:
+                continue  # it is just ending
+            if "OMNIBUS_EXECUTOR_ID" in environ and (not task or task in environ["OMNIBUS_EXECUTOR_TASKS"].split(",")):
+                found[environ["OMNIBUS_EXECUTOR_ID"]] = process
+        return found
+
+    def workers(self, gateway: int) -> list[psutil.Process]:
+        """The worker processes of a gateway."""
+        return [one for one in self.system.gateway(gateway).children() if "omnibus.app.worker" in one.cmdline()]
+
+    async def tasks(self) -> dict[str, dict[str, Any]]:
+        """``/v1/tasks`` by name."""
+        return {task["name"]: task for task in (await self.ask("GET", "/v1/tasks")).json()["data"]}
+
+
+def source(module: str) -> dict[str, str]:
+    return {"module": module, "directory": "."}
+
+
+async def until(true: Callable[[], Awaitable[object]] | Callable[[], object], within: float = WITHIN) -> None:
+    """Wait until ``true``."""
+    async with asyncio.timeout(within):
+        while True:
+            found = true()
+            if await found if isinstance(found, Awaitable) else found:
+                return
+            await asyncio.sleep(0.02)
+
+
+def parts(response: httpx.Response) -> list[Any]:
+    """The data of each server-sent event; ``[DONE]`` is the last of a whole answer."""
+    blocks = [block.removeprefix("data: ") for block in response.text.split("\n\n") if block]
+    return [block if block == "[DONE]" else json.loads(block) for block in blocks]
+
+
+def error(response: httpx.Response) -> dict[str, Any]:
+    """An error as every client gets it: nothing of the inside is in it."""
+    assert "Traceback" not in response.text
+    return dict(response.json()["error"])

@@ -1,0 +1,398 @@
+"""Whatever an app does wrong, its client gets a typed error, and nobody else notices."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from tests.e2e.apps import texts
+from tests.e2e.apps.estate import Estate, error, parts, source, until
+from tests.e2e.system import running
+from tests.e2e.watch import Watch
+
+pytestmark = pytest.mark.e2e
+
+DEADLINE = 4.0  # seconds
+MAX_BODY = 1 << 16  # bytes
+
+#: One app that goes wrong in the way that it is asked to.
+WRONG = """
+    import asyncio
+    import os
+    import random
+    import time
+    from collections.abc import AsyncIterator
+
+    from pydantic import BaseModel
+
+    from omnibus.errors import BadRequest
+    from omnibus.task import CompositeTask, Stream, TaskInput, TaskOutput, UnitTask, choose
+
+
+    class Words(TaskInput):
+        text: str
+
+
+    class Letters(TaskOutput):
+        text: str
+        letters: Stream[str]
+
+
+    class {cls}(UnitTask[Words, Letters]):
+        async def run(self, words: Words) -> AsyncIterator[dict]:
+            yield {"text": words.text}
+            for letter in words.text:
+                yield {"letters": letter}
+                await asyncio.sleep(0)
+
+
+    SPELL = {cls}()
+
+
+    class Branch(CompositeTask):
+        spell: {cls} = SPELL
+
+        def invoke(self, words):
+            out = self.spell.invoke(words)
+            return self.spell.invoke(words) if out.text == "a" else out
+
+
+    class Format(Branch):
+        def invoke(self, words):
+            return self.spell.invoke(Words(text=f"so {self.spell.invoke(words).text}"))
+
+
+    class Chance(Branch):
+        def invoke(self, words):
+            return self.spell.invoke(Words(text=random.choice("ab")))
+
+
+    class Clock(Branch):
+        def invoke(self, words):
+            return self.spell.invoke(Words(text=str(time.time())))
+
+
+    class Forever(Branch):
+        def invoke(self, words):
+            text = words.text
+            for _ in range(100_000):
+                text = self.spell.invoke(Words(text=text)).text
+            return text
+
+
+    async def twice():
+        out = await SPELL(Words(text="abc"))
+        first = [letter async for letter in out.letters]
+        return first + [letter async for letter in out.letters]
+
+
+    class Asked(BaseModel):
+        what: str
+        times: int = 1
+
+
+    async def serve(request: Asked):
+        what = request.what
+        if what == "value error":
+            raise ValueError("a secret of the inside")
+        if what == "bad request":
+            raise BadRequest("times must be even", param="times")
+        if what == "exits":
+            os._exit(7)
+        if what == "never":
+            await asyncio.sleep(1000)
+        if what == "blocks":
+            time.sleep(1000)
+        if what == "no JSON":
+            return object()
+        if what == "twice":
+            return await twice()
+        if what == "fine":
+            return await (await SPELL(Words(text="fine"))).text
+        tasks = {"branch": Branch, "format": Format, "chance": Chance, "clock": Clock, "forever": Forever}
+        return await (await tasks[what]()(Words(text="a"))).text
+"""
+
+#: A stream that goes on for as long as somebody reads it, letter by letter from a task of its own.
+ENDLESS = """
+    import asyncio
+    from collections.abc import AsyncIterator
+
+    from omnibus.task import Stream, TaskInput, TaskOutput, UnitTask
+
+
+    class Start(TaskInput):
+        at: int
+
+
+    class Numbers(TaskOutput):
+        numbers: Stream[int]
+
+
+    class {cls}(UnitTask[Start, Numbers]):
+        async def run(self, start: Start) -> AsyncIterator[dict]:
+            number = start.at
+            while True:
+                number += 1
+                yield {"numbers": number}
+                await asyncio.sleep(0.005)
+
+
+    COUNT = {cls}()
+
+
+    async def serve(request: int) -> AsyncIterator[int]:
+        async for number in (await COUNT(Start(at=request))).numbers:
+            yield number
+"""
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estate]:
+    """One gateway with a short deadline and small bodies, and three apps: one is wrong, one is endless, one is fine."""
+    directory = tmp_path_factory.mktemp("strict")
+    apps = directory / "apps"
+    apps.mkdir()
+    written = {"wrong": (WRONG, {"cls": "Spell"}), "endless": (ENDLESS, {"cls": "Count"}), "plain": (texts.PLAIN, {})}
+    for name, (text, values) in written.items():
+        (apps / f"{name}.py").write_text(texts.filled(text, by="fine", **values))
+    flags = ["--apps-dir", str(apps)]
+    for name in written:
+        flags += ["--app", str(apps / f"{name}.py")]
+    limits = {"OMNIBUS_GATEWAY_DEADLINE": str(DEADLINE), "OMNIBUS_GATEWAY_MAX_BODY": str(MAX_BODY)}
+    with running(directory, {}, *flags, **limits) as system:
+        yield Estate(system, apps)
+
+
+async def went_wrong(estate: Estate, what: str, status: int, code: str) -> dict[str, Any]:
+    """The error that the app gets when it does ``what``; afterwards it serves as before."""
+    answer = await estate.invoke("wrong", {"what": what})
+    found = error(answer)
+    assert (answer.status_code, found["code"]) == (status, code), answer.text
+    assert answer.headers["x-request-id"] == found["request_id"]
+    await serves_again(estate)
+    await estate.system.ledger_is_empty()
+    return found
+
+
+async def serves_again(estate: Estate) -> None:
+    async def fine() -> bool:
+        answer = await estate.invoke("wrong", {"what": "fine"})
+        assert answer.status_code in (200, 503), answer.text  # 503 while its worker starts again
+        return answer.status_code == 200
+
+    await until(fine)
+
+
+async def test_an_exception_is_the_apps_failure_and_its_words_stay_inside(strict: Estate):
+    found = await went_wrong(strict, "value error", 500, "app_failed")
+
+    assert "wrong" in found["message"]
+    assert "ValueError" in found["message"]
+    assert "secret" not in found["message"]
+    assert "a secret of the inside" in strict.system.log
+    assert found["request_id"] in strict.system.log
+
+
+async def test_what_the_app_refuses_is_the_clients_fault_in_its_own_words(strict: Estate):
+    found = await went_wrong(strict, "bad request", 400, "bad_request")
+
+    assert (found["message"], found["param"]) == ("times must be even", "times")
+
+
+async def test_an_app_that_never_answers_meets_its_deadline(strict: Estate):
+    began = time.monotonic()
+
+    found = await went_wrong(strict, "never", 504, "deadline_exceeded")
+
+    assert "the app wrong did not answer within its deadline" in found["message"]
+    assert time.monotonic() - began >= DEADLINE * 0.9
+
+
+async def test_an_app_that_blocks_stops_nobody_else_and_is_started_again(strict: Estate):
+    blocked = asyncio.create_task(strict.invoke("wrong", {"what": "blocks"}))
+    others = 0
+    while not blocked.done():
+        assert await strict.said("plain", {}) == "fine"
+        others += 1
+    answer = await blocked
+
+    assert (answer.status_code, error(answer)["code"]) == (504, "deadline_exceeded")
+    assert "wrong" in error(answer)["message"]
+    assert others > 100
+    await serves_again(strict)
+
+
+async def test_a_worker_that_is_killed_fails_what_it_had_and_comes_back(strict: Estate):
+    before = {worker.pid for worker in strict.workers(0)}
+    async with Watch.on(strict.system) as watch:
+        asking = asyncio.create_task(strict.invoke("endless", 5))
+        await watch.first("omnibus.reply.")
+        for worker in strict.workers(0):
+            os.kill(worker.pid, signal.SIGKILL)
+        answer = await asking
+
+    *_, last = parts(answer) if answer.status_code == 200 else [answer.json()]
+    assert last["error"]["code"] == "app_failed"
+    assert "endless" in last["error"]["message"]
+    assert "signal 9" in last["error"]["message"]
+    await serves_again(strict)
+    await until(lambda: len(strict.workers(0)) == 3)
+    assert not before & {worker.pid for worker in strict.workers(0)}
+    await strict.system.ledger_is_empty()
+
+
+async def test_an_app_that_ends_its_process_fails_alone(strict: Estate):
+    found = await went_wrong(strict, "exits", 500, "app_failed")
+
+    assert "exit code 7" in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [
+        ("branch", "placeholder_observed", "has no value while the graph is recorded"),
+        ("format", "placeholder_observed", "has no value while the graph is recorded"),
+        ("chance", "side_effect", "random"),
+        ("clock", "side_effect", "time"),
+        ("twice", "stream_consumed", "read once"),
+    ],
+)
+async def test_a_wrong_graph_says_what_is_wrong_before_anything_runs(strict: Estate, what: str, code: str, said: str):
+    found = await went_wrong(strict, what, 500, code)
+
+    assert said in found["message"]
+
+
+async def test_a_graph_without_end_is_refused(strict: Estate):
+    answer = await strict.invoke("wrong", {"what": "forever"})
+
+    assert (answer.status_code, error(answer)["code"]) == (413, "too_large")
+    assert "a graph of 100000 calls is too large" in error(answer)["message"]
+    await serves_again(strict)
+
+
+async def test_an_answer_that_is_no_json_is_the_apps_failure(strict: Estate):
+    found = await went_wrong(strict, "no JSON", 500, "app_failed")
+
+    assert "no JSON" in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "param"),
+    [
+        (b"", ""),
+        (b"{", ""),
+        (b'"\xff"', ""),
+        (b"[" * 20_000, ""),
+        (b"{}", "what"),
+        (b'{"what": 1}', "what"),
+        (b'{"what": "fine", "times": "x"}', "times"),
+    ],
+    ids=["empty", "cut", "no UTF-8", "deep", "missing", "wrong type", "wrong value"],
+)
+async def test_a_body_that_does_not_fit_is_400_with_its_place(strict: Estate, content: bytes, param: str):
+    async with strict.system.http() as http:
+        answer = await http.post("/v1/apps/wrong/invoke", content=content)
+
+    found = error(answer)
+    assert (answer.status_code, found["code"]) == (400, "bad_request")
+    assert (found["param"] or "") == param
+
+
+async def test_an_unknown_app_names_those_that_there_are(strict: Estate):
+    answer = await strict.invoke("none", {})
+
+    assert (answer.status_code, error(answer)["code"]) == (404, "not_found")
+    assert "there is endless, plain, wrong" in error(answer)["message"]
+
+
+async def test_a_body_over_the_limit_is_413(strict: Estate):
+    answer = await strict.invoke("plain", "x" * MAX_BODY)
+
+    assert (answer.status_code, error(answer)["code"]) == (413, "too_large")
+    assert str(MAX_BODY) in error(answer)["message"]
+
+
+async def test_a_client_that_leaves_a_stream_stops_everything(strict: Estate):
+    seen = 0
+    async with Watch.on(strict.system) as watch:
+        async with strict.system.http() as http, http.stream("POST", "/v1/apps/endless/invoke", json=3) as answer:
+            id = answer.headers["x-request-id"]
+            async for line in answer.aiter_lines():
+                seen += line.startswith("data: ")
+                if seen == 5:
+                    break
+        end = await watch.end(id)
+        await strict.system.ledger_is_empty()
+        last = len(watch.seen)
+        await watch.until(lambda: sum(one.subject == "omnibus.event.executor" for one in watch.seen[last:]) > 8)
+
+    assert end.status == "cancelled"
+    late = Watch()
+    late.seen = watch.seen[last:]
+    assert watch.chunks(id, "numbers")
+    assert late.chunks(id, "numbers") == []
+    _, record = await strict.system.record(id)
+    assert record["status"] == "cancelled"
+
+
+async def test_a_stream_that_meets_its_deadline_ends_with_the_error(strict: Estate):
+    answer = await strict.invoke("endless", 3)
+
+    *told, last = parts(answer)
+    assert told[:3] == [4, 5, 6]
+    assert last["error"]["code"] == "deadline_exceeded"
+    await strict.system.ledger_is_empty()
+
+
+async def test_uploads_are_off_unless_they_are_switched_on(strict: Estate):
+    body = {"source": {"upload": dedent(texts.PLAIN), "name": "sent"}}
+
+    refused = await strict.ask("POST", "/v1/apps", body)
+
+    assert refused.status_code == 403
+    assert "OMNIBUS_GATEWAY_APP_UPLOADS=1" in error(refused)["message"]
+
+
+async def test_directories_outside_are_off_limits(strict: Estate, tmp_path: Path):
+    (tmp_path / "outside.py").write_text(texts.filled(texts.PLAIN))
+    (strict.directory / "link").symlink_to(tmp_path, target_is_directory=True)
+
+    refused = [
+        await strict.ask("POST", "/v1/apps", {"source": {**source("outside"), "directory": directory}})
+        for directory in (str(tmp_path), "..", "link")
+    ]
+
+    assert [answer.status_code for answer in refused] == [403, 403, 403]
+
+
+async def test_the_failures_of_apps_are_counted_by_their_codes(strict: Estate):
+    await strict.invoke("wrong", {"what": "value error"})
+    async with strict.system.http() as http:
+        counted = (await http.get("/metrics")).text
+
+    lines = [line for line in counted.splitlines() if line.startswith("omnibus_app_requests_total")]
+    assert any('app="wrong",code="app_failed"' in line for line in lines)
+    assert not any('app="none"' in line for line in lines)
+
+
+async def test_many_that_leave_at_once_leave_nothing_behind(strict: Estate):
+    async def leave() -> None:
+        async with strict.system.http() as http, http.stream("POST", "/v1/apps/endless/invoke", json=1) as answer:
+            assert answer.status_code == 200
+            await anext(answer.aiter_lines())
+
+    await asyncio.gather(*(leave() for _ in range(20)))
+
+    await strict.system.ledger_is_empty(5.0)
+    listed = json.loads((await strict.ask("GET", "/v1/apps/endless")).text)
+    assert listed["worker"]["state"] == "ready"
+    assert isinstance(await strict.said("plain", {}), str)

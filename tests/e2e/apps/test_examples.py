@@ -1,0 +1,265 @@
+"""Every example does what it says, on a real system with the models that it names."""
+
+import asyncio
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+
+from omnibus.bus import subjects
+from tests import models_oracle as oracle
+from tests.e2e.apps.conftest import EXAMPLES, TWIN
+from tests.e2e.apps.estate import Estate, error, parts
+from tests.e2e.questions import VL_QUESTIONS, Question, ask, audio, image
+from tests.e2e.system import ROOT, VL
+from tests.e2e.watch import Watch
+
+pytestmark = pytest.mark.e2e
+
+TOKENS = 20
+PICTURED = ask(image(1), "what is in this picture?")
+#: Their serve is given to `openai` clients under these names.
+MODELS = {"mllm": "my-mllm", "router": "routed", "poet": "poet"}
+
+
+def greedy(question: Question, **more: Any) -> dict[str, Any]:
+    return {"messages": question.messages, "max_tokens": TOKENS, "temperature": 0, **more}
+
+
+async def chat(estate: Estate, model: str, question: Question, path: str = "", **more: Any) -> tuple[str, str]:
+    """What ``model`` says through the official client, and the invocation's id."""
+    headers = {"x-omnibus-path": path} if path else {}
+    async with estate.system.client() as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=model, **greedy(question, **more), extra_headers=headers
+        )
+    return raw.parse().choices[0].message.content or "", raw.headers["x-request-id"]
+
+
+async def streamed(estate: Estate, model: str, question: Question) -> list[str]:
+    """The same, delta by delta."""
+    async with estate.system.client() as client:
+        stream = await client.chat.completions.create(model=model, stream=True, **greedy(question))
+        return [
+            chunk.choices[0].delta.content async for chunk in stream if chunk.choices and chunk.choices[0].delta.content
+        ]
+
+
+async def replayed(estate: Estate, id: str) -> dict[str, Any]:
+    """How the replay of a recorded invocation ends."""
+    async with estate.system.bus() as bus:
+        body, _ = await estate.system.record(id)
+        return [json.loads(part) async for part in bus.requests(subjects.REPLAY, body, 30)][-1]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_example_passes_a_check_without_anything_running(twins: Estate, name: str):
+    code, output = twins.omnibus("app", "check", f"examples/{name}.py")
+
+    assert code == 0, output
+    assert re.search(rf"^app +{name}$", output, re.MULTILINE)
+    assert re.search(r"^doc +\S", output, re.MULTILINE)
+
+
+def test_the_list_of_examples_is_whole():
+    listed = re.findall(r"\]\((\w+)\.py\)", (ROOT / "examples" / "README.md").read_text())
+
+    assert sorted(listed) == EXAMPLES
+
+
+def test_what_takes_a_chat_says_so(twins: Estate):
+    code, output = twins.omnibus("app", "show", "arena")
+
+    assert code == 0, output
+    assert re.search(r"^request +a chat request$", output, re.MULTILINE)
+
+
+# shout
+
+
+async def test_shout_streams_from_components_of_its_own(twins: Estate):
+    answer = await twins.invoke("shout", {"text": "hello out there"})
+
+    assert parts(answer) == ["HELLO ", "OUT ", "THERE! "] * 2 + ["[DONE]"]
+    assert {task for task, about in (await twins.tasks()).items() if about["own"]} == {"shout", "echo"}
+
+
+# mllm and poet
+
+
+@pytest.mark.parametrize("name", VL_QUESTIONS)
+async def test_mllm_says_what_its_model_says(twins: Estate, vl_checkpoint: Path, name: str):
+    question = VL_QUESTIONS[name]
+    _, text = oracle.vl_answer(vl_checkpoint, question.plain, question.media, TOKENS)
+
+    said, _ = await chat(twins, "my-mllm", question)
+    deltas = await streamed(twins, "my-mllm", question)
+
+    assert said == "".join(deltas) == text
+    assert len(deltas) > 1
+
+
+@pytest.mark.parametrize("question", [ask("hello world"), PICTURED], ids=["text", "image"])
+async def test_poet_says_it_in_capitals(twins: Estate, question: Question):
+    plain, _ = await chat(twins, VL, question)
+
+    said, _ = await chat(twins, "poet", question)
+    deltas = await streamed(twins, "poet", question)
+
+    assert said == "".join(deltas) == plain.upper()
+    assert said != plain
+    assert len(deltas) > 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+async def test_an_app_that_is_a_model_answers_its_own_route_too(twins: Estate, name: str):
+    said, _ = await chat(twins, MODELS[name], PICTURED)
+
+    assert await twins.said(name, greedy(PICTURED)) == {"text": said, "audio": None}
+
+
+async def test_apps_that_are_models_are_listed_with_their_owner(twins: Estate):
+    async with twins.system.client() as client:
+        listed = {model.id: model.owned_by for model in (await client.models.list()).data}
+
+    assert listed == {VL: "omnibus", TWIN: "omnibus", **{model: name for name, model in MODELS.items()}}
+
+
+async def test_mllm_refuses_what_it_cannot_hear(twins: Estate):
+    async with twins.system.http() as http:
+        answer = await http.post("/v1/chat/completions", json={"model": "my-mllm", **greedy(ask(audio(0.5), "what?"))})
+
+    assert (answer.status_code, error(answer)["param"]) == (400, "messages")
+    assert error(answer)["message"] == "this model sees but does not hear"
+
+
+async def test_a_model_that_does_not_speak_says_so(twins: Estate):
+    wanted = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}}
+    async with twins.system.http() as http:
+        answer = await http.post("/v1/chat/completions", json={"model": "poet", **greedy(ask("hello"), **wanted)})
+
+    assert (answer.status_code, error(answer)["param"]) == (400, "modalities")
+    await twins.system.ledger_is_empty()
+
+
+# router
+
+
+async def test_router_meets_its_shares_and_a_replay_repeats_its_choice(twins: Estate):
+    requests = 40
+    async with twins.system.http() as http:
+        answers = [
+            await http.post("/v1/chat/completions", json={"model": "routed", **greedy(PICTURED, max_tokens=4)})
+            for _ in range(requests)
+        ]
+    plain, _ = await chat(twins, VL, PICTURED, max_tokens=4)
+
+    paths = Counter(answer.headers["x-omnibus-path"] for answer in answers)
+    assert paths.total() == requests
+    for path, share in (("EL", 0.2), ("E>L", 0.5), ("E>EL", 0.3)):
+        assert abs(paths[path] - share * requests) <= 2, paths
+    assert {answer.json()["choices"][0]["message"]["content"] for answer in answers} == {plain}
+    for index in (0, 1, 2):
+        id, path = answers[index].headers["x-request-id"], answers[index].headers["x-omnibus-path"]
+        recorded = json.loads((await twins.system.record(id))[0])
+        assert recorded["path"] == path
+        assert ["EL", "E>L", "E>EL"][recorded["choices"][0]] == path
+        async with twins.system.bus() as bus:
+            body, _ = await twins.system.record(id)
+            first, *_, last = [json.loads(part) async for part in bus.requests(subjects.REPLAY, body, 30)]
+        assert first["path"] == path
+        assert last["identical"] is True
+
+
+async def test_router_sends_text_alone_one_way(twins: Estate):
+    async with twins.system.http() as http:
+        answers = [
+            await http.post("/v1/chat/completions", json={"model": "routed", **greedy(ask("hello"), max_tokens=1)})
+            for _ in range(10)
+        ]
+
+    assert {answer.headers["x-omnibus-path"] for answer in answers} == {"L"}
+
+
+# arena
+
+
+async def test_arena_lets_both_models_answer_and_encodes_the_picture_once(
+    twins: Estate, vl_checkpoint: Path, twin_checkpoint: Path
+):
+    alone = {
+        model: oracle.vl_answer(checkpoint, PICTURED.plain, PICTURED.media, TOKENS)[1]
+        for model, checkpoint in ((VL, vl_checkpoint), (TWIN, twin_checkpoint))
+    }
+    before = await encoded(twins)
+    async with Watch.on(twins.system) as watch:
+        answer = await twins.invoke("arena", greedy(PICTURED))
+        id = answer.headers["x-request-id"]
+        await watch.end(id)
+
+    *told, done = parts(answer)
+    said = {model: "".join(part.get(model, "") for part in told) for model in alone}
+    assert (said, done) == (alone, "[DONE]")
+    assert alone[VL] != alone[TWIN]
+    recorded = json.loads((await twins.system.record(id))[0])
+    assert sorted(node["task"] for node in recorded["nodes"]) == [
+        "encode-qwen2_5-vl-tiny-vision",
+        "think-qwen2_5-vl-tiny-b-thinker",
+        "think-qwen2_5-vl-tiny-thinker",
+    ]
+    assert await encoded(twins) == before + 1
+    await twins.system.ledger_is_empty()
+
+
+async def encoded(estate: Estate) -> int:
+    """Pictures that executors have encoded so far, as `nats service stats` tells."""
+    async with asyncio.timeout(10):
+        nc = await nats.connect(estate.system.state.nats_url)
+        inbox = nc.new_inbox()
+        answers = await nc.subscribe(inbox)
+        await nc.publish("$SRV.STATS", b"", reply=inbox)
+        found = [json.loads((await answers.next_msg(timeout=10)).data) for _ in estate.executors()]
+        await nc.close()
+    ends = [end for one in found for end in one["endpoints"] if end["name"].startswith("encode-")]
+    assert {end["name"] for end in ends} == {"encode-qwen2_5-vl-tiny-vision"}
+    return sum(int(size) * count for end in ends for size, count in end["data"]["batches"].items())
+
+
+# best_of
+
+
+async def test_best_of_grows_by_rounds_that_are_recorded_and_replayed_one_by_one(twins: Estate):
+    question = {"text": "tell me a story", "drafts": 2, "at_least": 100_000, "rounds": 3}
+
+    answer = await twins.invoke("best_of", question)
+
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["rounds"] == 3
+    first = answer.headers["x-request-id"]
+    ids = [first, f"{first}_1", f"{first}_2"]
+    records = [json.loads((await twins.system.record(id))[0]) for id in ids]
+    assert [(record.get("parent", ""), record.get("step", 0)) for record in records] == [
+        ("", 0),
+        (first, 1),
+        (first, 2),
+    ]
+    assert [len(record["nodes"]) for record in records] == [2, 2, 2]
+    for id in ids:
+        last = await replayed(twins, id)
+        assert (last["status"], last["identical"]) == ("done", True)
+    code, shown = await asyncio.to_thread(twins.omnibus, "show", first)
+    assert code == 0
+    assert f"then    {ids[1]}, {ids[2]}" in shown
+    code, shown = await asyncio.to_thread(twins.omnibus, "show", ids[2])
+    assert f"step 2 of {first}" in shown
+
+
+async def test_best_of_stops_when_a_draft_is_long_enough(twins: Estate):
+    answer = await twins.invoke("best_of", {"text": "tell me a story", "at_least": 1, "rounds": 5})
+
+    assert answer.json()["rounds"] == 1
+    assert answer.json()["answer"]

@@ -1,0 +1,165 @@
+"""What is equal is shared: encoders by models, unit tasks by apps."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import models_oracle as oracle
+from tests.e2e.apps import texts
+from tests.e2e.apps.conftest import TWIN
+from tests.e2e.apps.estate import Estate, until
+from tests.e2e.questions import VL_QUESTIONS, ask, image
+from tests.e2e.system import VL, System
+from tests.e2e.watch import Watch
+
+pytestmark = pytest.mark.e2e
+
+TOKENS = 20
+ENCODE = "encode-qwen2_5-vl-tiny-vision"
+
+#: Two modules may use one unit task: what they import it from makes it the same.
+TASKS = """
+    from omnibus.task import TaskInput, TaskOutput, UnitTask
+
+
+    class Words(TaskInput):
+        text: str
+
+
+    class Loud(TaskOutput):
+        text: str
+
+
+    class Shared(UnitTask[Words, Loud]):
+        async def run(self, words: Words) -> Loud:
+            return Loud(text=words.text.upper())
+"""
+USES = """
+    from shared_tasks import Shared, Words
+
+    TASK = Shared()
+
+
+    async def serve(request: str) -> str:
+        return "{by}: " + await (await TASK(Words(text=request))).text
+"""
+
+
+@pytest.fixture
+async def pids(twins: Estate) -> dict[str, int]:
+    """Process id of every executor of the two models."""
+    return await twins.system.whole()
+
+
+@pytest.mark.parametrize("name", VL_QUESTIONS)
+async def test_a_model_whose_encoder_is_anothers_says_what_it_says_alone(
+    twins: Estate, twin_checkpoint: Path, name: str
+):
+    question = VL_QUESTIONS[name]
+    ids, text = oracle.vl_answer(twin_checkpoint, question.plain, question.media, TOKENS)
+
+    async with Watch.on(twins.system) as watch, twins.system.client() as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=TWIN, messages=question.messages, max_tokens=TOKENS, temperature=0
+        )
+        await watch.end(raw.headers["x-request-id"])
+
+    assert raw.parse().choices[0].message.content == text
+    assert watch.ids(raw.headers["x-request-id"]) == ids
+
+
+async def test_its_pictures_go_to_the_others_executor(twins: Estate, pids: dict[str, int]):
+    question = ask(image(7), "describe")
+    encoders = {id: process for id, process in twins.executors(ENCODE).items() if id in pids}
+    async with Watch.on(twins.system) as watch, twins.system.client() as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=TWIN, messages=question.messages, max_tokens=2, temperature=0
+        )
+        await watch.end(raw.headers["x-request-id"])
+
+    sent = [one.subject for one in watch.seen if one.subject.startswith("omnibus.task.")]
+    assert f"omnibus.task.{ENCODE}.qwen2_5-vl-tiny-E-0" in sent
+    assert "omnibus.task.think-qwen2_5-vl-tiny-b-thinker.qwen2_5-vl-tiny-b-L-0" in sent
+    assert raw.headers["x-omnibus-path"] == f"{VL}/E>L"
+    assert len(pids) == 4
+    assert set(encoders) == {"qwen2_5-vl-tiny-E-0", "qwen2_5-vl-tiny-EL-0"}
+    await twins.system.ledger_is_empty()
+
+
+def test_who_uses_what_is_listed(twins: Estate):
+    code, listed = twins.omnibus("tasks")
+
+    assert code == 0, listed
+    rows = {line.split()[0]: re.split(r"  +", line) for line in listed.splitlines()[1:]}
+    encode, think = rows[ENCODE], rows["think-qwen2_5-vl-tiny-b-thinker"]
+    assert encode[1:4] == ["encode", VL, "vision"]
+    assert set(encode[4].split(", ")) == {"arena", "chat", "mllm", "poet", "router"}
+    assert "qwen2_5-vl-tiny-E-0 ok" in encode[5]
+    assert set(think[4].split(", ")) == {"arena", "chat"}
+    assert think[5] == "qwen2_5-vl-tiny-b-L-0 ok"
+    assert rows["shout"][4] == "shout"
+
+
+async def own_pid(system: System, task: str) -> int:
+    """Process id of the one executor of ``task``, as it says itself."""
+    found: dict[str, int] = {}
+    async with asyncio.timeout(20), system.bus() as bus:
+        async for status in system.statuses(bus):
+            if task in status.tasks and status.state == "ready":
+                found[status.id] = status.pid
+                break
+    (pid,) = found.values()
+    return pid
+
+
+async def test_apps_with_equal_unit_tasks_share_their_executor_to_the_last(land: Estate):
+    land.write("shared_tasks", TASKS)
+    land.write("first", USES, by="first")
+    land.write("second", USES, by="second")
+
+    await land.register("first")
+    before = await own_pid(land.system, "shared")
+    await land.register("second")
+    await land.everywhere("second", 1)
+    assert (await land.tasks())["shared"]["users"] == ["first", "second"]
+    assert await own_pid(land.system, "shared") == before
+    async with land.busy("second", "hi") as answers:
+        assert await land.said("first", "hi") == "first: HI"
+        await land.unregister("first")
+        await land.everywhere("first", 0)
+        await until(lambda: answers.total() > 50)
+        await until_used_by(land, "second")
+        now = answers.total()
+        await until(lambda: answers.total() > now + 50)
+    after = await own_pid(land.system, "shared")
+    one = land.executors("shared")
+    await land.unregister("second")
+    await land.everywhere("second", 0)
+    await until(lambda: not land.executors("shared"))
+
+    assert set(answers) == {'"second: HI"'}
+    assert before == after == next(iter(one.values())).pid
+    assert len(one) == 1
+    assert "shared" not in await land.tasks()
+
+
+async def until_used_by(estate: Estate, *names: str) -> None:
+    """Wait until no other app is known to use the unit task, finishing ones included."""
+
+    async def so() -> bool:
+        return (await estate.tasks())["shared"]["users"] == list(names)
+
+    await until(so)
+
+
+async def test_equal_names_of_unequal_tasks_are_refused(land: Estate):
+    async with land.app("shouting", texts.SHOUT, cls="Loudly"):
+        land.write("other", texts.SHOUT, cls="Loudly")
+
+        refused = await land.ask("POST", "/v1/apps", {"source": {"module": "other", "directory": "."}})
+
+        assert refused.status_code == 409, refused.text
+        assert "give yours another `kind`" in refused.json()["error"]["message"]
+        assert await land.said("shouting", "hi") == "HI!"

@@ -1,0 +1,151 @@
+"""A system of two models for tests: real bus, real sidecar, real executors' loops, a real gateway's inside.
+
+The tasks of ``tests.unit.task.tasks`` are spread over executors, alone and together, so that edges of one graph
+lie inside of executors and between them, and between models.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path as File
+from typing import Any
+
+import numpy as np
+
+from omnibus.bus.nats import NatsBus
+from omnibus.executor.contract import Job
+from omnibus.executor.identity import Identity
+from omnibus.executor.loop import Executor
+from omnibus.plan import ModelPlan, Option, Path, Plan
+from omnibus.settings import BusSettings, GatewaySettings
+from omnibus.task import UnitTask, use
+from services.gateway.dispatch import Dispatcher
+from services.gateway.keep import MediaKeep
+from services.gateway.members import Members
+from services.gateway.records import Records
+from services.gateway.route import Router
+from services.gateway.run import Run, Runs
+from services.sidecar.server import Sidecar
+from tests.unit.executor.arithmetic import LIMIT, Does
+from tests.unit.sidecar import node as nodes
+from tests.unit.task.memory import hosting
+from tests.unit.task.tasks import ADD, ALL, ECHO, FOLD, ONE, ROLL, SPELL, STRICT, TWO
+
+#: Model to its tasks by component, and to the options of each of its paths.
+MODELS: dict[str, tuple[dict[str, UnitTask], tuple[tuple[str, ...], ...]]] = {
+    "sums": ({"one": ONE, "two": TWO, "add": ADD}, (("one+two", "add"), ("one+two+add",), ("one", "two", "add"))),
+    "words": (
+        {"fold": FOLD, "spell": SPELL, "echo": ECHO, "roll": ROLL, "strict": STRICT},
+        (("fold", "spell+echo+roll+strict"), ("fold+spell+echo+roll+strict",)),
+    ),
+}
+CREDITS = 64
+
+
+def model(tasks: dict[str, UnitTask], paths: tuple[tuple[str, ...], ...]) -> ModelPlan:
+    """Requests are spread evenly over ``paths``; an option is called after its components."""
+    options = {name: Option(tuple(name.split("+")), "generator") for path in paths for name in path}
+    ways = tuple(
+        Path(">".join(path), {component: option for option in path for component in option.split("+")}, 1.0)
+        for path in paths
+    )
+    named = {component: task.name for component, task in tasks.items()}
+    return ModelPlan("python", "", tuple(tasks), {}, options, {"+".join(tasks): ways}, tasks=named)
+
+
+class Estate:
+    """The place, and one gateway's inside. ``ask`` runs one client's request to its end."""
+
+    def __init__(self, url: str, directory: File, sidecar: Sidecar) -> None:
+        self.sidecar = sidecar
+        self.executors: list[Executor] = []
+        self._bus = BusSettings(url=url, max_payload=LIMIT)
+        self._directory = directory
+        self._closing: list[Callable[[], Awaitable[None]]] = []
+
+    async def open(self) -> None:
+        bus, tensors = await self._connect("gateway")
+        self.members = Members()
+        self.router = Router("gw", self.members)
+        self.router.plan = Plan(1, 0, 1000.0, {name: model(*spec) for name, spec in MODELS.items()})
+        self.dispatcher = Dispatcher("gw", bus, tensors, self.members, LIMIT)
+        settings = GatewaySettings(media_dir=str(self._directory / "kept"), deadline=30.0)
+        keep = MediaKeep(settings.media_dir, settings.media_bytes)
+        records = Records(bus, True, keep)
+        self.runs = Runs(settings, self.router, self.dispatcher, tensors, records, keep)
+        await bus.open_records(600.0, 1 << 30)
+        await self.dispatcher.startup()
+        self._closing.append(self.dispatcher.shutdown)
+        self._keep = keep
+        for name, (tasks, paths) in MODELS.items():
+            for option in dict.fromkeys(option for path in paths for option in path):
+                await self._executor(name, option, {part: tasks[part] for part in option.split("+")})
+        await nodes.until(lambda: len(self.members.statuses()) == len(self.executors))
+
+    async def _connect(self, name: str) -> tuple[NatsBus, Any]:
+        bus = await NatsBus.connect(self._bus, name)
+        tensors = await nodes.connect(self._directory, name)
+        self._closing += [tensors.close, bus.drain]
+        return bus, tensors
+
+    async def _executor(self, name: str, option: str, tasks: dict[str, UnitTask]) -> None:
+        id = f"{name}-{option.replace('+', '_')}"
+        bus, tensors = await self._connect(id)
+        identity = Identity(id, name, option, nodes.NODE, {task.name: part for part, task in tasks.items()}, CREDITS)
+        runners = {part: Does(_work(task)) for part, task in tasks.items()}
+        executor = Executor(identity, runners, bus, tensors, LIMIT)
+        await executor.startup()
+        self.executors.append(executor)
+
+    @asynccontextmanager
+    async def request(self, **more: Any) -> AsyncIterator[Run]:
+        """One client's request, around the tasks that are called for it."""
+        run = self.runs.open("app", **more)
+        status = "failed"
+        try:
+            with use(run):
+                yield run
+            status = "done"
+        finally:
+            run.end(status)
+
+    async def settled(self) -> None:
+        """Wait until nothing runs, nothing is owed and nothing lies in the arena."""
+        await nodes.until(lambda: self.dispatcher.inflight == 0)
+        await nodes.until(lambda: not any(executor.status().inflight for executor in self.executors))
+
+        async def empty() -> bool:
+            return not self.sidecar.snapshot()["blocks"]
+
+        await nodes.until(empty)
+        members = [self.members.get(status.id) for status in self.members.statuses()]
+        assert [member.outstanding for member in members if member is not None] == [0] * len(self.executors)
+
+    async def close(self) -> None:
+        for executor in self.executors:
+            await executor.drain(1.0)
+        for close in reversed(self._closing):
+            await close()
+        self._keep.close()
+
+
+def _work(task: UnitTask) -> Callable[[Job], Awaitable[None]]:
+    return lambda job: hosting(task, job)
+
+
+@asynccontextmanager
+async def estate(url: str, directory: File) -> AsyncIterator[Estate]:
+    async with nodes.running(directory, size=64 << 20) as sidecar:
+        made = Estate(url, directory, sidecar)
+        try:
+            await made.open()
+            yield made
+        finally:
+            await made.close()
+
+
+def plain(value: Any) -> Any:
+    """Arrays as lists, so that answers can be compared."""
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+assert {task.name for tasks, _ in MODELS.values() for task in tasks.values()} == {task.name for task in ALL}

@@ -1,0 +1,90 @@
+"""Random composite tasks on a real bus give what the same programs give in plain Python."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.property.drawn import Drawn, LiveDrawn, Log, Request
+from tests.property.estate import Estate, estate, plain
+from tests.property.oracle import Oracle
+from tests.property.programs import Program, programs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+GRAPHS, AT_ONCE = 2000, 5
+#: Seconds that a batch may take, on however busy a machine.
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.Runner]:
+    """One loop for all examples: it rests while the next ones are drawn."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def place(loop: asyncio.Runner, nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estate]:
+    made = estate(nats_url, tmp_path_factory.mktemp("estate"))
+    yield loop.run(made.__aenter__())
+    loop.run(made.__aexit__(None, None, None))
+
+
+async def answered(place: Estate, program: Program) -> tuple[list[Any], Log]:
+    """The answer of ``program`` as a client reads it, all outputs side by side."""
+    log = Log()
+    task = LiveDrawn() if program.live else Drawn()
+    async with place.request(seed=program.seed):
+        out = await task(Request(program, log))
+        [rest] = out["rest"]
+        found = [read(result, how) for result, how in [*out["first"], *rest["more"]]]
+        return list(await asyncio.gather(*found)), log
+
+
+async def read(result: Any, how: str) -> Any:
+    if how == "iterate":
+        return [part async for part in result]
+    return plain(await (result.transform(lambda part: part * 2) if how == "transform" else result))
+
+
+async def agree(place: Estate, program: Program) -> None:
+    found, log = await answered(place, program)
+    oracle = Oracle(program, log.chosen)
+
+    assert found == oracle.answer()
+    assert log.effects == oracle.effects
+    assert Counter(log.effects.values()).keys() <= {1}
+
+
+async def all_agree(place: Estate, drawn: list[Program]) -> None:
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+        for program in drawn:
+            group.create_task(agree(place, program))
+
+
+def test_random_graphs_agree_with_plain_python(loop: asyncio.Runner, place: Estate):
+    @settings(
+        max_examples=GRAPHS // AT_ONCE,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.lists(programs(), min_size=AT_ONCE, max_size=AT_ONCE))
+    def check(drawn: list[Program]) -> None:
+        nonlocal ran
+        ran += len(drawn)
+        loop.run(all_agree(place, drawn))
+
+    ran = 0
+    check()
+
+    assert ran >= GRAPHS
+    loop.run(place.settled())

@@ -1,0 +1,158 @@
+"""Simulated executors on a clock of the tests' own."""
+
+import asyncio
+import heapq
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from omnibus.executor.contract import Item
+from omnibus.executor.sim import Clock, Profile, Simulation, decode
+from omnibus.executor.sim.runner import Simulated
+from omnibus.settings import ExecutorSettings
+from tests.unit.jobs import MemoryJob, Pipe
+
+#: Turns of the event loop after which everything that could happen at one time has happened.
+QUIET = 40
+
+ENCODER = {"kind": "encode", "slots": 4, "batch": {"base": 1.0, "per_item": 1.0}, "tokens": {"image": 10}, "width": 3}
+THINKER = {
+    "kind": "think", "slots": 4, "batch": {"base": 1.0}, "step": {"base": 0.5, "per_item": 0.5}, "steps": 5, "width": 3,
+}  # fmt: skip
+TALKER = {"kind": "talk", "slots": 2, "step": {"base": 1.0}, "steps": {"per": 3}, "chunk": 4}
+VOCODER = {"kind": "vocode", "slots": 2, "batch": {"base": 0.5, "per_token": 0.25}, "samples": 10, "rate": 8000}
+ALL = {"vision": ENCODER, "thinker": THINKER, "talker": TALKER, "vocoder": VOCODER}
+
+
+class VirtualClock:
+    """Time that passes only when nothing else is left to do."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._number = count()
+        self._driver: asyncio.Task[None] | None = None
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(lambda: self.time, self.sleep)
+
+    @property
+    def passed(self) -> float:
+        """Seconds since the beginning."""
+        return round(self.time - 100.0, 6)
+
+    async def sleep(self, seconds: float) -> None:
+        woken = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self.time + seconds, next(self._number), woken))
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.create_task(self._drive())
+        await woken
+
+    async def _drive(self) -> None:
+        while self._sleepers:
+            await settled()
+            when, _, woken = heapq.heappop(self._sleepers)
+            if not woken.done():
+                self.time = max(self.time, when)
+                woken.set_result(None)
+                await settled()
+
+
+async def settled() -> None:
+    for _ in range(QUIET):
+        await asyncio.sleep(0)
+
+
+def profile(components: dict[str, Any] | None = None, **more: Any) -> Profile:
+    """A profile whose default option has ``components``."""
+    return decode(msgspec.json.encode({"default": {"components": components or ALL}, **more}))
+
+
+def one(component: str, **changes: Any) -> dict[str, Any]:
+    """The usual ``component`` alone, with ``changes``."""
+    return {component: {**ALL[component], **changes}}
+
+
+class Bench:
+    """The runners of one simulated executor, by component, and its clock."""
+
+    def __init__(self, given: Profile, option: str = "O", **settings: Any) -> None:
+        self.time = VirtualClock()
+        self._simulation = Simulation(ExecutorSettings(option=option, **settings), given, self.time.clock)
+        self._runners: dict[str, Simulated] = {}
+
+    def __getitem__(self, component: str) -> Simulated:
+        if component not in self._runners:
+            self._runners[component] = self._simulation.runner(component)
+        return self._runners[component]
+
+    async def begin(self, component: str, job: MemoryJob) -> "asyncio.Task[MemoryJob]":
+        """Start ``job`` now."""
+        runner = self[component]
+        await runner.load()
+
+        async def work() -> MemoryJob:
+            await runner.run(job)
+            return job
+
+        task = asyncio.create_task(work())
+        await settled()
+        return task
+
+    async def run(self, component: str, *jobs: MemoryJob) -> list[float]:
+        """Run ``jobs`` together; the time at which each was done."""
+        await self[component].load()
+
+        async def work(job: MemoryJob) -> float:
+            await self[component].run(job)
+            return self.time.passed
+
+        async with asyncio.timeout(30):
+            return list(await asyncio.gather(*map(work, jobs)))
+
+    async def close(self) -> None:
+        for runner in self._runners.values():
+            await runner.close()
+
+
+@asynccontextmanager
+async def bench(given: Profile, option: str = "O", **settings: Any) -> AsyncIterator[Bench]:
+    made = Bench(given, option, **settings)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+# Jobs
+
+
+def media(content: bytes = b"x" * 2048, modality: str = "image", **more: Any) -> MemoryJob:
+    return MemoryJob({"media": Item({"modality": modality}, np.frombuffer(content, np.uint8))}, **more)
+
+
+def chat(said: str = "hello there", wants: tuple[str, ...] = (), seed: int = 7, **params: Any) -> MemoryJob:
+    return MemoryJob({"messages": [{"role": "user", "content": said}], "params": params}, wants, seed)
+
+
+def spoken(rows: Pipe, seed: int = 7, **params: Any) -> MemoryJob:
+    """A talker's job after a prompt of two tokens."""
+    prompt, layout = Item({}, np.zeros((5, 3), np.float32)), Item({}, np.zeros((3, 2), np.int32))
+    return MemoryJob({"prompt": prompt, "layout": layout, "rows": rows, "voice": "v", "params": params}, seed=seed)
+
+
+def row(count: int = 1) -> Item:
+    return Item({}, np.zeros((count, 3), np.float32))
+
+
+def codes(*chunks: int) -> Pipe:
+    stream = Pipe()
+    for number in chunks:
+        stream.feed(Item({"codes": list(range(number))}))
+    stream.close({"finish_reason": "stop"})
+    return stream

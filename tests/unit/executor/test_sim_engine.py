@@ -1,0 +1,94 @@
+"""The engine makes runners of a profile and an executor's settings."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from omnibus.errors import BadRequest
+from omnibus.executor.host import engine as named
+from omnibus.executor.sim import Simulation
+from omnibus.settings import ExecutorSettings
+from tests.unit.executor.simulated import (
+    ENCODER,
+    TALKER,
+    VirtualClock,
+    chat,
+    one,
+    profile,
+)
+
+
+def settings(**more: Any) -> ExecutorSettings:
+    usual = {"model": "m", "family": "qwen2_5_omni", "components": "vision,thinker", "option": "EL"}
+    return ExecutorSettings(**{**usual, **more})
+
+
+@pytest.fixture
+def path(tmp_path) -> str:
+    given = {"default": {"components": {"vision": {**ENCODER, "kind": ""}, "talker": TALKER, "odd": {"slots": 1}}}}
+    (tmp_path / "profile.json").write_text(json.dumps(given))
+    return str(tmp_path / "profile.json")
+
+
+def test_the_engine_follows_the_profile_or_else_the_checkpoint(path: str):
+    engine = named("services.engines:sim")
+
+    for given in ({"profile": path}, {"checkpoint": path}, {"profile": path, "checkpoint": "/models/m"}):
+        assert type(engine("vision", settings(**given))).__name__ == "Encode"
+
+
+def test_components_of_one_executor_share_a_device_and_executors_do_not(path: str):
+    engine = named("services.engines:sim")
+    mine, yours = settings(profile=path), settings(profile=path)
+
+    vision, talker = engine("vision", mine), engine("talker", mine)
+    other = engine("vision", yours)
+
+    assert vision._machine is talker._machine
+    assert other._machine is not vision._machine
+
+
+@pytest.mark.parametrize(
+    ("component", "given", "fault"),
+    [
+        ("thinker", {}, "no component 'thinker'; there is odd, talker, vision"),
+        ("odd", {}, "component odd of kind any: it needs `batch` or `step` and `outputs`"),
+        ("vision", {"profile": "", "checkpoint": ""}, "set OMNIBUS_EXECUTOR_PROFILE"),
+        ("vision", {"profile": "/nowhere"}, "'/nowhere' cannot be read"),
+    ],
+)
+def test_an_engine_without_what_it_needs_says_so(path: str, component: str, given: dict, fault: str):
+    with pytest.raises(BadRequest, match=fault):
+        named("services.engines:sim")(component, settings(**{"profile": path, **given}))
+
+
+async def test_a_simulation_runs_on_the_loops_own_clock_unless_told_otherwise():
+    simulation = Simulation(settings(), profile(time_scale=1e-6))
+    runner = simulation.runner("thinker")
+    job = chat()
+
+    await runner.load()
+    async with asyncio.timeout(20):
+        await runner.run(job)
+    await runner.close()
+
+    assert len(job.ids) == 5
+
+
+async def test_late_timers_do_not_slow_a_busy_device_down():
+    class Late(VirtualClock):
+        async def sleep(self, seconds: float) -> None:
+            await super().sleep(seconds + 0.3)
+
+    late = Late()
+    simulation = Simulation(settings(option="O"), profile(one("thinker", steps=40)), late.clock)
+    runner, job = simulation.runner("thinker"), chat()
+    await runner.load()
+    began = late.time
+
+    await runner.run(job)
+
+    assert late.time - began == pytest.approx(1.0 + 39 * 1.0 + 0.3)
+    await runner.close()

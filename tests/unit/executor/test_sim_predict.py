@@ -1,0 +1,346 @@
+"""What a profile promises of a saturated replica is what the formulas say, and what executors do."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from omnibus.bus import Delivery, messages
+from omnibus.bus.messages import Busy, Chunk, Failed
+from omnibus.errors import BadRequest
+from omnibus.executor.contract import Job
+from omnibus.executor.sim import Demand, Load, Predicted, Profile, Simulation, predicted
+from omnibus.graph import HANDLE, Invocation, Node, ref
+from omnibus.settings import ExecutorSettings
+from tests.unit.executor.arithmetic import REPLY, Place, call, invocation
+from tests.unit.executor.simulated import VirtualClock, profile
+
+INFLIGHT = 40
+#: Costs in the proportions of a real model's.
+CELL: dict[str, Any] = {
+    "vision": {
+        "kind": "encode", "slots": 4, "batch": {"points": [[1, 0.03], [4, 0.09]]}, "tokens": {"image": {"mean": 60, "cv": 0.5}},
+    },
+    "thinker": {
+        "kind": "think", "slots": 16, "chunk": 8, "share": 512, "steps": {"mean": 40, "cv": 0.3, "most": 400},
+        "batch": {"base": 0.004, "per_token": 5e-5}, "step": {"base": 0.02, "per_item": 5e-4, "per_token": 1e-6},
+    },
+    "talker": {"kind": "talk", "slots": 16, "step": {"base": 0.012, "per_item": 2e-4}, "steps": {"per": 2}, "chunk": 12},
+    "vocoder": {"kind": "vocode", "slots": 4, "batch": {"base": 0.004, "per_token": 2e-4}, "samples": 0},
+}  # fmt: skip
+
+
+def approx(value: float, rel: float = 0.02) -> Any:
+    return pytest.approx(value, rel=rel)
+
+
+def single(component: str, load: Load, **more: Any) -> Predicted:
+    return predicted(profile(CELL), "O", {"all": Demand(1.0, {component: load})}, inflight=INFLIGHT, **more)
+
+
+# Formulas
+
+
+def test_a_saturated_encoder_serves_full_batches():
+    found = single("vision", Load())
+
+    assert found.throughput == approx(4 / 0.09)
+    assert found.batches == {"vision": approx(4)}
+    assert found.seconds == {"all": approx(0.09 / 4)}
+
+
+def test_several_items_of_a_request_cost_as_many_times():
+    assert single("vision", Load(items=3)).seconds["all"] == approx(3 * 0.09 / 4)
+
+
+def test_a_saturated_thinker_keeps_all_its_slots_stepping():
+    prompt, answer, slots = 100, 50, 16
+    step = 0.02 + 5e-4 * slots + 1e-6 * slots * (prompt + answer / 2)
+    # Answers of one length end together, so that prompts come together as well: 5 of them fit into a share.
+    passes = 4 * 0.004 / slots + 5e-5 * prompt
+    seconds = passes + (answer - 1) * step / slots
+
+    found = single("thinker", Load(prompt, answer))
+
+    assert found.seconds["all"] == approx(seconds)
+    assert found.throughput == approx(1 / seconds)
+    assert found.batches["thinker"] == approx(16, 0.05)
+
+
+def test_few_requests_in_flight_leave_slots_empty():
+    few = single("thinker", Load(100, 50)).throughput
+    fewer = predicted(profile(CELL), "O", {"all": Demand(1.0, {"thinker": Load(100, 50)})}, inflight=1)
+
+    assert fewer.batches["thinker"] == 1
+    assert fewer.throughput == approx(1 / (0.004 + 100 * 5e-5 + 49 * (0.02 + 5e-4 + 125e-6)))
+    assert few > 8 * fewer.throughput
+
+
+def test_slots_that_the_profile_leaves_open_are_the_executors_batch():
+    given = profile({"vision": {**CELL["vision"], "slots": 0}})
+    mix = {"all": Demand(1.0, {"vision": Load()})}
+
+    assert [predicted(given, "O", mix, batch=size).throughput for size in (1, 4)] == [
+        approx(1 / 0.03),
+        approx(4 / 0.09),
+    ]
+
+
+def test_seconds_of_types_follow_their_work_and_fill_the_device():
+    mix = {
+        "short": Demand(3.0, {"thinker": Load(50, 20)}),
+        "long": Demand(1.0, {"thinker": Load(400, 80)}),
+        "seen": Demand(1.0, {"vision": Load(), "thinker": Load(110, 20)}),
+        "never": Demand(0.0, {"thinker": Load(50, 20)}),
+    }
+
+    found = predicted(profile(CELL), "O", mix, inflight=INFLIGHT, requests=2000)
+
+    assert found.seconds["long"] > 3.5 * found.seconds["short"]
+    assert found.seconds["seen"] == pytest.approx(sum(found.parts["seen"].values()))
+    assert found.parts["seen"]["vision"] > 0.09 / 4
+    assert found.seconds["never"] == 0
+    busy = 0.6 * found.seconds["short"] + 0.2 * found.seconds["long"] + 0.2 * found.seconds["seen"]
+    assert found.throughput == approx(1 / busy)
+
+
+def test_speech_costs_its_talker_and_its_vocoder():
+    loads = {"thinker": Load(50, 41), "talker": Load(50), "vocoder": Load()}
+
+    found = predicted(profile(CELL), "M", {"spoken": Demand(1.0, loads)}, inflight=INFLIGHT)
+
+    parts = found.parts["spoken"]
+    batch = found.batches["talker"]
+    assert parts["talker"] == approx(80 * (0.012 / batch + 2e-4), 0.15)
+    assert parts["vocoder"] > 0.99 * (80 * 2e-4 + 7 * 0.004 / 4)
+    assert found.throughput == approx(1 / sum(parts.values()))
+
+
+def test_halves_and_roles_cost_what_they_do_themselves():
+    loads = {"talker": Load(50, 24), "vocoder": Load(steps=24)}
+    speech = predicted(profile(CELL), "TaV", {"all": Demand(1.0, loads)}, inflight=INFLIGHT)
+    alone = predicted(profile(CELL), "V", {"all": Demand(1.0, {"vocoder": Load(steps=24)})}, inflight=INFLIGHT)
+    halves = profile({"p": {**CELL["thinker"], "kind": "prefill"}, "d": {**CELL["thinker"], "kind": "decode"}})
+    split = predicted(halves, "PD", {"all": Demand(1.0, {"p": Load(100), "d": Load(100, 50)})}, inflight=INFLIGHT)
+
+    assert speech.parts["all"]["talker"] == approx(24 * (0.012 + 16 * 2e-4) / 16, 0.1)
+    assert alone.seconds["all"] == approx(2 * (0.004 + 4 * 12 * 2e-4) / 4)
+    assert split.parts["all"]["d"] > 50 * 0.02 / 16
+    assert split.parts["all"]["p"] >= 100 * 5e-5
+
+
+def test_other_tasks_are_predicted_by_their_steps():
+    denoiser = {"slots": 2, "step": {"points": [[1, 0.09], [2, 0.12]]}, "steps": 30, "outputs": {"latents": {}}}
+    decoder = {"slots": 1, "batch": {"per_token": 0.001}, "tokens": {"any": 500}, "outputs": {"image": {}}}
+    loads = {"denoiser": Load(), "decoder": Load()}
+
+    found = predicted(profile({"denoiser": denoiser, "decoder": decoder}), "D", {"draw": Demand(1.0, loads)})
+
+    assert found.parts["draw"] == {"denoiser": approx(30 * 0.06), "decoder": approx(0.5)}
+
+
+def test_scale_and_alpha_are_in_the_seconds_that_a_client_would_measure():
+    mix = {"all": Demand(1.0, {"vision": Load()})}
+    scaled = profile(CELL, time_scale=0.1, options={"E": {"alpha": 2.0}})
+
+    assert predicted(scaled, "O", mix).throughput == approx(10 * 4 / 0.09)
+    assert predicted(scaled, "E", mix).throughput == approx(5 * 4 / 0.09)
+
+
+def test_a_prediction_is_the_same_each_time():
+    mix = {"all": Demand(1.0, {"vision": Load(), "thinker": Load(70)})}
+
+    assert predicted(profile(CELL, jitter=0.2), "O", mix) == predicted(profile(CELL, jitter=0.2), "O", mix)
+
+
+@pytest.mark.parametrize(
+    ("mix", "more", "fault"),
+    [
+        ({}, {}, "a mix needs request types"),
+        ({"a": Demand(0.0, {"vision": Load()})}, {}, "positive shares"),
+        ({"a": Demand(2.0, {"vision": Load()}), "b": Demand(-1.0, {"vision": Load()})}, {}, "positive shares"),
+        ({"a": Demand(1.0, {})}, {}, "a load for some component"),
+        ({"a": Demand(1.0, {"nose": Load()})}, {}, "no component 'nose'"),
+        ({"a": Demand(1.0, {"vision": Load(items=0)})}, {}, "at least 1"),
+        ({"a": Demand(1.0, {"vision": Load()})}, {"inflight": 0}, "at least 1"),
+        ({"a": Demand(1.0, {"vision": Load()})}, {"requests": 0}, "at least 1"),
+    ],
+)
+def test_a_mix_that_makes_no_sense_is_refused(mix: dict, more: dict, fault: str):
+    with pytest.raises(BadRequest, match=fault):
+        predicted(profile(CELL), "O", mix, **more)
+
+
+# Executors
+
+
+class Crowd:
+    """As many requests in flight as there are places: each that ends makes room for the next."""
+
+    def __init__(
+        self, here: Place, clock: VirtualClock, make: Callable[[int], Invocation], *last: tuple[int, str]
+    ) -> None:
+        self._here = here
+        self._clock = clock
+        self._make = make
+        self._last = last
+        self._number = count()
+        self._wanted = 0
+        self.done: list[float] = []
+        self.broken: list[Any] = []
+        self._over = asyncio.Event()
+
+    async def throughput(self, requests: int, inflight: int = INFLIGHT) -> float:
+        """Requests per second after the first quarter."""
+        self._wanted = requests
+        await self._here.bus.subscribe(REPLY, self._heard)
+        for _ in range(inflight):
+            self._send()
+        async with asyncio.timeout(60):
+            await self._over.wait()
+        assert self.broken == []
+        early = self.done[: requests // 4]
+        return (len(self.done) - len(early)) / (self.done[-1] - early[-1])
+
+    def _send(self) -> None:
+        self._here.office.send(self._make(next(self._number)))
+
+    def _heard(self, delivery: Delivery) -> None:
+        for reply in messages.decode_replies(delivery.data):
+            if isinstance(reply, Busy | Failed):
+                self.broken.append(reply)
+                self._over.set()
+            if isinstance(reply, Chunk) and reply.last and (reply.node, reply.output) in self._last:
+                self.done.append(self._clock.time)
+                if len(self.done) == self._wanted:
+                    self._over.set()
+                elif not self._over.is_set():
+                    self._send()
+
+
+async def simulated(
+    here: Place, id: str, given: Profile, clock: VirtualClock, *components: str, option: str = "O"
+) -> None:
+    """An executor whose runners are simulated, behind the loop that all executors have."""
+    simulation = Simulation(ExecutorSettings(option=option), given, clock.clock)
+    runners = {component: simulation.runner(component) for component in components}
+    for runner in runners.values():
+        await runner.load()
+    await here.executor(id, {name: runner.run for name, runner in runners.items()}, option, credits=INFLIGHT + 20)
+
+
+async def picture(here: Place) -> dict[str, Any]:
+    """A medium in the arena that everybody may read for as long as the test lasts."""
+    handle = await here.office.tensors.put(
+        np.zeros(1000, np.uint8), invocation="media", deadline=time.time() + 600, readers=60000
+    )
+    return {HANDLE: msgspec.to_builtins(handle), "modality": "image"}
+
+
+def think(number: int, **more: Any) -> Node:
+    """A prompt of 70 tokens."""
+    return call("thinker", messages=[{"role": "user", "content": f"{number:280}"}], params={}, **more)
+
+
+def encode(medium: dict[str, Any], number: int) -> Node:
+    """``medium`` as if it were another one each time."""
+    return call("vision", media={**medium, "sha256": str(number)})
+
+
+async def count_rows(job: Job) -> None:
+    item = await job.value("item")
+    await job.put("y", {"rows": len(item.array)})
+
+
+async def test_an_executor_of_thinkers_reaches_what_its_profile_promises(here: Place):
+    given, clock = profile(CELL, jitter=0.1), VirtualClock()
+    await simulated(here, "a", given, clock, "thinker")
+    crowd = Crowd(here, clock, lambda number: invocation([think(number)], ["a"], [(0, "text")]), (0, "text"))
+
+    measured = await crowd.throughput(300)
+
+    promised = predicted(given, "O", {"text": Demand(1.0, {"thinker": Load(70)})}, inflight=INFLIGHT)
+    assert measured == approx(promised.throughput, 0.05)
+
+
+async def test_an_executor_of_encoders_reaches_what_its_profile_promises(here: Place):
+    given, clock, medium = profile(CELL, jitter=0.1), VirtualClock(), await picture(here)
+    await simulated(here, "e", given, clock, "vision")
+    await here.executor("c", {"count": count_rows}, credits=INFLIGHT + 20)
+    crowd = Crowd(
+        here,
+        clock,
+        lambda number: invocation(
+            [encode(medium, number), call("count", item=ref(0, "embedding"))], ["e", "c"], [(1, "y")]
+        ),
+        (1, "y"),
+    )
+
+    measured = await crowd.throughput(300)
+
+    promised = predicted(given, "O", {"image": Demand(1.0, {"vision": Load()})}, inflight=INFLIGHT)
+    assert measured == approx(promised.throughput, 0.05)
+
+
+async def test_a_shared_executor_reaches_what_its_profile_promises_of_a_mix(here: Place):
+    given, clock, medium = profile(CELL, options={"EL": {"alpha": 1.2}}), VirtualClock(), await picture(here)
+    await simulated(here, "a", given, clock, "vision", "thinker", option="EL")
+
+    def make(number: int) -> Invocation:
+        if number % 2:
+            return invocation([think(number)], ["a"], [(0, "text")])
+        nodes = [encode(medium, number), think(number, items=[ref(0, "embedding")])]
+        return invocation(nodes, ["a", "a"], [(1, "text")])
+
+    measured = await Crowd(here, clock, make, (0, "text"), (1, "text")).throughput(300)
+
+    mix = {"text": Demand(1.0, {"thinker": Load(70)}), "image": Demand(1.0, {"vision": Load(), "thinker": Load(130)})}
+    promised = predicted(given, "EL", mix, inflight=INFLIGHT)
+    assert measured == approx(promised.throughput, 0.05)
+    assert promised.seconds["image"] > promised.seconds["text"]
+
+
+def speak(number: int) -> list[Node]:
+    voice = {"voice": "v", "params": {}}
+    return [
+        think(number),
+        call("talker", prompt=ref(0, "prompt"), layout=ref(0, "layout"), rows=ref(0, "rows"), **voice),
+        call("vocoder", codes=ref(1, "codes"), **voice),
+    ]
+
+
+async def test_a_monolith_that_speaks_reaches_what_its_profile_promises(here: Place):
+    given, clock = profile(CELL), VirtualClock()
+    await simulated(here, "a", given, clock, "thinker", "talker", "vocoder", option="M")
+    crowd = Crowd(
+        here, clock, lambda number: invocation(speak(number), ["a"] * 3, [(0, "text"), (2, "audio")]), (2, "audio")
+    )
+
+    measured = await crowd.throughput(200)
+
+    loads = {"thinker": Load(70), "talker": Load(73), "vocoder": Load()}
+    promised = predicted(given, "M", {"spoken": Demand(1.0, loads)}, inflight=INFLIGHT)
+    assert measured == approx(promised.throughput, 0.05)
+
+
+async def test_two_executors_serve_as_much_as_the_slower_one(here: Place):
+    slow = {**CELL, "vision": {**CELL["vision"], "batch": {"points": [[1, 0.3], [4, 0.9]]}}}
+    given, clock, medium = profile(slow), VirtualClock(), await picture(here)
+    await simulated(here, "e", given, clock, "vision", option="E")
+    await simulated(here, "l", given, clock, "thinker", option="L")
+
+    def make(number: int) -> Invocation:
+        return invocation(
+            [encode(medium, number), think(number, items=[ref(0, "embedding")])], ["e", "l"], [(1, "text")]
+        )
+
+    measured = await Crowd(here, clock, make, (1, "text")).throughput(160)
+
+    mix = {"image": Demand(1.0, {"vision": Load()})}
+    assert measured == approx(predicted(given, "E", mix, inflight=INFLIGHT).throughput, 0.05)
+    assert measured < 0.5 * predicted(given, "L", {"image": Demand(1.0, {"thinker": Load(130)})}).throughput

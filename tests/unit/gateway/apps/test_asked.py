@@ -1,0 +1,203 @@
+"""Chat requests that are sent to an app itself: ``POST /v1/apps/{name}/invoke`` for one that takes a ``ChatInput``."""
+
+import base64
+import io
+import wave
+from typing import Any
+
+import pytest
+
+from tests.unit.gateway.apps.estate import LOUD, Estate, Gateway, parts
+from tests.unit.gateway.house import OMNI, VL, answered, error, image, text
+
+#: The toy model's words, one by one.
+TELL = """
+    from collections.abc import AsyncIterator
+
+    from omnibus.task import ChatInput, Encode, MLLM, Think
+
+    ENCODE = Encode(model="toy-vl", component="vision")
+    TASK = MLLM(encoders={"image": ENCODE}, thinker=Think(model="toy-vl", component="thinker"))
+
+
+    async def serve(request: ChatInput) -> AsyncIterator[str]:
+        async for chunk in (await TASK(request)).text:
+            yield chunk.text
+"""
+
+#: The toy that speaks; {changed} is what becomes of its sound.
+SPEAK = """
+    from omnibus.task import ChatInput, ChatOutput, Encode, Omni, Talk, Think, Vocode
+
+    M = "toy.omni"
+    TASK = Omni(
+        encoders={},
+        thinker=Think(model=M, component="thinker"),
+        talker=Talk(model=M, component="talker"),
+        vocoder=Vocode(model=M, component="vocoder"),
+    )
+
+
+    async def serve(request: ChatInput) -> ChatOutput:
+        answer = await TASK(request)
+        return ChatOutput(text=answer.text, audio=answer.audio{changed})
+"""
+
+QUESTION = [text("look at"), image()]
+
+
+def asked(content: Any = QUESTION, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}], "seed": 3, **more}
+
+
+async def test_an_app_is_asked_like_a_model_and_answers_with_text(land: Estate, gate: Gateway):
+    await land.home.all_of(VL)
+    land.write("loud", LOUD, model="poet")
+    await gate.register("loud")
+    model = await gate.http.post("/v1/chat/completions", json={"model": "poet", **asked()})
+
+    found = await gate.invoke("loud", asked())
+
+    assert found == {"text": answered(model), "audio": None}
+    assert found["text"].startswith("YOU SAID LOOK AT SAW ")
+    await land.home.emptied()
+
+
+async def test_parts_leave_as_events_and_the_request_is_recorded_with_its_seed(land: Estate, gate: Gateway):
+    await land.home.all_of(VL)
+    land.write("tell", TELL)
+    await gate.register("tell")
+
+    response = await gate.http.post("/v1/apps/tell/invoke", json=asked(max_tokens=3, stream=True))
+
+    assert parts(response) == ["You ", "said ", "look ", "", "[DONE]"]
+    invocation, _ = await land.home.records.find(response.headers["x-request-id"])
+    assert (invocation.app, invocation.seed, len(invocation.nodes)) == ("tell", 3, 2)
+    await land.home.emptied()
+
+
+@pytest.mark.parametrize("changed", ["", ".transform(lambda part: part)"], ids=["as it is", "transformed"])
+async def test_a_sound_is_a_wav_file(land: Estate, gate: Gateway, changed: str):
+    await land.home.all_of(OMNI)
+    land.write("speak", SPEAK, changed=changed)
+    await gate.register("speak")
+    spoken = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}, "temperature": 0}
+
+    found = await gate.invoke("speak", asked("hello", **spoken))
+
+    assert found["text"].startswith("You said hello")
+    assert found["audio"]["format"] == "wav"
+    with wave.open(io.BytesIO(base64.b64decode(found["audio"]["data"]))) as file:
+        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24000, 1, 2)
+        assert file.getnframes() == 240 * len(found["text"].split())
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        (asked(max_tokens=0), "max_tokens"),
+        (asked(surprise=1), "surprise"),
+        (asked(model="gpt"), "model"),
+        (asked(stream=False), "stream"),
+        (asked(modalities=["audio"], audio={"voice": "a", "format": "mp3"}), "audio.format"),
+        (asked([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]), None),
+    ],
+    ids=str,
+)
+async def test_what_is_no_chat_request_is_refused_by_its_parameter(
+    land: Estate, gate: Gateway, body: dict[str, Any], param: str | None
+):
+    await land.home.all_of(VL)
+    land.write("tell", TELL)
+    await gate.register("tell")
+
+    response = await gate.http.post("/v1/apps/tell/invoke", json=body)
+
+    assert response.status_code == 400
+    assert param is None or error(response)["param"] == param
+    await land.home.emptied()
+
+
+@pytest.mark.parametrize("model", ["tell", ""])
+async def test_its_own_name_may_stand_as_the_model(land: Estate, gate: Gateway, model: str):
+    await land.home.all_of(VL)
+    land.write("tell", TELL)
+    await gate.register("tell")
+
+    response = await gate.http.post("/v1/apps/tell/invoke", json=asked(model=model))
+
+    assert response.status_code == 200
+
+
+async def test_handles_of_ones_own_are_no_chat_request(land: Estate, gate: Gateway):
+    await land.home.all_of(VL)
+    land.write("tell", TELL)
+    await gate.register("tell")
+    raw = {"messages": [{"role": "user", "content": "hi"}], "media": [{"$handle": {"id": 1}, "modality": "image"}]}
+
+    response = await gate.http.post("/v1/apps/tell/invoke", json=raw)
+
+    assert (response.status_code, error(response)["param"]) == (400, "media")
+
+
+async def test_what_it_takes_is_told(land: Estate, gate: Gateway):
+    land.write("tell", TELL)
+    await land.home.all_of(VL)
+
+    shown = await gate.register("tell")
+    schemas = (await gate.http.get("/openapi.json")).json()["components"]["schemas"]
+
+    assert shown["chat"] is True
+    assert shown["request"]["$ref"].rpartition("/")[2] in schemas
+
+
+#: Speaks whether it is asked to or not.
+LOUDMOUTH = """
+    import numpy as np
+
+    from omnibus.app import App
+    from omnibus.task import Audio, ChatInput, ChatOutput
+
+    app = App(model="loudmouth")
+
+
+    async def sound():
+        for _ in range(100):
+            yield Audio(array=np.zeros(24000, np.float32))
+
+
+    async def serve(request: ChatInput) -> ChatOutput:
+        return ChatOutput(text="hi", audio=sound())
+"""
+
+
+async def test_sound_that_no_client_asked_for_is_not_sent_and_costs_the_app_nothing(land: Estate, gate: Gateway):
+    await land.home.all_of(VL)
+    land.write("loudmouth", LOUDMOUTH)
+    await gate.register("loudmouth")
+    before = gate.apps.registry.worker("loudmouth")[1].pid
+
+    for stream in (False, True, False):
+        response = await gate.http.post("/v1/chat/completions", json={"model": "loudmouth", **asked(stream=stream)})
+
+        assert response.status_code == 200
+        assert "hi" in response.text
+        assert '"audio":' not in response.text
+
+    assert gate.apps.registry.worker("loudmouth")[1].pid == before
+    await land.home.emptied()
+
+
+async def test_sound_that_an_app_does_not_give_is_refused(land: Estate, gate: Gateway):
+    await land.home.all_of(VL)
+    land.write("loud", LOUD, model="poet")
+    await gate.register("loud")
+    spoken = {"modalities": ["text", "audio"], "audio": {"voice": "a", "format": "wav"}}
+
+    response = await gate.http.post("/v1/chat/completions", json={"model": "poet", **asked(**spoken)})
+
+    assert (response.status_code, error(response)["param"]) == (400, "modalities")
+    await land.home.emptied()

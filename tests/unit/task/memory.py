@@ -1,0 +1,158 @@
+"""A ``Runtime`` in memory: unit tasks run here, at once, as soon as their segment is submitted.
+
+    with use(Memory(*tasks.ALL)):
+        out = await COMPOSITE(request)
+
+``hosting`` runs one call on any job: an executor's runner does it the same way.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from omnibus.errors import OmnibusError, ProtocolError, StageFailed
+from omnibus.executor.contract import Item, Job
+from omnibus.graph import WIRE_VERSION, Invocation, Node, as_ref
+from omnibus.plan import GOLDEN
+from omnibus.task import Segment, UnitTask, tasks_of
+from omnibus.task.elements import unwrapped
+from omnibus.task.literals import FROM
+from omnibus.task.own import execute
+from tests.unit.jobs import MemoryJob, Pipe
+
+Place = tuple[int, int, str]
+
+
+async def hosting(task: Any, job: Job) -> None:
+    """Run ``task`` once: by its ``work(job)``, or as an own task."""
+    await (task.work(job) if hasattr(task, "work") else execute(task, job))
+
+
+class Memory:
+    """Request ``number``. ``segments`` are what was submitted, by step."""
+
+    def __init__(self, *tasks: UnitTask, number: int = 0, seed: int = 7) -> None:
+        self.segments: dict[int, Segment] = {}
+        self.ran: list[str] = []  # names of the tasks that ran, in the order in which they ended
+        self._tasks = {task.name: task for task in tasks_of(list(tasks))}
+        self._number = number
+        self._seed = seed
+        self._pipes: dict[Place, Wire] = {}
+        self._jobs: set[asyncio.Task[None]] = set()
+
+    async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], "Reading"]:
+        assert step not in self.segments
+        self.segments[step] = segment
+        document = _document(segment, self._seed)
+        for index, node in enumerate(segment.nodes):
+            task = self._tasks[node.task]
+            for output in task.outputs:
+                self._pipes[step, index, output] = Wire()
+            wanted = {output for place, output in segment.outputs if place == index} | document.consumers(index).keys()
+            job = WireJob(await self._inputs(node, step), tuple(wanted), document.seed_of(index))
+            running = asyncio.get_running_loop().create_task(self._run(task, job, step, index))
+            self._jobs.add(running)
+            running.add_done_callback(self._jobs.discard)
+        return {origin: Reading(self._pipes[step, *origin]) for origin in segment.outputs}
+
+    def point(self, site: int) -> float:
+        return (self._number * GOLDEN + site * 0.37) % 1.0
+
+    async def _inputs(self, node: Node, step: int) -> dict[str, Any]:
+        return {name: await self._input(value, step) for name, value in node.inputs.items()}
+
+    async def _input(self, value: Any, step: int) -> Any:
+        origin = as_ref(value)
+        if origin is not None:
+            return self._pipes[step, *origin]
+        if type(value) is list:
+            return [await self._input(element, step) for element in value]
+        if type(value) is not dict:
+            return value
+        if FROM not in value:
+            return {key: await self._input(element, step) for key, element in value.items()}
+        item = await self._pipes[tuple(value[FROM])].first()
+        return unwrapped(item.data) if item.array is None else item
+
+    async def _run(self, task: UnitTask, job: "WireJob", step: int, index: int) -> None:
+        pipes = {output: self._pipes[step, index, output] for output in task.outputs}
+        job.outputs.update(pipes)
+        try:
+            await hosting(task, job)
+        except OmnibusError as error:
+            self._fail(pipes, error)
+        except Exception as error:  # what an executor makes of it
+            self._fail(pipes, StageFailed(f"{task.name} failed on this request ({type(error).__name__})"))
+        else:
+            self.ran.append(task.name)
+            for pipe in pipes.values():
+                pipe.close()
+
+    @staticmethod
+    def _fail(pipes: Mapping[str, "Wire"], error: OmnibusError) -> None:
+        for pipe in pipes.values():
+            pipe.failure = error
+            pipe.close()
+
+
+class Wire(Pipe):
+    """A pipe that may fail."""
+
+    failure: OmnibusError | None = None
+
+    async def first(self) -> Item:
+        items = await self.until(1)
+        if not items:
+            raise self.failure or ProtocolError("ended without a value")
+        return items[0]
+
+    async def read(self) -> AsyncIterator[Item]:
+        async for item in super().read():
+            yield item
+        if self.failure is not None:
+            raise self.failure
+
+
+class WireJob(MemoryJob):
+    """Inputs may be wires, also within lists and dicts; an end says nothing of its own."""
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        return {name: value for name, value in self._inputs.items() if not _holds_wire(value)}
+
+    async def _resolve(self, value: Any) -> Any:
+        if isinstance(value, Wire):
+            return await value.first()
+        if isinstance(value, list):
+            return [await self._resolve(element) for element in value]
+        if isinstance(value, dict):
+            return {key: await self._resolve(element) for key, element in value.items()}
+        return value
+
+
+def _holds_wire(value: Any) -> bool:
+    inner = value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
+    return isinstance(value, Wire | Item) or any(map(_holds_wire, inner))
+
+
+class Reading:
+    """A wire for one reader."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._at = 0
+
+    async def next(self) -> list[Item]:
+        items = (await self._wire.until(self._at + 1))[self._at :]
+        self._at += len(items)
+        if not items and self._wire.failure is not None:
+            raise self._wire.failure
+        return items
+
+
+def _document(segment: Segment, seed: int) -> Invocation:
+    count = len(segment.nodes)
+    return Invocation(
+        WIRE_VERSION, "memory", "app", "", "", "", 0, seed, 0.0, 0.0, "r", segment.nodes, segment.outputs, ("",) * count,
+        ("",) * count,
+    )  # fmt: skip
