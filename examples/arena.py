@@ -1,5 +1,6 @@
 """Two models answer the same question side by side; the vision encoder that they share runs once per picture
-(Cornserve's Gemma arena). It needs both: ``omnibus up --only qwen2.5-vl-tiny --only qwen2.5-vl-tiny-b``."""
+(Cornserve's Gemma arena). A system that is to serve it needs both models:
+``omnibus up --only qwen2.5-vl-tiny --only qwen2.5-vl-tiny-b``."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -13,13 +13,13 @@ class Loud(TaskOutput):
     text: str
 
 
+class Echoes(TaskOutput):
+    words: Stream[str]
+
+
 class Shout(UnitTask[Said, Loud]):
     async def run(self, said: Said) -> Loud:
         return Loud(text=said.text.upper() + "!")
-
-
-class Echoes(TaskOutput):
-    words: Stream[str]
 
 
 class Echo(UnitTask[Said, Echoes]):

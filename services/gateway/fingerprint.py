@@ -27,6 +27,8 @@ class Fingerprint:
             return
         rest: dict[str, Any] = {}
         for key, value in item.data.items():
+            if isinstance(value, str | list) and not value:
+                continue
             if isinstance(value, str):
                 self._texts.setdefault(key, hashlib.sha256()).update(value.encode())
             elif isinstance(value, list):
@@ -37,11 +39,12 @@ class Fingerprint:
             self._chunks.append(rest)
 
     def _feed_array(self, array: np.ndarray) -> None:
+        if not array.nbytes:
+            return
         if not self._nbytes:  # rows may be cut otherwise next time, what a row is may not
             self._arrays.update(f"{array.dtype.str}{array.shape[1:]}".encode())
-        body = array.tobytes()
-        self._arrays.update(body)
-        self._nbytes += len(body)
+        self._arrays.update(array.tobytes())
+        self._nbytes += array.nbytes
 
     def hex(self) -> str:
         """64 hex digits; of nothing, the empty string."""

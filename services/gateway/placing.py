@@ -81,8 +81,7 @@ async def restore(
         try:
             array = array.view(str(value["dtype"])).reshape(value["shape"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(
-                f"a recorded tensor cannot be {value['dtype']!r} {value.get('shape')}: {error}"
-            ) from error
+            wanted = f"{str(value['dtype'])[:40]} {str(value.get('shape'))[:80]}"
+            raise ProtocolError(f"a recorded tensor cannot be {wanted}: {error}") from error
     handle = await tensors.put(array, invocation=invocation, deadline=deadline + GRACE, readers=ATTEMPTS + 1)
     return {**value, HANDLE: msgspec.to_builtins(handle)}

@@ -13,6 +13,7 @@ import numpy as np
 
 from omnibus.bus.messages import Chunk
 from omnibus.errors import OmnibusError, SequenceGap, StageFailed
+from omnibus.task.elements import KEY
 from omnibus.tensors.handle import Handle
 from omnibus.tensors.item import Item
 from services.gateway.fingerprint import Fingerprint
@@ -43,6 +44,8 @@ class _Told:
 
     def new(self, data: dict[str, Any]) -> dict[str, Any]:
         """What ``data`` adds. Raises ``StageFailed`` when it differs from what was told before."""
+        if type(data.get(KEY)) is list and len(data) == 1:
+            return self._chunk(data)  # a list that is a part by itself
         grows = [key for key, value in data.items() if type(value) in _GROW]
         told = [key for key in grows if data[key]]
         if not told and data and (not grows or any(data.values())):
@@ -108,9 +111,11 @@ class Incoming:
         self.wake()
 
     def fail(self, error: OmnibusError) -> None:
-        self._failure = error
-        self.ended = True
-        self.wake()
+        """End with ``error`` in place of what is missing. What came to its end is whole, whatever fails beside it."""
+        if not self.ended:
+            self._failure = error
+            self.ended = True
+            self.wake()
 
     def wake(self) -> None:
         """Something arrived: tell who waits."""

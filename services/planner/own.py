@@ -82,7 +82,9 @@ def _tasks(apps: Mapping[str, AppRecord]) -> list[_Own]:
             fault = _fault(app, record)
             own = found.get(record.name)
             if own is not None and not own.record.equals(record):
-                if own.by == plainly(app.name):  # its next version: the task is another one once that is the current one
+                if own.by == plainly(
+                    app.name
+                ):  # its next version: the task is another one once that is the current one
                     continue
                 fault = (
                     f"{', '.join(sorted(own.apps))} brings another unit task of that name "

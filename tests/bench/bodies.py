@@ -15,7 +15,9 @@ from typing import Any
 TEXT_MODEL = "null-text"
 #: Model of three executors: vision, thinker, talker and vocoder together. Takes pictures.
 IMAGE_MODEL = "null-image"
-MODELS = (TEXT_MODEL, IMAGE_MODEL)
+#: No model at all, but an app: the system of what is asked of apps.
+NO_MODEL, APP = "no model", "repeated"
+MODELS = (TEXT_MODEL, IMAGE_MODEL, NO_MODEL)
 
 #: Numbers of requests: seven digits, and whole as float32.
 FIRST, LAST = 1_000_000, 9_999_999

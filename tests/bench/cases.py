@@ -8,6 +8,7 @@ hops over the bus between three executors:
     tensor.*     a picture in, text and speech out: vision > thinker > talker and vocoder in one executor;
                  a float32 tensor of that size from vision to thinker and another from thinker to talker
     dataurl      the same with no tensor, and a picture of 1 MiB that no request has sent before
+    apps.invoke  ``POST /v1/apps/{name}/invoke``: an app in its worker, which calls one unit task of its own
 
 The spoken answer has no samples, so that the generator's hop is made but nothing is encoded.
 """
@@ -25,8 +26,21 @@ SIDECAR = "sidecar.control_ms"
 #: MiB that a control service may take.
 MEMORY_GOAL = 120
 MEMORY = ("memory.gateway_mib", "memory.planner_mib")
+#: How often the 99th percentile of an app's latency may be itself while another app comes and goes.
+REGISTER, REGISTER_GOAL = "apps.register_p99_ratio", 1.5
 #: Microseconds that recording and replaying may take.
 RECORD_REPLAY = {"record_replay.two_nodes_us": 60.0, "record_replay.images24_us": 1000.0}
+
+#: Of the planner's solver: the unit, and what the value may be at most (of "x": at least).
+PLANNER = {
+    **{f"planner.options63.gpus{gpus}_s": ("s", 2.0) for gpus in (8, 16, 32, 64)},
+    "planner.components9_s": ("s", 5.0),
+    "planner.replan_ms": ("ms", 50.0),
+    "planner.mixture10k_ms": ("ms", 50.0),
+    "planner.global_over_cells8.gpus64": ("x", 1.15),
+    "planner.cells8_exact.gpus": ("GPUs", 64.0),
+    "planner.cells8_greedy.gpus": ("GPUs", 64.0),
+}
 
 
 @dataclass(frozen=True)
@@ -40,12 +54,13 @@ class Case:
     kind: str = "chat"
     tokens: int = 1
     against: str = ECHO
+    path: str = "/v1/chat/completions"
     scale: float = 1.0  # of the floor
 
-    def load(self, port: int, path: str) -> Load:
+    def load(self, port: int) -> Load:
         return Load(
             port=port,
-            path=path,
+            path=self.path,
             template=self.template,
             connections=self.connections,
             warm=max(2 * self.connections, self.count // 8),
@@ -61,7 +76,7 @@ def _tensor(mib: int, count: int) -> Case:
 
 
 CASES: dict[str, Case] = {
-    ECHO: Case("", bodies.echo(), 16, 6000, kind="echo", against=""),
+    ECHO: Case("", bodies.echo(), 16, 6000, kind="echo", against="", path="/echo"),
     "control.text.c1.cpu_ms": Case(bodies.TEXT_MODEL, bodies.text_chat(), 1, 600),
     "control.text.c16.cpu_ms": Case(bodies.TEXT_MODEL, bodies.text_chat(), 16, 2000),
     "control.text.c64.cpu_ms": Case(bodies.TEXT_MODEL, bodies.text_chat(), 64, 2500),
@@ -73,6 +88,7 @@ CASES: dict[str, Case] = {
     "control.dataurl1MiB.c1.cpu_ms": Case(
         bodies.IMAGE_MODEL, bodies.image_chat(bodies.picture(0, MIB), distinct=True), 1, 120
     ),
+    "apps.invoke_ms": Case(bodies.NO_MODEL, bodies.echo(), 16, 2000, kind="echo", path=f"/v1/apps/{bodies.APP}/invoke"),
 }
 
 #: What the services must have served before their memory is read.
@@ -86,7 +102,7 @@ PROFILED = (
 )
 PROFILE = "profile"
 
-NAMES = (*CASES, COPY, SIDECAR, *MEMORY, *RECORD_REPLAY)
+NAMES = (*CASES, COPY, SIDECAR, *MEMORY, *RECORD_REPLAY, REGISTER, *PLANNER)
 
 
 def needed(wanted: set[str]) -> list[str]:

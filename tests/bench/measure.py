@@ -11,7 +11,17 @@ from dataclasses import dataclass, field
 
 from omnibus.up.stack import ROOT
 from tests.bench import bodies, cases, floor
-from tests.bench.cases import CASES, COPY, MEMORY, MEMORY_GOAL, RECORD_REPLAY, SIDECAR
+from tests.bench.cases import (
+    CASES,
+    COPY,
+    MEMORY,
+    MEMORY_GOAL,
+    PLANNER,
+    RECORD_REPLAY,
+    REGISTER,
+    REGISTER_GOAL,
+    SIDECAR,
+)
 from tests.bench.system import PATHS, Sample, running
 
 ROUNDS = 3
@@ -50,6 +60,11 @@ def measure(wanted: set[str]) -> Measured:
     if wanted & set(RECORD_REPLAY):
         costs = _alone("record_replay")
         found.values |= {name: costs[name] for name in wanted & set(RECORD_REPLAY)}
+    if REGISTER in wanted:
+        found.values |= _alone("apps")
+    if wanted & set(PLANNER):
+        solved = _alone("planner")
+        found.values |= {name: solved[name] for name in wanted & set(PLANNER)}
     used = {CASES[name].model for name in names if CASES[name].model} or {bodies.MODELS[0]}
     for model in [model for model in bodies.MODELS if names and model in used]:
         mine = [name for name in names if CASES[name].model in (model, "")]
@@ -66,7 +81,7 @@ def _alone(module: str) -> dict[str, float]:
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": PATHS},
         stdout=subprocess.PIPE,
-        timeout=120,
+        timeout=300,
         check=True,
     )
     return dict(json.loads(done.stdout))
@@ -102,6 +117,11 @@ def _row(name: str, values: Mapping[str, float]) -> Row:
     if name in RECORD_REPLAY:
         goal = RECORD_REPLAY[name]
         return Row(name, value, "us", f"{goal:g} us", round(value / goal, 3))
+    if name == REGISTER:
+        return Row(name, value, "x", f"{REGISTER_GOAL:g}", round(value / REGISTER_GOAL, 3))
+    if name in PLANNER:
+        unit, goal = PLANNER[name]
+        return Row(name, value, unit, f"{goal:g} {unit}", round(value / goal, 3))
     case = CASES.get(name)
     if case is None or not case.against:
         return Row(name, value, unit)

@@ -15,11 +15,13 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from omnibus.up.logs import Log
 from omnibus.up.ports import free_ports
 from omnibus.up.stack import ROOT, Stack
 from tests.bench import bodies
+from tests.bench.apps import SERVED, Operator
 from tests.bench.cases import ECHO, Case
 from tests.bench.client import Done
 
@@ -87,8 +89,8 @@ class System:
     async def sample(self, name: str, case: Case) -> Sample:
         """Run ``case`` once. Raises ``RuntimeError`` when an answer is wrong or a process was restarted."""
         floor = name == ECHO
-        pids = {"echo": self._echo.pid} if floor else dict(self._stack.supervisor.pids)
-        load = case.load(self._echo_port, "/echo") if floor else case.load(self._stack.port, "/v1/chat/completions")
+        pids = {"echo": self._echo.pid} if floor else self._pids()
+        load = case.load(self._echo_port if floor else self._stack.port)
         async with _client() as client:
             await _tell(client, msgspec.json.encode(load))
             await _hear(client, name)
@@ -96,13 +98,19 @@ class System:
             await _tell(client, b"go")
             done = msgspec.json.decode(await _hear(client, name), type=Done)
             after = await _settled(pids)
-        if not floor and pids != self._stack.supervisor.pids:
+        if not floor and pids != self._pids():
             raise RuntimeError(f"{name}: a process was restarted while it was measured")
         return Sample({key: (after[key] - before[key]) / done.requests for key in pids}, done)
 
+    def _pids(self) -> dict[str, int]:
+        """Every process of the system by name; the gateway's children are workers of apps."""
+        pids = dict(self._stack.supervisor.pids)
+        workers = psutil.Process(pids["gateway"]).children()
+        return {**pids, **{f"worker {number}": worker.pid for number, worker in enumerate(workers)}}
+
     async def idle(self, seconds: float) -> float:
         """CPU ms per second of the whole system without any request."""
-        pids = dict(self._stack.supervisor.pids)
+        pids = self._pids()
         begun, before = time.perf_counter(), _cpu_ms(pids)
         await asyncio.sleep(seconds)
         return (sum(_cpu_ms(pids).values()) - sum(before.values())) / (time.perf_counter() - begun)
@@ -118,9 +126,14 @@ class System:
 async def running(model: str) -> AsyncIterator[System]:
     """Start everything for ``model``; nothing is left afterwards. Log lines are shown only when it fails."""
     lines = io.StringIO()
-    declared = json.dumps({"models": {model: _MODELS[model]}})
+    app = model == bodies.NO_MODEL
+    declared = json.dumps({"models": {} if app else {model: _MODELS[model]}})
+    made = Stack(declared, env=_environment(), log=Log(lines), apps_dir=SERVED, nursery=not app)
     try:
-        async with Stack(declared, env=_environment(), log=Log(lines)) as stack, _echo() as (echo, port):
+        async with made as stack, _echo() as (echo, port):
+            if app:
+                async with Operator(stack) as operator:
+                    await operator.register(bodies.APP)
             yield System(stack, echo, port)
     except BaseException:
         print(lines.getvalue()[-8000:], file=sys.stderr)

@@ -80,7 +80,7 @@ class System:
         self.executors = {
             subjects.token(f"{name}-{option}-{replica}")
             for name, model in models.items()
-            for option, spec in model["options"].items()
+            for option, spec in model.get("options", {}).items()
             for replica in range(spec.get("replicas", 1))
         }
         self._process: subprocess.Popen[str] | None = None

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from textwrap import dedent
 
@@ -71,6 +72,40 @@ def test_a_file_and_a_request_are_enough_for_an_answer(here: Path):
     assert (done.returncode, done.stdout) == (0, "HELLO!\n"), done.stderr
     assert done.stderr == ""
     assert omnibus(here, "app", "list").returncode == 1  # nothing is left
+
+
+def test_it_needs_no_models_unless_its_tasks_do(here: Path):
+    done = omnibus(here, "app", "run", "shout.py", '"hello"')
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "HELLO!\n", "")
+
+
+def test_the_tiny_models_that_its_tasks_name_are_started_and_no_others(here: Path):
+    asked = json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, "temperature": 0})
+    argv = [sys.executable, "-m", "omnibus.cli", "app", "run", str(ROOT / "examples" / "mllm.py"), "--port", "0"]
+    with subprocess.Popen(argv, env=environment(here), cwd=here, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None
+            up = next(line for line in running.stdout if "mllm is up" in line)
+            url = re.search(r"POST (http://\S+?)/v1", up)[1]
+            with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
+                models = {model["id"] for model in json.load(answer)["data"]}
+            assert models == {"qwen2.5-vl-tiny", "my-mllm"}
+            said = json.loads(omnibus(here, "app", "invoke", "mllm", asked).stdout)
+            assert said["text"]
+        finally:
+            running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 0
+
+
+def test_another_model_has_to_be_declared(here: Path):
+    task = "from omnibus.task import Think\nTASK = Think(model='mine', component='thinker')\n"
+    (here / "needs.py").write_text(f"{task}async def serve(request): ...\n")
+
+    done = omnibus(here, "app", "run", "needs.py", "1")
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "omnibus: needs needs mine: declare it in a file and name that with --models FILE\n"
 
 
 def test_a_file_that_is_no_app_is_said_in_one_line(here: Path):

@@ -69,6 +69,57 @@ def test_every_link_leads_somewhere() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
+def section(heading: str) -> str:
+    """A section's text, from its heading to the next one."""
+    return README[README.index(f"\n## {heading}\n") + 1 :].split("\n## ", 1)[0]
+
+
+def test_a_model_of_ones_own_fits_on_a_screen_and_is_the_example() -> None:
+    whole = section("Write your own model")
+    example = (ROOT / "examples" / "shout.py").read_text()
+
+    (shown,) = re.findall(r"^```py\n(.*?)^```$", whole, re.DOTALL | re.MULTILINE)
+    assert "examples/shout.py" in whole
+    assert bare(shown) == bare(example)[-len(bare(shown)) :]
+    left = bare(example)[: -len(bare(shown))]
+    assert [line for line in left if not line.startswith(("from ", '"""'))] == []
+    assert len(whole.partition("app run")[0].splitlines()) <= 45
+
+
+def bare(code: str) -> list[str]:
+    """The lines of ``code`` without blank ones, comments and indentation."""
+    lines = [re.sub(r"\s+# .*", "", line).strip() for line in code.splitlines()]
+    return [line for line in lines if line]
+
+
+def test_the_model_of_ones_own_runs_and_says_its_words_twice() -> None:
+    (command,) = [command for command in commands() if "app run" in command]
+
+    assert run(here(command), ROOT) == "HELLO OUT THERE! HELLO OUT THERE! \n"
+
+
+@pytest.mark.parametrize("example", ["shout", "arena"])
+def test_the_commands_beside_the_examples_work(example: str) -> None:
+    text = (ROOT / "examples" / "README.md").read_text()
+    (command,) = re.findall(rf"^\.venv/bin/omnibus app run examples/{example}\.py .*$", text, re.MULTILINE)
+
+    printed = run(here(command), ROOT)
+
+    if example == "shout":
+        assert printed == "HELLO! HELLO! \n"
+    else:
+        assert {name for line in printed.splitlines() for name in json.loads(line)} == {
+            "qwen2.5-vl-tiny", "qwen2.5-vl-tiny-b",
+        }  # fmt: skip
+
+
+def test_no_command_is_left_out() -> None:
+    tried = ("make ", "curl ", ".venv/bin/omnibus app run ", ".venv/bin/omnibus show ", ".venv/bin/omnibus replay ")
+    watching = [".venv/bin/omnibus up", ".venv/bin/omnibus tail"]  # they go on until Ctrl-C
+
+    assert [command for command in commands() if not command.startswith(tried)] == watching
+
+
 def test_the_demo_answers_in_text_and_speech_and_leaves_nothing_running(tmp_path: Path) -> None:
     out = tmp_path / "answer.wav"
 

@@ -52,7 +52,9 @@ def effect(x: int) -> int:
 class Request:
     """A program on its way through ``invoke``, also through nested ones."""
 
-    def __init__(self, program: Program, log: Log, frame: Frame | None = None, body: Any = None, path: Any = ()) -> None:
+    def __init__(
+        self, program: Program, log: Log, frame: Frame | None = None, body: Any = None, path: Any = ()
+    ) -> None:
         self.program = program
         self.log = log
         self.frame = frame
@@ -158,7 +160,7 @@ class Walk:
             frame.values.append(out.n)
 
     async def fold(self, given: programs.Fold, frame: Frame, _: Any) -> None:
-        parts, other = pick(frame.flows, given.parts), pick(frame.flows, given.other)
+        parts, other = frame.two_flows(given.parts, given.other)
         if parts is not None and frame.spend():
             start = given.start.value(self.xs, frame.known)
             made = FoldInput(parts=parts.stream, other=other.stream if other is not None else None, start=start)

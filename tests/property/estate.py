@@ -4,6 +4,7 @@ The tasks of ``tests.unit.task.tasks`` are spread over executors, alone and toge
 lie inside of executors and between them, and between models.
 """
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path as File
@@ -79,7 +80,16 @@ class Estate:
         for name, (tasks, paths) in MODELS.items():
             for option in dict.fromkeys(option for path in paths for option in path):
                 await self._executor(name, option, {part: tasks[part] for part in option.split("+")})
-        await nodes.until(lambda: len(self.members.statuses()) == len(self.executors))
+        await self.ready()
+
+    async def ready(self) -> None:
+        """Wait until all executors have been heard of lately: their loop may have rested."""
+
+        def heard() -> bool:
+            found = [self.members.get(executor.identity.id) for executor in self.executors]
+            return all(member is not None and member.fit(time.monotonic()) for member in found)
+
+        await nodes.until(heard)
 
     async def _connect(self, name: str) -> tuple[NatsBus, Any]:
         bus = await NatsBus.connect(self._bus, name)

@@ -8,6 +8,7 @@ from typing import Any
 from tests.property import programs
 from tests.property.drawn import effect
 from tests.property.programs import BOUND, ROUNDS, Flow, Frame, Program, pick
+from tests.unit.task.tasks import MANY
 
 #: Between the seeds of equal calls: see ``omnibus.graph``.
 STRIDE = 0x9E3779B97F4A7C15
@@ -74,18 +75,18 @@ class Oracle:
             one = pick(frame.tensors, given.one)
             numbers = [pick(frame.values, at).value for at in given.numbers if frame.values]
             total = sum(sum(each.value) for each in [*items, *([one] if one is not None else [])])
-            total += sum(numbers) + self.known(given.more, frame)
+            total = (total + sum(numbers) + self.known(given.more, frame)) % MANY
             frame.tensors.append(self.made([total, 0]))
             frame.values.append(self.made(total))
 
     def fold(self, given: programs.Fold, frame: Frame, _: Any) -> None:
-        parts, other = pick(frame.flows, given.parts), pick(frame.flows, given.other)
+        parts, other = frame.two_flows(given.parts, given.other)
         if parts is not None and frame.spend():
             total, sums = self.known(given.start, frame), []
             for part in parts.stream.value:
-                total += part
+                total = (total + part) % MANY
                 sums.append(total)
-            total += sum(other.stream.value) if other is not None else 0
+            total = (total + (sum(other.stream.value) if other is not None else 0)) % MANY
             frame.tensors.append(self.made([total, 1]))
             frame.values.append(self.made(total))
             frame.flows.append(Flow(self.made(sums)))

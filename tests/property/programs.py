@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 #: Calls that one program may make, and rounds of its loops.
-BUDGET, ROUNDS = 14, 3
+BUDGET, ROUNDS = 24, 3
 #: Numbers that are read from results stay below.
 BOUND = 100
 
@@ -173,6 +173,11 @@ class Frame:
         self.budget -= 1
         return self.budget >= 0
 
+    def two_flows(self, one: int, other: int) -> tuple[Flow | None, Flow | None]:
+        """Two different streams: no call takes the same one twice."""
+        first, second = pick(self.flows, one), pick(self.flows, other)
+        return first, second if second is None or second.stream is not first.stream else None
+
     def fork(self, branches: int) -> "Frame":
         flows = [Flow(flow.stream, flow.read, shared=True) for flow in self.flows]
         given = {name: list(getattr(self, name)) for name in LISTS}
@@ -222,30 +227,30 @@ _reads = (
 )
 
 
-def _bodies(live: bool, depth: int, most: int) -> st.SearchStrategy[Body]:
+def _bodies(live: bool, depth: int, least: int, most: int) -> st.SearchStrategy[Body]:
     kinds = [*_calls, *(_reads if live else ())]
     if depth:
-        inner = _bodies(live, depth - 1, 3)
+        inner = _bodies(live, depth - 1, 1, 4)
         kinds += [st.builds(Branch, _expr, inner, inner), st.builds(Loop, inner), st.builds(Nested, inner, _at)]
         if live:
             kinds += [
                 st.builds(Again, inner, _expr),
                 st.builds(Gather, st.lists(inner, min_size=2, max_size=3).map(tuple)),
             ]
-    return st.lists(st.one_of(kinds), min_size=1, max_size=most).map(tuple)
+    return st.lists(st.one_of(kinds), min_size=least, max_size=most).map(tuple)
 
 
-_BODIES = {live: _bodies(live, 2, 6) for live in (False, True)}
+_BODIES = {live: _bodies(live, 2, 4, 9) for live in (False, True)}
 
 
 @st.composite
-def programs(draw: Any) -> Program:
-    live = draw(st.booleans())
+def programs(draw: Any, static: bool = False) -> Program:
+    live = not static and draw(st.sampled_from([True, True, False]))
     first = Number(0, draw(_expr), -1)
     return Program(
         xs=tuple(draw(st.lists(st.integers(0, 9), max_size=3))),
         body=(first, *draw(_BODIES[live])),
-        returns=tuple(draw(st.lists(st.tuples(_kinds, _at, _how), max_size=6))),
+        returns=tuple(draw(st.lists(st.tuples(_kinds, _at, _how), min_size=2, max_size=6))),
         live=live,
         seed=draw(st.integers(0, 5)),
     )

@@ -61,9 +61,9 @@ def _check_bound(record: AppRecord, plan: Plan) -> None:
     owners = plan.owners()
     missing = [task.name for task in record.tasks if not task.own and task.name not in owners]
     if missing:
-        models = ", ".join(sorted(plan.models)) or "none"
+        models = ", ".join(sorted(name for name, model in plan.models.items() if not model.apps)) or "none"
         raise BadRequest(
-            f"nothing runs the unit tasks {', '.join(missing)} that the app needs. There are the models {models}; "
+            f"nothing runs the unit tasks {', '.join(missing)} that the app needs. Models here: {models}; "
             "`GET /v1/tasks` lists what they run"
         )
 

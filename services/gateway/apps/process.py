@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,6 +19,7 @@ from omnibus.app.module import UPLOAD
 from omnibus.app.wire import Description
 from omnibus.errors import AppFailed, Fatal, OmnibusError, ProtocolError, from_problem
 from omnibus.registry import AppSource
+from services.gateway.apps.child import Child
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ class Spoken(Protocol):
 class Process:
     """A running worker. ``requests`` are those that have not ended in it."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, output: int) -> None:
+    def __init__(self, name: str, process: Child, output: int) -> None:
         loop = asyncio.get_running_loop()
         self.name = name
         self.requests: dict[int, Spoken] = {}
@@ -66,7 +68,7 @@ class Process:
         mine, theirs = socket.socketpair()
         output, write_end = os.pipe()
         try:
-            made = cls(name, await _execute(source, theirs.fileno(), write_end), output)
+            made = cls(name, _execute(source, theirs.fileno(), write_end), output)
         except BaseException:
             mine.close()
             os.close(output)
@@ -216,15 +218,15 @@ class Process:
             self.kill("it closed its link")
 
 
-async def _execute(source: AppSource, link: int, output: int) -> asyncio.subprocess.Process:
+def _execute(source: AppSource, link: int, output: int) -> Child:
     try:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-u", "-m", "omnibus.app.worker", str(link)),
+        return Child(
+            (sys.executable, "-P", "-u", "-m", "omnibus.app.worker", str(link)),
             env=environment(source.kind, os.environ),
             cwd="/" if source.kind == UPLOAD else None,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=asyncio.subprocess.STDOUT,
+            stderr=subprocess.STDOUT,
             pass_fds=(link,),
             start_new_session=True,  # Ctrl-C at a terminal reaches the gateway alone
         )

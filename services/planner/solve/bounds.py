@@ -7,7 +7,7 @@ its arcs; the rest, c_s - e_s, is waste that no routing avoids. A deployment wit
 g*R + waste_s GPUs, so an option whose waste is more than is left over takes part in no optimum.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,11 +75,12 @@ def _backward(network: Network, prices: Vector) -> dict[tuple[int, int], float]:
     return found
 
 
-def unreached(network: Network, mix: Sequence[float], allowed: Vector) -> list[str]:
-    """Request types with a share that no path over the allowed options serves."""
+def unreached(network: Network, mix: Sequence[float], arcs: Iterable[int]) -> list[str]:
+    """Request types with a share that no path over these arcs (by number, in ascending order) serves."""
     reached = {(kind, 0) for kind in range(len(network.types))}
-    for arc in network.arcs:
-        if (arc.kind, arc.tail) in reached and all(allowed[use.option] or use.seconds == 0 for use in arc.uses):
+    for at in arcs:
+        arc = network.arcs[at]
+        if (arc.kind, arc.tail) in reached:
             reached.add((arc.kind, arc.head))
     return [
         network.types[kind]

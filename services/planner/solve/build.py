@@ -21,6 +21,11 @@ class Goal(NamedTuple):
     cost: Vector
     spawn: Vector | None = None
 
+    @property
+    def whole(self) -> bool:
+        """Whether all values are whole numbers."""
+        return self.spawn is None and bool(np.all(self.cost == np.round(self.cost)))
+
     def value(self, replicas: Vector, running: Vector) -> float:
         extra = 0.0 if self.spawn is None else float(self.spawn @ np.maximum(replicas - running, 0.0))
         return float(self.cost @ replicas) + extra
@@ -35,14 +40,15 @@ class Goal(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Between which rates (req/s), under which mixes; ``cuts`` bound the rate by prices of supply, and
-    ``held`` goals by values."""
+    """Between which rates (req/s), under which mixes; ``cuts`` bound the rate by prices of supply, ``held`` goals
+    by values, and one replica at least is of an option that is ``fresh``."""
 
     lowest: float
     highest: float
     mixes: Sequence[Sequence[float]]
     cuts: Sequence[Vector] = ()
     held: Sequence[tuple[Goal, float]] = ()
+    fresh: Vector | None = None
 
 
 def assemble(frame: Frame, terms: Terms, asked: Asked, upper: Vector, *, packed: bool, spawning: bool) -> Program:
@@ -57,6 +63,10 @@ def assemble(frame: Frame, terms: Terms, asked: Asked, upper: Vector, *, packed:
         program = _packed(frame, terms, program, upper)
     if spawning:
         program = _spawning(frame, terms, program)
+    if asked.fresh is not None:
+        row = np.zeros(program.columns)
+        row[: frame.count] = asked.fresh
+        program = program.rows(_row(row), 1.0, np.inf)
     for goal, value in asked.held:
         program = program.rows(_row(goal.row(frame.count, program.columns)), -np.inf, value)
     return program

@@ -27,13 +27,14 @@ _RATE, _WORK = 100.0, 100.0
 
 @dataclass(frozen=True)
 class Served:
-    """What given replicas serve: ``rate`` req/s, the flow of each arc at that rate, the worth of one more
-    replica of each option in req/s, and by how much each arc falls short of the best (0: used in some optimum)."""
+    """What given replicas serve: ``rate`` req/s, the flow of each arc at that rate, by how much each arc falls
+    short of the best (0: it may have flow), and what one more second of work per second of each option
+    would add, in req/s; inf where there was none of it."""
 
     rate: float
     flow: Vector
-    prices: Vector
     short: Vector
+    prices: Vector
 
 
 class Frame:
@@ -47,9 +48,14 @@ class Frame:
         self._rows = {(kind, 0): kind for kind in range(len(network.types))}
         for arc in network.arcs:
             self._rows.setdefault((arc.kind, arc.tail), len(self._rows))
-        each = bound(network, network.shares, self.gpus).each
+        lost = {
+            network.types.index(kind)
+            for kind in unreached(network, [1.0] * len(network.types), range(len(network.arcs)))
+        }
+        shares = network.shares if any(network.shares) else [1.0] * len(network.types)
+        each = bound(network, [0.0 if kind in lost else share for kind, share in enumerate(shares)], self.gpus).each
         #: Requests per second that the solver sees as 1.
-        self.unit = 1.0 / (_RATE * each) if 0 < each < np.inf else 1.0 / _RATE
+        self.unit = 1.0 / (_RATE * each) if each > 0 else 1.0 / _RATE
 
     @cached_property
     def conserve(self) -> Any:
@@ -81,8 +87,12 @@ class Frame:
 
     def arcs(self, allowed: Vector) -> Vector:
         """Numbers of the arcs over allowed options alone; a use that takes 0 s needs no option."""
-        blocked = (self.work > 0).T @ (np.asarray(allowed) <= 0)
-        return np.flatnonzero(~blocked)
+        return np.flatnonzero(~(self._needs @ (allowed <= 0)))
+
+    @cached_property
+    def _needs(self) -> Any:
+        """Which options do work on each arc; sparse, (arcs, options)."""
+        return (self.work > 0).T.tocsr()
 
     def program(self, mixes: Sequence[Sequence[float]], arcs: Vector, upper: Vector, supply: Any) -> Program:
         """Columns: replicas, rate, what else ``supply`` counts, then the flows of each mix.
@@ -105,26 +115,24 @@ class Frame:
         matrix = sparse.block_array(blocks, format="csc")
         return Program(matrix, low, np.zeros(len(low)), np.zeros(len(most)), most, integer)
 
-    def served(self, supply: Vector, mix: Sequence[float], only: Vector | None = None) -> Served | None:
+    def served(self, supply: Vector, mix: Sequence[float], only: Vector | None = None) -> Served:
         """The most that replicas with this ``supply`` of work serve at ``mix``, over the arcs ``only`` when given.
-        None when a type has no path.
 
         Options without supply are left out altogether, so that a share of one in a billion is not
         mistaken for none.
         """
-        if unreached(self.network, mix, supply > 0):
-            return None
+        flow, short = np.zeros(len(self.network.arcs)), np.full(len(self.network.arcs), np.inf)
+        prices = np.where(supply > 0, 0.0, np.inf)
         arcs = self.arcs(supply) if only is None else only
+        if unreached(self.network, mix, arcs):
+            return Served(0.0, flow, short, prices)
         same = sparse.hstack([self.conserve[:, arcs], sparse.csc_array(-self.demand(mix)[:, None])], format="csc")
         most = sparse.hstack([self.work[:, arcs], sparse.csc_array((self.count, 1))], format="csc")
         cost = np.zeros(len(arcs) + 1)
         cost[-1] = -1.0
         done = highs.linear(cost, most, supply, same, np.zeros(same.shape[0]))
-        if done is None:
-            return None
-        flow, short = np.zeros(len(self.network.arcs)), np.full(len(self.network.arcs), np.inf)
         flow[arcs], short[arcs] = np.maximum(done.x[:-1], 0.0) * self.unit, done.waste[:-1]
-        return Served(float(-done.value) * self.unit, flow, done.prices * self.unit, short)
+        return Served(float(-done.value) * self.unit, flow, short, prices + np.maximum(done.prices, 0.0) * self.unit)
 
 
 def _sparse(cells: Sequence[tuple[int, int, float]], shape: tuple[int, int]) -> Any:

@@ -20,6 +20,8 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from omnibus.errors import DeadlineExceeded, Fatal
 
 _LIMIT, _INFEASIBLE, _UNBOUNDED = 1, 2, 3  # what scipy calls them
+#: Seconds for a linear program, which takes milliseconds.
+_LINEAR = 30.0
 _fd_lock = threading.Lock()
 _silent = 0
 _stdout = -1
@@ -129,12 +131,15 @@ class Linear:
     waste: Vector
 
 
-def linear(cost: Vector, most: Any, supply: Vector, same: Any, equal: Vector) -> Linear | None:
-    """Least ``cost @ x`` with ``most @ x <= supply``, ``same @ x == equal``, x >= 0; None when there is none."""
+def linear(cost: Vector, most: Any, supply: Vector, same: Any, equal: Vector) -> Linear:
+    """Least ``cost @ x`` with ``most @ x <= supply``, ``same @ x == equal``, x >= 0, which must exist."""
+    limit = {"time_limit": _LINEAR}
     with quiet():
-        done = linprog(cost, A_ub=most, b_ub=supply, A_eq=same, b_eq=equal, bounds=(0, None), method="highs-ds")
-    if done.status == _INFEASIBLE:
-        return None
+        done = linprog(
+            cost, A_ub=most, b_ub=supply, A_eq=same, b_eq=equal, bounds=(0, None), method="highs-ds", options=limit
+        )
+    if done.status == _LIMIT:
+        raise DeadlineExceeded(f"a linear program was not solved within {_LINEAR:g} s: name fewer options")
     if done.status != 0:
         raise Fatal(f"the solver failed on a linear program: {done.message}")
     return Linear(done.x, float(done.fun), -done.ineqlin.marginals, done.lower.marginals)

@@ -14,6 +14,9 @@ from typing import NamedTuple
 from services.planner.solve.problem import Option, Problem, amount, check, require
 from services.planner.solve.profile import Seconds
 
+#: More would take minutes to solve and gigabytes to hold.
+_MOST_ARCS = 200_000
+
 #: Of a request type, the number of its path and an option: seconds per request. Absent: 0.
 PathSeconds = Mapping[tuple[str, int, str], float]
 
@@ -90,7 +93,9 @@ def lattice(problem: Problem, seconds: Seconds) -> Network:
     whole = tuple(bits.of(kind.components) for kind in problem.types.values())
     for number, name in enumerate(problem.types):
         uses = _Uses(name, bits, seconds)
-        arcs += [Arc(number, tail, head, (use,)) for tail, head, use in _steps(whole[number], masks, bits, uses)]
+        for tail, head, use in _steps(whole[number], masks, bits, uses):
+            arcs.append(Arc(number, tail, head, (use,)))
+            require(len(arcs) <= _MOST_ARCS, f"there are more than {_MOST_ARCS} arcs: name fewer options or types")
     shares = tuple(float(kind.share) for kind in problem.types.values())
     return Network(dict(problem.options), tuple(problem.types), shares, whole, tuple(arcs))
 

@@ -13,26 +13,27 @@ from services.planner.solve.network import Arc
 from services.planner.solve.solution import Flow, decompose
 
 #: Seconds that fewer arcs are worth, and arcs among which fewer are looked for.
-_PATIENCE, _MANY = 1.0, 400
+_PATIENCE, _MANY = 1.0, 48
 #: Below this, an arc is as good as the best.
 _SHORT = 1e-9
 
 
-def routes(frame: Frame, supply: Vector, mix: tuple[float, ...], rate: float, deadline: Deadline) -> tuple[Flow, ...]:
-    """Paths with rates that add up to ``rate`` req/s.
+def routes(
+    frame: Frame, served: Served, supply: Vector, mix: tuple[float, ...], rate: float, deadline: Deadline | None
+) -> tuple[Flow, ...]:
+    """Paths with rates that add up to ``rate`` req/s; no fewer arcs are looked for without a ``deadline``.
 
     They are those of the highest rate that the replicas serve, all made smaller alike: the busiest
     replicas are then as little busy as they can be.
     """
-    served = frame.served(supply, mix)
-    if served is None or served.rate <= 0 or rate <= 0:
+    if served.rate <= 0 or rate <= 0:
         return ()
-    flow = _fewest(frame, served, supply, mix, deadline)
+    flow = _fewest(frame, served, supply, mix, deadline) if deadline else served.flow
     return decompose(frame.network, flow * (rate / served.rate), [share * rate for share in mix])
 
 
 def _fewest(frame: Frame, served: Served, supply: Vector, mix: tuple[float, ...], deadline: Deadline) -> Vector:
-    """The flow of the same rate over the fewest arcs; as it was when that takes too long."""
+    """The flow of the same rate over the fewest arcs; as it was when too many arcs are in question."""
     arcs = np.flatnonzero(served.short <= _SHORT)
     used = int(np.count_nonzero(served.flow > 0))
     if len(arcs) > _MANY or len(arcs) == used:
@@ -44,14 +45,12 @@ def _fewest(frame: Frame, served: Served, supply: Vector, mix: tuple[float, ...]
     if found is None or round(found.value) >= used:
         return served.flow
     chosen = frame.served(supply, mix, arcs[found.x[len(arcs) :] > 0.5])
-    return served.flow if chosen is None or chosen.rate < served.rate * (1 - 1e-8) else chosen.flow
+    return served.flow if chosen.rate < served.rate * (1 - 1e-8) else chosen.flow
 
 
 def _room(frame: Frame, supply: Vector, arc: Arc) -> float:
     """What the replicas along ``arc`` could take if they did nothing else, as the solver counts."""
-    return min(
-        (supply[use.option] / (use.seconds * frame.unit) for use in arc.uses if use.seconds > 0), default=np.inf
-    )
+    return min((supply[use.option] / (use.seconds * frame.unit) for use in arc.uses if use.seconds > 0), default=np.inf)
 
 
 def _program(
@@ -59,7 +58,9 @@ def _program(
 ) -> tuple[Program, Vector]:
     """Columns: the flow of each arc, then whether it is used; at a rate that rounding cannot take away."""
     rate, count = served.rate / frame.unit * (1 - 1e-9), len(arcs)
-    most = np.array([min(mix[arc.kind] * rate, _room(frame, supply, arc)) for arc in map(frame.network.arcs.__getitem__, arcs)])
+    most = np.array(
+        [min(mix[arc.kind] * rate, _room(frame, supply, arc)) for arc in map(frame.network.arcs.__getitem__, arcs)]
+    )
     matrix: Any = sparse.block_array(
         [
             [frame.conserve[:, arcs], None],

@@ -7,23 +7,27 @@ import numpy as np
 from omnibus.errors import Fatal
 from services.planner.solve import highs
 from services.planner.solve.build import Asked, Goal, assemble
-from services.planner.solve.frame import Frame
+from services.planner.solve.frame import Frame, Served
 from services.planner.solve.highs import Deadline, Vector
 from services.planner.solve.terms import Terms, counted, mixes, most_replicas, supply
 
 #: A rate counts as served when it is within one part in a million: HiGHS works to 1e-6.
 SERVED = 1e-6
 #: The best rate is held to this while ties are broken.
-HELD = 1e-8
+HELD = 5e-7
 _REPAIRS = 40
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Whole replicas, and the rate in req/s that they serve under every mix. ``bound`` is what no answer over
-    the same options beats: req/s when the rate was the goal, else the goal's value."""
+    """Whole replicas, what they serve under each mix, and the rate in req/s that they serve under every one.
+
+    ``bound`` is what no answer over the same options beats: req/s when the rate was the goal, else the
+    goal's value.
+    """
 
     replicas: Vector
+    served: list[Served]
     rate: float
     bound: float
     proven: bool
@@ -31,7 +35,8 @@ class Answer:
 
 @dataclass
 class Run:
-    """Answers serve at least ``lowest`` req/s, and none can serve more than ``highest``."""
+    """Answers serve at least ``lowest`` req/s, and none can serve more than ``highest``; ``packed`` ones fit into
+    the nodes. ``fresh``: options of which they use one at least."""
 
     frame: Frame
     terms: Terms
@@ -40,6 +45,7 @@ class Run:
     highest: float = np.inf
     packed: bool = False
     held: list[tuple[Goal, float]] = field(default_factory=list)
+    fresh: Vector | None = None
     _cuts: list[Vector] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -49,7 +55,10 @@ class Run:
 
     def hold(self, goal: Goal, replicas: Vector) -> None:
         """No further answer is worse by ``goal`` than ``replicas``."""
-        value = goal.value(replicas, self.running)
+        self.limit(goal, goal.value(replicas, self.running))
+
+    def limit(self, goal: Goal, value: float) -> None:
+        """No further answer is worse by ``goal`` than ``value``."""
         self.held.append((goal, value + 1e-7 * max(1.0, abs(value))))
 
     def decided(self, goal: Goal) -> bool:
@@ -61,14 +70,10 @@ class Run:
             ratios = [goal.cost[allowed] / held.cost[allowed] for held, _ in self.held if held.spawn is None]
         return any(len(ratio) == 0 or np.ptp(ratio) == 0 for ratio in ratios)
 
-    def rate(self, replicas: Vector) -> tuple[float, Vector]:
-        """What ``replicas`` serve under every mix, in req/s, and the worth of each option's supply."""
+    def serve(self, replicas: Vector) -> list[Served]:
+        """What ``replicas`` serve under each mix."""
         given = supply(self.terms, self.frame, replicas)
-        all_served = [self.frame.served(given, mix) for mix in self.mixes]
-        worst = min(all_served, key=lambda served: served.rate if served else 0.0)
-        if worst is None:
-            return 0.0, np.where(given > 0, 0.0, np.inf)
-        return worst.rate, np.where(given > 0, worst.prices, np.inf)
+        return [self.frame.served(given, mix) for mix in self.mixes]
 
     def ask(self, goal: Goal | None, keep: Vector, limit: float = np.inf) -> Answer | None:
         """The best answer over the options ``keep``: by ``goal``, or the highest rate. None: there is none.
@@ -81,7 +86,8 @@ class Run:
         spawning = any(goal.spawn is not None for goal in goals)
         upper = np.where(keep, self.top, 0.0)
         for _ in range(_REPAIRS):
-            asked = Asked(self.lowest * (1 - HELD), self.highest * (1 + HELD), self.mixes, self._cuts, self.held)
+            low, high = self.lowest * (1 - HELD), self.highest * (1 + HELD)
+            asked = Asked(low, high, self.mixes, self._cuts, self.held, self.fresh)
             program = assemble(self.frame, self.terms, asked, upper, packed=self.packed, spawning=spawning)
             cost = goal.row(count, program.columns) if goal else -np.eye(1, program.columns, count)[0]
             found = highs.least(program, cost, self.deadline, limit=limit)
@@ -89,8 +95,10 @@ class Run:
                 return None
             replicas = np.round(found.x[:count])
             claimed = self.lowest if goal else -found.value * unit
-            rate, prices = self.rate(replicas)
-            if rate >= claimed * (1 - SERVED):
-                return Answer(replicas, rate, found.bound if goal else -found.bound * unit, found.proven)
-            self._cuts.append(prices)
+            served = self.serve(replicas)
+            worst = min(served, key=lambda each: each.rate)
+            if worst.rate >= claimed * (1 - SERVED):
+                bound = found.bound if goal else -found.bound * unit
+                return Answer(replicas, served, worst.rate, bound, found.proven)
+            self._cuts.append(worst.prices)
         raise Fatal("the solver and the check of its answers do not agree: are seconds of very different sizes?")

@@ -5,6 +5,7 @@ says how much any better one may waste, and so whether others must be asked as w
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,11 +13,11 @@ from omnibus.errors import DeadlineExceeded
 from services.planner.solve.bounds import Bound
 from services.planner.solve.build import Goal
 from services.planner.solve.highs import Vector
-from services.planner.solve.run import Answer, Run
+from services.planner.solve.run import HELD, Answer, Run
 from services.planner.solve.terms import at_hand
 
 #: How many options are asked first.
-FIRST = 24
+FIRST = 16
 #: GPUs that rounding may hide.
 _HIDDEN = 1e-6
 
@@ -40,10 +41,17 @@ def spare(run: Run, bounds: Sequence[Bound], rate: float) -> list[float]:
 
 def within(run: Run, bounds: Sequence[Bound], left: Sequence[float]) -> Vector:
     """Options of which one replica wastes no more than is ``left`` under any mix."""
-    keep = every(run)
+    return _counts(run, bounds, left) > 0
+
+
+def _counts(run: Run, bounds: Sequence[Bound], left: Sequence[float]) -> Vector:
+    """How many replicas of each option waste no more than is ``left`` under any mix."""
+    counts = run.top
     for each, most in zip(bounds, left, strict=True):
-        keep = keep & (each.waste <= most + _HIDDEN * max(1.0, abs(most)))
-    return keep
+        most += _HIDDEN * max(1.0, abs(most))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            counts = np.minimum(counts, np.where(each.waste > 0, np.floor(max(most, 0.0) / each.waste), np.inf))
+    return counts
 
 
 def least_waste(run: Run, bounds: Sequence[Bound], count: int) -> Vector:
@@ -58,30 +66,61 @@ def best(run: Run, goal: Goal | None, bounds: Sequence[Bound]) -> Answer | None:
     """The best answer by ``goal``, or the highest rate, over all options; None when there is none."""
     if not sharp(run):
         return run.ask(goal, every(run))
-    count, keep = FIRST, least_waste(run, bounds, FIRST)
+    found = _growing(run, goal, bounds)
+    run.fresh = None
+    return found
+
+
+def _growing(run: Run, goal: Goal | None, bounds: Sequence[Bound]) -> Answer | None:
+    """Asks more and more options, each time for what is better and uses one that was not asked before."""
+    count, keep, found = FIRST, least_waste(run, bounds, FIRST), None
     while True:
-        found = run.ask(goal, keep)
+        try:
+            answer = run.ask(goal, keep)
+        except DeadlineExceeded:
+            if found is None:
+                raise
+            return _unproven(found, goal)
+        if answer is not None and (found is None or _value(run, goal, answer) < _value(run, goal, found)):
+            found = answer
         needed = every(run) if found is None else within(run, bounds, _better(run, goal, bounds, found))
-        if not np.any(needed & ~keep) or (found is not None and not found.proven):
+        if not np.any(needed & ~keep):
             return found
+        if answer is not None and not answer.proven:
+            return _unproven(answer if found is None else found, goal)
         if goal is None and found is not None:
-            run.lowest = found.rate
+            run.lowest = found.rate * (1 + 2 * HELD)
+        run.fresh = ~keep
         count *= 2
-        keep = keep | (needed if needed.sum() <= count else least_waste(run, bounds, count))
+        keep = keep | needed if needed.sum() <= count else keep | least_waste(run, bounds, count)
+
+
+def _value(run: Run, goal: Goal | None, answer: Answer) -> float:
+    return -answer.rate if goal is None else goal.value(answer.replicas, run.running)
+
+
+def _unproven(found: Answer, goal: Goal | None) -> Answer:
+    """``found`` when not all options that matter were asked: its bound is theirs alone."""
+    return replace(found, proven=False, bound=np.inf if goal is None else -np.inf)
 
 
 def _better(run: Run, goal: Goal | None, bounds: Sequence[Bound], found: Answer) -> list[float]:
     """What an answer better than ``found`` may waste under each mix."""
     if goal is None:
         return spare(run, bounds, found.rate)
-    step = 1.0 if np.all(goal.cost == np.round(goal.cost)) else 0.0
+    step = 1.0 if goal.whole else 0.0
     return [goal.value(found.replicas, run.running) - step - each.each * run.lowest for each in bounds]
+
+
+def likely(run: Run, bounds: Sequence[Bound], answer: Answer) -> Vector:
+    """Options that were asked first, and those that ``answer`` uses."""
+    return least_waste(run, bounds, FIRST) | (answer.replicas > 0)
 
 
 def settle(
     run: Run, goals: Sequence[Goal], answer: Answer, keep: Vector, lowest: float = -np.inf
 ) -> tuple[Answer, bool]:
-    """The best among equals by one goal after the other, and whether each was proven.
+    """The best among equals over the options ``keep`` by one goal after the other, and whether each was proven.
 
     ``lowest`` is a value that the first goal cannot go below.
     """

@@ -14,11 +14,13 @@ _NOTHING = 1e-9
 
 
 class Flow(msgspec.Struct, frozen=True):
-    """A path: options in the order of execution, what each runs, and its rate in req/s."""
+    """A path: options in the order of execution, what each runs and for how many seconds per request, and its
+    rate in req/s."""
 
     type: str
     options: tuple[str, ...]
     components: tuple[tuple[str, ...], ...]
+    seconds: tuple[float, ...]
     rate: float
 
 
@@ -118,7 +120,10 @@ def _walk(
 
 def _flow(network: Network, arcs: Sequence[Arc], rate: float) -> Flow:
     uses = [use for arc in arcs for use in arc.uses]
-    names = network.names
     return Flow(
-        network.types[arcs[0].kind], tuple(names[use.option] for use in uses), tuple(use.role for use in uses), rate
+        type=network.types[arcs[0].kind],
+        options=tuple(network.names[use.option] for use in uses),
+        components=tuple(use.role for use in uses),
+        seconds=tuple(use.seconds for use in uses),
+        rate=rate,
     )

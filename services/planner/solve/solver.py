@@ -1,14 +1,15 @@
 """The best deployment: most requests within GPUs, or fewest GPUs for a rate (Appendix B), exactly.
 
 Optima are many. Among equals the order is: least cost, fewest GPUs, least that must be started, fewest
-executors, then a fixed order of the options; of the ways to route them, the one with most headroom, then
-the fewest arcs. The same question has the same answer.
+executors, then a fixed order of the options (of those that waste least); of the ways to route them, the one
+with most headroom, then the fewest arcs, if few are in question. The same question has the same answer.
 """
 
 import math
 
 import numpy as np
 
+from omnibus.errors import BadRequest
 from services.planner.solve import search
 from services.planner.solve import terms as given
 from services.planner.solve.bounds import Bound, bound, unreached
@@ -24,6 +25,8 @@ from services.planner.solve.terms import Terms
 
 #: A rate below this part of the bound is none.
 _NONE = 1e-9
+#: How many bounds are kept.
+_KEPT = 64
 
 
 class Solver:
@@ -32,39 +35,45 @@ class Solver:
     def __init__(self, network: Network) -> None:
         self.frame = Frame(network)
         self._order = np.sqrt(_primes(self.frame.count))
+        self._bounds: dict[tuple[tuple[float, ...], bytes], Bound] = {}
 
-    def most(self, terms: Terms) -> Solution:
+    def most(self, terms: Terms, *, packed: bool = False) -> Solution:
         """Most requests per second within ``terms.gpus`` or ``terms.nodes``; rate 0 when nothing fits into them.
 
+        ``packed``: each replica must fit onto one of the nodes; else GPUs are counted alone.
         Raises ``BadRequest`` for terms that make no sense, ``Infeasible`` when a request type has no path,
         and ``DeadlineExceeded`` when nothing was found in time.
         """
         run, have = self.run(terms), given.at_hand(terms)
+        run.packed = packed
         if have is None:
-            require(False, "say how many GPUs there are, or which rate is wanted")
+            raise BadRequest("say how many GPUs there are, or which rate is wanted")
         bounds = self.bounds(run, self.frame.gpus)
         each = max(at.each for at in bounds)
         require(each > 0, "requests take no time on any option: profile them")
-        run.highest = sum((have or {}).values()) / each
-        blocked = any(unreached(self.frame.network, mix, search.every(run)) for mix in run.mixes)
+        run.highest = sum(have.values()) / each
+        arcs = self.frame.arcs(search.every(run))
+        blocked = any(unreached(self.frame.network, mix, arcs) for mix in run.mixes)
         best = None if blocked else search.best(run, None, bounds)
         if best is None or best.rate <= run.highest * _NONE:
             return self._nothing(0.0, run.highest, "rate")
         run.lowest = best.rate
         keep = search.within(run, bounds, search.spare(run, bounds, best.rate))
-        fewest = math.ceil(each * best.rate - 1e-6) if np.array_equal(self.frame.costs, self.frame.gpus) else -np.inf
-        answer, settled = search.settle(run, [self.cost, *self.ties(run)], best, keep, fewest)
+        by_gpus = np.array_equal(self.frame.costs, self.frame.gpus)
+        fewest = math.ceil(each * best.rate - 1e-6) if by_gpus else -np.inf
+        answer, settled = self._settle(run, bounds, best, keep, fewest)
         if answer.rate < best.rate * (1 - SERVED):
             answer, settled = best, False
         gap = 0.0 if best.proven else max(0.0, min(best.bound, run.highest) / best.rate - 1)
-        return self.solution(run, answer, "rate", run.highest, gap, settled)
+        return self.solution(run, answer, "rate", run.highest, gap, settled=settled)
 
-    def least(self, rate: float, terms: Terms | None = None) -> Solution:
+    def least(self, rate: float, terms: Terms | None = None, *, packed: bool = False) -> Solution:
         """Least cost (``Option.price``, else GPUs) that serves ``rate`` req/s, within ``terms.gpus`` when given.
 
         Raises as ``most`` does, and ``Infeasible`` when no deployment within the terms serves the rate.
         """
         run = self.run(terms or Terms())
+        run.packed = packed
         if amount(rate, "the rate") == 0:
             return self._nothing(0.0, 0.0, "cost")
         bounds = self.bounds(run, self.frame.costs)
@@ -77,9 +86,10 @@ class Solver:
         value = self.cost.value(found.replicas, run.running)
         run.hold(self.cost, found.replicas)
         keep = search.within(run, bounds, [value - each.each * rate for each in bounds])
-        answer, settled = search.settle(run, self.ties(run), found, keep)
-        gap = 0.0 if found.proven else max(0.0, 1 - max(found.bound, lowest) / value)
-        return self.solution(run, answer, "cost", lowest, gap, settled)
+        answer, settled = self._settle(run, bounds, found, keep)
+        known = max(found.bound, math.ceil(lowest - 1e-6) if self.cost.whole else lowest)
+        gap = 0.0 if found.proven or value <= known else 1 - known / value
+        return self.solution(run, answer, "cost", lowest, gap, settled=settled)
 
     # What questions are made of
 
@@ -87,26 +97,40 @@ class Solver:
         """A question under ``terms``, checked."""
         given.check(terms, self.frame)
         run = Run(self.frame, terms, Deadline(terms.within))
-        allowed = np.array([name not in terms.without for name in self.frame.network.names])
+        arcs = self.frame.arcs(np.array([name not in terms.without for name in self.frame.network.names]))
         for mix in run.mixes:
-            if kinds := unreached(self.frame.network, mix, allowed):
+            if kinds := unreached(self.frame.network, mix, arcs):
                 raise given.impossible(kinds)
         return run
 
     def bounds(self, run: Run, prices: Vector) -> list[Bound]:
-        """The bound under each mix."""
-        return [bound(self.frame.network, mix, prices) for mix in run.mixes]
+        """The bound under each mix; the last few are kept."""
+        found = []
+        for mix in run.mixes:
+            key = mix, prices.tobytes()
+            if key not in self._bounds:
+                while len(self._bounds) >= _KEPT:
+                    del self._bounds[next(iter(self._bounds))]
+                self._bounds[key] = bound(self.frame.network, mix, prices)
+            found.append(self._bounds[key])
+        return found
 
     @property
     def cost(self) -> Goal:
         return Goal("cost", self.frame.costs)
 
-    def ties(self, run: Run) -> list[Goal]:
-        """What tells deployments of the same cost apart, in this order."""
-        goals = [Goal("gpus", self.frame.gpus)]
+    def _settle(
+        self, run: Run, bounds: list[Bound], answer: Answer, keep: Vector, fewest: float = -np.inf
+    ) -> tuple[Answer, bool]:
+        """What tells deployments of the same rate apart, one after the other. ``fewest``: no cost is less."""
+        goals = [self.cost, Goal("gpus", self.frame.gpus)]
         if run.terms.running is not None:
             goals.append(self.spawn)
-        return [*goals, Goal("executors", np.ones(self.frame.count)), Goal("order", self._order)]
+        goals.append(Goal("executors", np.ones(self.frame.count)))
+        answer, settled = search.settle(run, goals, answer, keep, fewest)
+        if not settled:
+            return answer, False
+        return search.settle(run, [Goal("order", self._order)], answer, keep & search.likely(run, bounds, answer))
 
     @property
     def spawn(self) -> Goal:
@@ -134,11 +158,16 @@ class Solver:
             found[at] = next((count for count, level in enumerate(levels, 1) if level >= work[at]), len(levels))
         return found
 
-    def solution(self, run: Run, answer: Answer, goal: str, limit: float, gap: float, settled: bool) -> Solution:
+    def solution(
+        self, run: Run, answer: Answer, goal: str, limit: float, gap: float, *, settled: bool, quick: bool = False
+    ) -> Solution:
         """``answer`` with its paths; ``limit`` is what no deployment beats."""
         rate = answer.rate if goal == "rate" else run.lowest
-        supply = given.supply(run.terms, self.frame, answer.replicas)
-        flows = [routes(self.frame, supply, mix, rate, run.deadline) for mix in run.mixes]
+        supply, deadline = given.supply(run.terms, self.frame, answer.replicas), None if quick else run.deadline
+        flows = [
+            routes(self.frame, served, supply, mix, rate, deadline)
+            for served, mix in zip(answer.served, run.mixes, strict=True)
+        ]
         return Solution(
             goal=goal,
             rate=rate,

@@ -39,10 +39,11 @@ def _command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
         from omnibus.cli.apps import app
 
         return app(options)
-    if options.command == "tasks":
+    if options.command in ("tasks", "plan"):
+        from omnibus.cli.plan import plan
         from omnibus.cli.tasks import tasks
 
-        return tasks(options)
+        return {"tasks": tasks, "plan": plan}[options.command](options)
     from omnibus.cli import look
 
     return {"tail": look.tail, "show": look.show, "replay": look.replay}[options.command](options)
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_look(commands)
     _add_app(commands)
+    _add_plan(commands)
     return parser
 
 
@@ -133,3 +135,11 @@ def _add_app(commands: Any) -> None:
         command.add_argument("--json", action="store_true", help="print JSON")
     for command in (register, update, listed, show, invoke, unregister, tasks):
         command.add_argument("--url", help="the gateway; without it the running `omnibus up` is found")
+
+
+def _add_plan(commands: Any) -> None:
+    plan = commands.add_parser("plan", help="find the best deployment of a model")
+    own = plan.add_subparsers(dest="plan_command", required=True, metavar="COMMAND")
+    solve = own.add_parser("solve", help="print {id: answer} for the cases of a JSON file")
+    solve.add_argument("file", metavar="FILE", help="a JSON list of cases")
+    solve.add_argument("--within", type=float, default=60.0, metavar="SECONDS", help="for each case (default 60)")

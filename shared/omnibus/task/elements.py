@@ -5,6 +5,7 @@ A part of type ``T`` travels as its fields when ``T`` is a pydantic model (at mo
 ``value``: what is unwrapped is always what was wrapped.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, get_origin
 
@@ -89,9 +90,19 @@ def _json(value: Any, exclude: set[str] | None = None) -> Any:
     if type(value) is str:
         return value
     try:
-        return to_jsonable_python(value, exclude=exclude, inf_nan_mode="strings", fallback=_number)
+        data = to_jsonable_python(value, exclude=exclude, fallback=_number)
     except (PydanticSerializationError, ValueError, TypeError) as error:
         raise StageFailed(f"a value of type {type(value).__name__} is no JSON: {error}") from error
+    if not _finite(data):
+        raise StageFailed(f"a value of type {type(value).__name__} is no JSON: it has a number that is not finite")
+    return data
+
+
+def _finite(data: Any) -> bool:
+    if isinstance(data, float):
+        return math.isfinite(data)
+    inner = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return all(map(_finite, inner))
 
 
 def _number(value: Any) -> Any:

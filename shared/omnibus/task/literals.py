@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BaseModel, RootModel
 
 from omnibus.errors import BadRequest, PlaceholderError
-from omnibus.graph import REF, ref
+from omnibus.graph import HANDLE, REF, ref
 from omnibus.task.result import STREAM, Maker, Result
 
 #: A literal that the runtime fills in: a tensor or value of an earlier segment, [step, node, output].
@@ -38,6 +38,8 @@ def plain(value: Any, refer: Refer, uses: list[tuple[int, str]]) -> Any:
     if kind is dict:
         if REF in value or FROM in value:
             raise BadRequest(f"an input may not hold the keys {REF!r} and {FROM!r}: they mark results of other calls")
+        if HANDLE in value and type(value[HANDLE]) is dict:
+            return value  # a medium as the gateway made it: JSON already, and the gateway knows those that it made
         return {key: plain(element, refer, uses) for key, element in value.items()}
     if kind is list or kind is tuple:
         return [plain(element, refer, uses) for element in value]

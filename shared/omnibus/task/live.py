@@ -45,6 +45,7 @@ class Live(Recorder):
         self._recorded: dict[int, Segment] = {}
         self._wanted: dict[int, list[Result]] = {}
         self._sent: dict[int, asyncio.Future[None]] = {}
+        self._refused: set[int] = set()
         self._numbers: dict[Place, int] = {}
         self._copies: dict[Place, int] = {}
 
@@ -103,9 +104,16 @@ class Live(Recorder):
         if result.step == self.step:
             self._want(result)
             self._send()
-        await asyncio.shield(self._sent[result.step])
+        await self._arrival(result.step)
         if result.source is None:
             await self._late(result)
+
+    async def _arrival(self, step: int) -> None:
+        try:
+            await asyncio.shield(self._sent[step])
+        except Exception:
+            self._refused.add(step)  # `invoke` knows, and may go on without it
+            raise
 
     def observed(self, result: Result, seen: Seen) -> None:
         self.trace.seen[self.number(result), result.origin[1], result.transforms] = seen
@@ -120,7 +128,7 @@ class Live(Recorder):
         """An output that was not asked for in time: its node runs again, in the present segment."""
         again = self._anew(result)
         self._send()
-        await asyncio.shield(self._sent[again.step])
+        await self._arrival(again.step)
         _moves(result, again)
 
     def _anew(self, result: Result) -> Result:
@@ -161,8 +169,8 @@ class Live(Recorder):
                 again.append((result, self._anew(result)))
         if self.nodes:
             self._send()
-        for sent in list(self._sent.values()):
-            await asyncio.shield(sent)
+        for step in sorted(self._sent.keys() - self._refused):
+            await self._arrival(step)
         for result, anew in again:
             _moves(result, anew)
 

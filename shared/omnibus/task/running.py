@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
@@ -86,32 +86,33 @@ async def tool(function: Callable[..., Any], *arguments: Any) -> Any:
 async def merged(streams: Mapping[str, AsyncIterable[Any]]) -> AsyncIterator[tuple[str, Any]]:
     """Parts of several streams as they come, each with its stream's name.
 
-    Raises what makes one of them fail, and stops reading the others.
+    Raises what makes one of them fail, after what it gave before, and stops reading the others.
     """
-    news: asyncio.Queue[tuple[str, Any, bool]] = asyncio.Queue(maxsize=2 * len(streams) or 1)
+    news: asyncio.Queue[tuple[str, Any, bool, Exception | None]] = asyncio.Queue(maxsize=2 * len(streams) or 1)
 
     async def read(name: str, stream: AsyncIterable[Any]) -> None:
-        async for part in stream:
-            await news.put((name, part, False))
-        await news.put((name, None, True))
+        parts = aiter(stream)
+        try:
+            async for part in parts:
+                await news.put((name, part, False, None))
+            await news.put((name, None, True, None))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is raised to who reads
+            await news.put((name, None, True, error))
+        finally:
+            if isinstance(parts, AsyncGenerator):
+                await parts.aclose()
 
     readers = [asyncio.ensure_future(read(name, stream)) for name, stream in streams.items()]
-    failed = asyncio.gather(*readers)
     left = len(readers)
-    getting: asyncio.Future[tuple[str, Any, bool]] | None = None
     try:
         while left:
-            getting = asyncio.ensure_future(news.get())
-            await asyncio.wait((getting, failed), return_when=asyncio.FIRST_COMPLETED)
-            if not getting.done() and news.empty():
-                failed.result()  # raises: somebody ended without having said so
-            name, part, last = await getting
+            name, part, last, error = await news.get()
+            if error is not None:
+                raise error
             left -= last
             if not last:
                 yield name, part
     finally:
         for reader in readers:
             reader.cancel()
-        if getting is not None:
-            getting.cancel()
-        await asyncio.gather(*readers, failed, return_exceptions=True)
+        await asyncio.gather(*readers, return_exceptions=True)

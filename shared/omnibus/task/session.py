@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from omnibus.errors import GraphError, OmnibusError, PlaceholderError, ReplayMismatch
+from omnibus.errors import BadRequest, GraphError, OmnibusError, PlaceholderError, ReplayMismatch, StreamConsumed
 from omnibus.graph import Node, digest
 from omnibus.task.drawing import Called, Segment, Session, choose, current, pin, pinned
 from omnibus.task.literals import FROM, plain, reference, returned
@@ -59,11 +59,16 @@ class Recorder(Session):
             for name, value in inputs.items()
         }
         name = task.name
-        found = digest(name, given)
+        try:
+            found = digest(name, given)
+        except TypeError as error:
+            raise BadRequest(f"an input of {name} is no JSON ({error}): keys of dicts must be text") from error
         call = call or found
         salt = self._equal.get(call, 0)
         self._equal[call] = salt + 1
         known = tuple(uses) if len(uses) < 2 else tuple(dict.fromkeys(uses))
+        if len(known) < len(uses):
+            _check_streams(name, inputs)
         self.nodes.append(Node(name, task.part, given, found, known, task.model, salt))
         self.work.append(work)
         self.pins.append(pin.get())
@@ -95,6 +100,15 @@ class Recorder(Session):
 
     def segment(self, outputs: Sequence[tuple[int, str]]) -> Segment:
         return Segment(tuple(self.nodes), tuple(outputs), tuple(self.work), tuple(self.pins), tuple(self.choices))
+
+
+def _check_streams(task: str, inputs: dict[str, Any]) -> None:
+    seen: set[tuple[int, tuple[int, str]]] = set()
+    for result in inputs.values():
+        if type(result) is Result and result.kind == STREAM:
+            if (result.step, result.origin) in seen:
+                raise StreamConsumed(f"{result.shown} is given to two inputs of one call of {task}: it is read once")
+            seen.add((result.step, result.origin))
 
 
 class _Replayer(Session):
@@ -190,7 +204,7 @@ def _outputs(answer: Any, maker: Session) -> tuple[tuple[int, str], ...]:
 
 
 def guarded(invoke: Callable[[Any], Any], request: Any) -> Any:
-    """``invoke``'s own failure, as a typed error."""
+    """Run ``invoke``. Raises its own failure as a typed error."""
     try:
         answer = invoke(request)
     except OmnibusError:
@@ -203,7 +217,12 @@ def guarded(invoke: Callable[[Any], Any], request: Any) -> Any:
     return answer
 
 
-def failed(invoke: Callable[[Any], Any], error: Exception) -> GraphError:
+def failed(invoke: Callable[[Any], Any], error: Exception) -> OmnibusError:
+    """``invoke``'s own failure as a typed error; of several at once, the first."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, OmnibusError):
+        return error
     said = _said(error).strip().replace("\n", " ")[:400]
     if isinstance(error, AttributeError) and type(error.obj) is Result:
         return PlaceholderError(f"{named(invoke)}: {said}")

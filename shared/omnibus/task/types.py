@@ -7,9 +7,11 @@ class Letters(TaskOutput):
     states: OnDemand[Tensor]     # made only when another task or the client reads it
 """
 
+from collections.abc import AsyncIterator, Callable, Generator
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, ValidationInfo, field_validator
 from pydantic_core import CoreSchema, core_schema
 
@@ -24,6 +26,10 @@ OnDemand = Annotated[T, ON_DEMAND]
 class Tensor:
     """Annotation of an array. As an input it takes a tensor output of another task."""
 
+    if TYPE_CHECKING:  # what its results can do
+
+        def __await__(self) -> Generator[Any, None, np.ndarray]: ...
+
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(_tensor)
@@ -34,6 +40,12 @@ class Stream(Generic[T]):
 
     As an input it takes a stream output of another task, of the same ``T``.
     """
+
+    if TYPE_CHECKING:
+
+        def __await__(self) -> Generator[Any, None, Any]: ...
+        def __aiter__(self) -> AsyncIterator[T]: ...
+        def transform(self, function: Callable[[T], Any]) -> "Stream[Any]": ...
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -100,8 +112,8 @@ class TaskInput(BaseModel):
             return _placed(value, check, *cls.fields[str(info.field_name)])
         try:
             return check(value)
-        except ValidationError:
-            if _holds(value):
+        except ValidationError as error:
+            if _holds(value) and error.errors(include_url=False, include_input=False)[0]["type"] != "value_error":
                 raise ValueError(
                     "results stand in fields of their own, or in a list or dict that is annotated with `Any` or "
                     "`Tensor`: change the annotation, or await them in an async `invoke` and pass their values"

@@ -115,6 +115,25 @@ async def test_poet_says_it_in_capitals(twins: Estate, question: Question):
     assert len(deltas) > 1
 
 
+async def test_an_update_of_an_app_that_is_a_model_fails_no_request(twins: Estate):
+    before = await twins.show("poet")
+    said, _ = await chat(twins, "poet", PICTURED)
+    answers: Counter[str] = Counter()
+    changed = asyncio.create_task(twins.update("poet"))
+
+    async def ask_on() -> None:
+        while not changed.done() or answers.total() < 20:
+            answers[(await chat(twins, "poet", PICTURED))[0]] += 1
+            answers["".join(await streamed(twins, "poet", PICTURED))] += 1
+
+    await asyncio.gather(*(ask_on() for _ in range(3)))
+
+    assert set(answers) == {said}
+    assert before is not None
+    assert (await changed)["version"] == before["version"] + 1
+    await twins.everywhere("poet", before["version"] + 1)
+
+
 @pytest.mark.parametrize("name", MODELS)
 async def test_an_app_that_is_a_model_answers_its_own_route_too(twins: Estate, name: str):
     said, _ = await chat(twins, MODELS[name], PICTURED)

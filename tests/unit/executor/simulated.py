@@ -2,9 +2,8 @@
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from itertools import count
 from typing import Any
 
 import msgspec
@@ -28,38 +27,53 @@ VOCODER = {"kind": "vocode", "slots": 2, "batch": {"base": 0.5, "per_token": 0.2
 ALL = {"vision": ENCODER, "thinker": THINKER, "talker": TALKER, "vocoder": VOCODER}
 
 
+class Alarm:
+    """A timer of a virtual clock."""
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def ring(self) -> None:
+        self._callback()
+
+
 class VirtualClock:
-    """Time that passes only when nothing else is left to do."""
+    """Time that passes only when nothing else is left to do. ``set`` counts the timers."""
 
     def __init__(self) -> None:
         self.time = 100.0
-        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
-        self._number = count()
+        self.set = 0
+        self._alarms: list[tuple[float, int, Alarm]] = []
         self._driver: asyncio.Task[None] | None = None
 
     @property
     def clock(self) -> Clock:
-        return Clock(lambda: self.time, self.sleep)
+        return Clock(lambda: self.time, self.later)
 
     @property
     def passed(self) -> float:
         """Seconds since the beginning."""
         return round(self.time - 100.0, 6)
 
-    async def sleep(self, seconds: float) -> None:
-        woken = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._sleepers, (self.time + seconds, next(self._number), woken))
+    def later(self, seconds: float, callback: Callable[[], None]) -> Alarm:
+        self.set += 1
+        alarm = Alarm(callback)
+        heapq.heappush(self._alarms, (self.time + seconds, self.set, alarm))
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive())
-        await woken
+        return alarm
 
     async def _drive(self) -> None:
-        while self._sleepers:
+        while self._alarms:
             await settled()
-            when, _, woken = heapq.heappop(self._sleepers)
-            if not woken.done():
+            when, _, alarm = heapq.heappop(self._alarms)
+            if not alarm.cancelled:
                 self.time = max(self.time, when)
-                woken.set_result(None)
+                alarm.ring()
                 await settled()
 
 

@@ -32,7 +32,7 @@ def turns(device: Device, most: int = 100) -> list[Turn]:
     at, found = 0.0, []
     while (turn := device.turn(at)) is not None and len(found) < most:
         at += turn.seconds
-        device.finish(turn, at)
+        device.finish(turn, at, len(turn.ends))
         found.append(turn)
     return found
 
@@ -79,7 +79,7 @@ def test_who_is_told_hears_the_time_at_which_its_pass_was_over():
     turn = device.turn(2.0)
     assert turn is not None
     assert heard == []
-    device.finish(turn, 3.0)
+    device.finish(turn, 3.0, 1)
 
     assert heard == [3.0]
 
@@ -114,14 +114,14 @@ def test_sequences_step_together_and_join_between_two_steps():
     turn = device.turn(0.0)
     assert turn is not None
     lane.put(b, 0.5)
-    device.finish(turn, 1.0)
+    device.finish(turn, 1.0, 1)
 
     kinds = []
     at = 1.0
     while (turn := device.turn(at)) is not None:
         kinds.append((turn.stepping, works(turn)))
         at += turn.seconds
-        device.finish(turn, at)
+        device.finish(turn, at, len(turn.ends))
 
     assert kinds == [(False, [b]), (True, [a, b]), (True, [a, b]), (True, [a])]
 
@@ -225,11 +225,63 @@ def test_who_leaves_during_a_turn_is_passed_over():
     turn = device.turn(0.0)
     assert turn is not None
     lane.remove(works(turn)[0], 0.5)
-    device.finish(turn, 1.0)
+    device.finish(turn, 1.0, 1)
 
     assert heard == []
     assert (lane.used, lane.tokens) == (0, 0)
     assert device.turn(9.0) is None
+
+
+# Several steps at a time
+
+
+def test_steps_that_nobody_hears_of_are_one_turn():
+    heard: list[float] = []
+    a, b = Sequence(10, told=heard.append, limit=20, first=8), Sequence(10, limit=30, first=30)
+    device, lane = talk(a, b, batch=None)
+    lane.step = Curve(base=1.0, per_token=0.1)
+
+    first, *others = turns(device)
+
+    each = [1.0 + 0.1 * (20 + 2 * step) for step in range(8)]
+    assert first.ends == pytest.approx([sum(each[: step + 1]) for step in range(8)])
+    assert heard[0] == pytest.approx(first.seconds)
+    assert [len(turn.ends) for turn in others][-1] == 10
+    assert lane.steps == {2: 20, 1: 10}
+    assert (a.done, b.done) == (20, 30)
+
+
+def test_a_turn_has_no_more_steps_than_are_allowed():
+    sequence = Sequence(1, limit=30, allowed=5, first=30)
+    device, _ = talk(sequence, batch=None)
+
+    assert [len(turn.ends) for turn in turns(device)] == [5]
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_while_somebody_else_could_go_each_step_is_a_turn(beside: bool):
+    device, lane = talk(Sequence(1, limit=30, first=30))
+    turns(device, 1)
+    other = Lane(UNIT, None, 1) if beside else lane
+    device.lanes.append(other)
+    other.put(Work(1) if beside else Sequence(1, limit=2), 1.5)
+
+    turn = device.turn(1.0)
+
+    assert turn is not None
+    assert (turn.stepping, len(turn.ends)) == (True, 1)
+
+
+def test_a_turn_may_end_after_the_step_that_is_under_way():
+    sequence = Sequence(1, limit=30, first=30)
+    device, lane = talk(sequence, batch=None)
+    turn = device.turn(0.0)
+    assert turn is not None
+
+    assert [turn.begun(passed) for passed in (0.0, 0.5, 1.0, 1.5, 29.5, 99.0)] == [1, 1, 1, 2, 30, 30]
+    device.finish(turn, 2.0, 2)
+
+    assert (sequence.done, lane.busy, lane.tokens) == (2, 2.0, 2)
 
 
 # Several components

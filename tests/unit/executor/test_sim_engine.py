@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from omnibus.settings import ExecutorSettings
 from tests.unit.executor.simulated import (
     ENCODER,
     TALKER,
+    Alarm,
     VirtualClock,
     chat,
     one,
@@ -79,8 +81,8 @@ async def test_a_simulation_runs_on_the_loops_own_clock_unless_told_otherwise():
 
 async def test_late_timers_do_not_slow_a_busy_device_down():
     class Late(VirtualClock):
-        async def sleep(self, seconds: float) -> None:
-            await super().sleep(seconds + 0.3)
+        def later(self, seconds: float, callback: Callable[[], None]) -> Alarm:
+            return super().later(seconds + 0.3, callback)
 
     late = Late()
     simulation = Simulation(settings(option="O"), profile(one("thinker", steps=40)), late.clock)

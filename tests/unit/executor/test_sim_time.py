@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from omnibus.errors import StageUnavailable
+from omnibus.executor.sim import Profile
 from tests.unit.executor.simulated import (
     bench,
     chat,
@@ -78,6 +79,45 @@ async def test_stats_show_the_queue_and_the_slots_in_use():
 
     assert (stats["slots"], stats["used"], stats["waiting"]) == (4, 4, 2)
     assert stats["parameters"] == 0
+
+
+def long_answers(**changes: Any) -> Profile:
+    return profile(one("thinker", **{"steps": 20, "chunk": 100, **changes}))
+
+
+async def test_tokens_that_share_a_message_are_made_in_the_same_time_with_fewer_timers():
+    spent = {}
+    for chunk in (1, 5, 100):
+        async with bench(long_answers(chunk=chunk)) as here:
+            done = await here.run("thinker", chat())
+            spent[chunk] = here.time.set
+            assert done == [20.0]
+            assert here["thinker"].stats()["steps"] == {"1": 19}
+
+    assert spent[1] > spent[5] > spent[100]
+    assert spent[100] < 6
+
+
+async def test_who_comes_in_the_midst_of_many_steps_waits_for_the_one_that_is_under_way():
+    async with bench(long_answers()) as here:
+        first, second, late = chat(), chat(max_tokens=5), []
+        done = asyncio.ensure_future(here.run("thinker", first))
+        here.time.later(3.3, lambda: late.append(asyncio.ensure_future(here.run("thinker", second))))
+        [whole] = await done
+        [joined] = await late[0]
+
+    assert joined == 4.0 + 1.0 + 4 * 1.5
+    assert whole == 4.0 + 1.0 + 4 * 1.5 + 12 * 1.0
+
+
+async def test_who_leaves_in_the_midst_of_many_steps_lets_the_next_one_in_after_the_one_under_way():
+    async with bench(long_answers(slots=1)) as here:
+        leaving = await here.begin("thinker", chat())
+        here.time.later(7.5, leaving.cancel)
+
+        [done] = await here.run("thinker", chat(max_tokens=3))
+
+    assert done == 8.0 + 1.0 + 2 * 1.0
 
 
 # Chance
@@ -155,12 +195,10 @@ async def test_an_engine_that_is_closed_fails_who_waits_and_who_comes():
             await here.run("vision", media())
 
 
-async def test_an_idle_executor_does_nothing():
+async def test_an_idle_executor_sets_no_timer():
     async with bench(profile()) as here:
         await here.run("vision", media())
-        clock, calls = here.time, []
-        sleep = clock.sleep
-        clock.sleep = lambda seconds: calls.append(seconds) or sleep(seconds)  # type: ignore[method-assign]
+        before = here.time.set
         await settled()
 
-    assert calls == []
+    assert here.time.set == before

@@ -14,11 +14,12 @@ from omnibus.errors import OmnibusError, ProtocolError, StageFailed
 from omnibus.executor.contract import Item, Job
 from omnibus.graph import WIRE_VERSION, Invocation, Node, as_ref
 from omnibus.plan import GOLDEN
-from omnibus.task import Segment, UnitTask, tasks_of
+from omnibus.task import CompositeTask, Segment, UnitTask, tasks_of, use
 from omnibus.task.elements import unwrapped
 from omnibus.task.literals import FROM
 from omnibus.task.own import execute
-from tests.unit.jobs import MemoryJob, Pipe
+from tests.unit.jobs import MemoryJob
+from tests.unit.task import tasks
 
 Place = tuple[int, int, str]
 
@@ -31,10 +32,10 @@ async def hosting(task: Any, job: Job) -> None:
 class Memory:
     """Request ``number``. ``segments`` are what was submitted, by step."""
 
-    def __init__(self, *tasks: UnitTask, number: int = 0, seed: int = 7) -> None:
+    def __init__(self, *hosted: UnitTask, number: int = 0, seed: int = 7) -> None:
         self.segments: dict[int, Segment] = {}
         self.ran: list[str] = []  # names of the tasks that ran, in the order in which they ended
-        self._tasks = {task.name: task for task in tasks_of(list(tasks))}
+        self._tasks = {task.name: task for task in tasks_of(list(hosted))}
         self._number = number
         self._seed = seed
         self._pipes: dict[Place, Wire] = {}
@@ -76,12 +77,12 @@ class Memory:
 
     async def _run(self, task: UnitTask, job: "WireJob", step: int, index: int) -> None:
         pipes = {output: self._pipes[step, index, output] for output in task.outputs}
-        job.outputs.update(pipes)
+        job.outputs.update(pipes)  # type: ignore[arg-type]
         try:
             await hosting(task, job)
         except OmnibusError as error:
             self._fail(pipes, error)
-        except Exception as error:  # what an executor makes of it
+        except Exception as error:  # noqa: BLE001 - what an executor makes of it
             self._fail(pipes, StageFailed(f"{task.name} failed on this request ({type(error).__name__})"))
         else:
             self.ran.append(task.name)
@@ -95,10 +96,24 @@ class Memory:
             pipe.close()
 
 
-class Wire(Pipe):
-    """A pipe that may fail."""
+class Wire:
+    """One output of one call: kept whole, so that any number of readers can follow it."""
 
-    failure: OmnibusError | None = None
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.failure: OmnibusError | None = None
+        self._closed = False
+        self._news = asyncio.Event()
+
+    def feed(self, item: Item, last: bool = False) -> None:
+        if not self._closed:
+            self.items.append(item)
+            self._closed = last
+            self._news.set()
+
+    def close(self, data: dict[str, Any] | None = None) -> None:
+        self._closed = True
+        self._news.set()
 
     async def first(self) -> Item:
         items = await self.until(1)
@@ -106,9 +121,18 @@ class Wire(Pipe):
             raise self.failure or ProtocolError("ended without a value")
         return items[0]
 
+    async def until(self, count: int) -> list[Item]:
+        """Wait for ``count`` items, or for the end."""
+        while len(self.items) < count and not self._closed:
+            self._news.clear()
+            await self._news.wait()
+        return self.items
+
     async def read(self) -> AsyncIterator[Item]:
-        async for item in super().read():
-            yield item
+        at = 0
+        while len(await self.until(at + 1)) > at:
+            yield self.items[at]
+            at += 1
         if self.failure is not None:
             raise self.failure
 
@@ -148,6 +172,32 @@ class Reading:
         if not items and self._wire.failure is not None:
             raise self._wire.failure
         return items
+
+
+class Runs:
+    """Runs async functions as composite tasks, each as a request of its own."""
+
+    def __init__(self) -> None:
+        self.runtime = Memory(*tasks.ALL)
+
+    async def __call__(self, invoke: Any, request: Any = None, **more: Any) -> Any:
+        class Task(CompositeTask):
+            async def invoke(self, request: Any) -> Any:
+                return await invoke(request)
+
+        self.runtime = Memory(*tasks.ALL, **more)
+        with use(self.runtime):
+            return await Task()(request)
+
+    @property
+    def segments(self) -> list[Segment]:
+        assert sorted(self.runtime.segments) == list(range(len(self.runtime.segments)))
+        return list(self.runtime.segments.values())
+
+    @property
+    def shapes(self) -> list[list[str]]:
+        """Tasks by segment."""
+        return [[node.task for node in segment.nodes] for segment in self.segments]
 
 
 def _document(segment: Segment, seed: int) -> Invocation:

@@ -9,6 +9,9 @@ from pydantic import BaseModel
 from omnibus.errors import BadRequest
 from omnibus.task import OnDemand, Stream, TaskInput, TaskOutput, Tensor, UnitTask
 
+#: Sums go round, so that they fit into an array however many there are.
+MANY = 1_000_003
+
 
 class NumberInput(TaskInput):
     x: int
@@ -54,7 +57,7 @@ class Add(UnitTask[AddInput, AddOutput]):
 
     async def run(self, given: AddInput) -> AddOutput:
         arrays = [*given.items, *([given.one] if given.one is not None else [])]
-        total = sum(int(array.sum()) for array in arrays) + sum(given.numbers) + given.more
+        total = (sum(int(array.sum()) for array in arrays) + sum(given.numbers) + given.more) % MANY
         return AddOutput(y=np.array([total, 0], np.int64), n=total)
 
 
@@ -76,11 +79,11 @@ class Fold(UnitTask[FoldInput, FoldOutput]):
     async def run(self, given: FoldInput) -> AsyncIterator[dict[str, Any]]:
         total = given.start
         async for part in given.parts:
-            total += part
+            total = (total + part) % MANY
             yield {"sums": total}
         if given.other is not None:
             async for part in given.other:
-                total += part
+                total = (total + part) % MANY
         yield {"n": total, "y": np.array([total, 1], np.int64)}
 
 

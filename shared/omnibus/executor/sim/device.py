@@ -6,13 +6,17 @@ its slot and takes part in every *step* until it ends (continuous batching). All
 those that could go next, the one goes that has waited longest, which is what makes components in one
 executor slow each other down.
 
-    turn = device.turn(at)                # seconds, or None: nobody can go at this time
-    device.finish(turn, at + turn.seconds)
+    turn = device.turn(at)                # or None: nobody can go at this time
+    device.finish(turn, at + turn.seconds, len(turn.ends))
+
+While nobody else could go and nobody is to be told, one turn is several steps, so that simulating them
+costs no more than simulating one. Whoever runs the device may end it after fewer, when somebody comes.
 """
 
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, MutableSequence
-from itertools import islice
+from itertools import accumulate, islice
 from math import inf
 from typing import Any, NamedTuple
 
@@ -20,6 +24,9 @@ from omnibus.executor.sim.measures import Curve
 
 #: Hears the time of what happened to a work.
 Told = Callable[[float], None]
+
+#: Most steps of one turn.
+MANY = 256
 
 
 class Work:
@@ -71,8 +78,13 @@ class Sequence(Work):
     def finished(self) -> bool:
         return self.done >= self.limit
 
-    def step(self, at: float) -> None:
-        self.done += 1
+    @property
+    def quiet(self) -> float:
+        """Steps that it may take until somebody is to be told, or has to allow more."""
+        return min(self.mark, self.limit, self.allowed) - self.done
+
+    def step(self, at: float, steps: int = 1) -> None:
+        self.done += steps
         self.ready = at
         if self.done >= self.mark or self.finished:
             self.mark = self.done + self.every
@@ -80,12 +92,21 @@ class Sequence(Work):
 
 
 class Turn(NamedTuple):
-    """What the device does next: works with the tokens of each, and the seconds that it takes."""
+    """What the device does next: works with the tokens of each, and when each of its steps ends, in seconds
+    after its beginning."""
 
     lane: "Lane"
     stepping: bool
     works: list[tuple[Work, int]]
-    seconds: float
+    ends: list[float]
+
+    @property
+    def seconds(self) -> float:
+        return self.ends[-1]
+
+    def begun(self, passed: float) -> int:
+        """Steps that have begun after so many seconds: these cannot be stopped."""
+        return min(len(self.ends), bisect_left(self.ends, passed) + 1)
 
     def parts(self) -> list[float]:
         """The seconds divided among the works."""
@@ -152,6 +173,13 @@ class Lane:
 
     # Turns
 
+    @property
+    def able(self) -> int:
+        """How many passes and steps could go sooner or later, unless something happens: 0, 1 or more."""
+        stepping = [each for each in self.active if each.done < each.allowed]
+        together = len({each.ready for each in stepping}) if stepping else 0
+        return together + (len(self._queue) > 0)
+
     def ready(self, at: float) -> tuple[float, float]:
         """Since when a pass, and a step, could go at ``at``; infinite when none could."""
         waiting = self.joining if self.step is not None else islice(self.waiting, 1)
@@ -184,41 +212,42 @@ class Lane:
                 if isinstance(work, Sequence):
                     self.active.append(work)
                     work.ready = inf  # until its pass is over
-        self.passes[len(works)] += 1
-        return self._turn(self.batch, False, works, scale)
+        return self._turn(self.batch, works, scale)
 
-    def take_step(self, at: float, scale: float) -> Turn:
-        """One step of every sequence that may take one."""
-        works: list[tuple[Work, int]] = [
-            (each, each.tokens + each.done) for each in self.active if each.done < each.allowed and each.ready <= at
+    def take_step(self, at: float, scale: float, alone: bool) -> Turn:
+        """A step of every sequence that may take one; ``alone``, as many as nobody has to hear of."""
+        going = [each for each in self.active if each.done < each.allowed and each.ready <= at]
+        steps = max(1, min(MANY, *(int(min(each.quiet, MANY)) for each in going))) if alone else 1
+        return self._turn(self.step, [(each, each.tokens + each.done) for each in going], scale, steps)
+
+    def _turn(self, curve: Curve | None, works: list[tuple[Work, int]], scale: float, steps: int = 0) -> Turn:
+        items, tokens = len(works), sum(size for _, size in works)
+        scale *= sum(work.factor for work, _ in works) / items
+        seconds = [
+            curve.seconds(items, tokens + items * step) * scale if curve is not None else 0.0
+            for step in range(max(1, steps))
         ]
-        self.steps[len(works)] += 1
-        return self._turn(self.step, True, works, scale)
+        return Turn(self, steps > 0, works, list(accumulate(seconds)))
 
-    def _turn(self, curve: Curve | None, stepping: bool, works: list[tuple[Work, int]], scale: float) -> Turn:
-        tokens = sum(size for _, size in works)
-        seconds = curve.seconds(len(works), tokens) * scale if curve is not None else 0.0
-        seconds *= sum(work.factor for work, _ in works) / len(works)
-        self.busy += seconds
-        return Turn(self, stepping, works, seconds)
-
-    def finish(self, turn: Turn, at: float) -> None:
+    def finish(self, turn: Turn, at: float, steps: int) -> None:
         """The works of ``turn`` have what they waited for; whoever left meanwhile is passed over."""
+        (self.steps if turn.stepping else self.passes)[len(turn.works)] += steps
+        self.busy += turn.ends[steps - 1]
         for work, size in turn.works:
             if work.gone:
                 continue
-            self.tokens += 1 if turn.stepping else size
+            self.tokens += steps if turn.stepping else size
             work.ready = at
             work.left -= 0 if turn.stepping else size
             if turn.stepping or not work.left:
-                self._advance(work, at)
+                self._advance(work, at, steps)
 
-    def _advance(self, work: Work, at: float) -> None:
+    def _advance(self, work: Work, at: float, steps: int) -> None:
         if not isinstance(work, Sequence):
             work.gone = True
             work.tell(at)
             return
-        work.step(at)
+        work.step(at, steps)
         if work.finished:
             self.remove(work, at)
 
@@ -237,17 +266,19 @@ class Device:
 
     def turn(self, at: float) -> Turn | None:
         """What goes at ``at``: what has waited longest, a pass before a step. None when nothing can."""
-        best, take = inf, None
+        best, chosen, stepping, able = inf, None, False, 0
         for lane in self.lanes:
-            passing, stepping = lane.ready(at)
-            if passing < best:
-                best, take = passing, lane.take_pass
-            if stepping < best:
-                best, take = stepping, lane.take_step
-        return take(at, self._scale) if take is not None else None
+            able += lane.able
+            for since, steps in zip(lane.ready(at), (False, True), strict=True):
+                if since < best:
+                    best, chosen, stepping = since, lane, steps
+        if chosen is None:
+            return None
+        return chosen.take_step(at, self._scale, able == 1) if stepping else chosen.take_pass(at, self._scale)
 
-    def finish(self, turn: Turn, at: float) -> None:
-        turn.lane.finish(turn, at)
+    def finish(self, turn: Turn, at: float, steps: int) -> None:
+        """``turn`` ended at ``at`` after so many ``steps``."""
+        turn.lane.finish(turn, at, steps)
 
 
 def _since(works: Iterable[Work], at: float) -> float:

@@ -2,19 +2,30 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from omnibus.errors import StageUnavailable
-from omnibus.executor.sim.device import Device, Lane, Sequence, Work
+from omnibus.executor.sim.device import Device, Lane, Sequence, Turn, Work
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+def _later(seconds: float, callback: Callable[[], None]) -> Timer:
+    return asyncio.get_running_loop().call_later(seconds, callback)
 
 
 class Clock(NamedTuple):
-    """Time as a machine knows it, in seconds. Tests bring their own."""
+    """Time as a machine knows it, in seconds: what it is ``now``, and what is to be called ``later``.
+
+    Tests bring their own.
+    """
 
     now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    later: Callable[[float, Callable[[], None]], Timer] = _later
 
 
 REAL = Clock()
@@ -67,7 +78,12 @@ class Machine:
         await asyncio.shield(self._starting)
 
     async def _load(self) -> None:
-        await self._clock.sleep(self._startup)
+        ready = asyncio.Event()
+        timer = self._clock.later(self._startup, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            timer.cancel()
         self._began = self._clock.now()
         self._serving = asyncio.create_task(self._serve(), name="device")
 
@@ -120,12 +136,34 @@ class Machine:
                 if turn is None:
                     await self._wake.wait()
                     continue
-                at += turn.seconds
-                await clock.sleep(max(0.0, at - clock.now()))
-                device.finish(turn, at)
+                steps = await self._pass(turn, at)
+                at += turn.ends[steps - 1]
+                device.finish(turn, at, steps)
         except Exception as error:  # the device's own boundary: whoever waits for it must not wait for ever
             self._abandon(error)
             raise
+
+    async def _pass(self, turn: Turn, began: float) -> int:
+        """Sleep until ``turn`` is over; returns its steps, fewer when something happens meanwhile."""
+        clock, steps, rung = self._clock, len(turn.ends), False
+
+        def ring() -> None:
+            nonlocal rung
+            rung = True
+            self._wake.set()
+
+        while (left := began + turn.ends[steps - 1] - clock.now()) > 0:
+            self._wake.clear()
+            timer = clock.later(left, ring)
+            try:
+                await self._wake.wait()
+            finally:
+                timer.cancel()
+            if rung:  # maybe a little early: timers are no finer than a millisecond
+                return steps
+            steps = min(steps, turn.begun(clock.now() - began))
+        await asyncio.sleep(0)  # late, but everybody else has a turn too
+        return steps
 
     def _abandon(self, error: Exception) -> None:
         self._failed = self._failed or error

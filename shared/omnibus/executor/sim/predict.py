@@ -84,9 +84,7 @@ class _Circle:
         self.mix = mix
         components = dict.fromkeys(name for demand in mix.values() for name in demand.loads)
         self.kinds: Mapping[str, str] = {name: kind_of(name, option.component(name)) for name in components}
-        self.lanes: Mapping[str, Lane] = {
-            name: lane_of(option, name, self.kinds[name], batch) for name in self.components
-        }
+        self.lanes: Mapping[str, Lane] = {name: lane_of(option, name, kind, batch) for name, kind in self.kinds.items()}
         self.device = Device(option.alpha * profile.time_scale, self.lanes.values())
         self.owners: dict[Work, tuple[Request, str]] = {}
         self.done: list[Request] = []
@@ -108,7 +106,7 @@ class _Circle:
                 raise BadRequest("the mix brings no work to the device")
             at += turn.seconds
             self._charge(turn)
-            self.device.finish(turn, at)
+            self.device.finish(turn, at, len(turn.ends))
         return at
 
     def begin(self, at: float) -> None:

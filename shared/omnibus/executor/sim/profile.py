@@ -40,7 +40,7 @@
 | `tokens` | sizes by modality, or of `any`; `per` KiB of input. Encoders, and kind any |
 | `steps` | a size: tokens of an answer; codes of a talker (`per` row, and one at least); steps of any |
 | `chars` | characters of text that are one token |
-| `chunk` | tokens, codes or steps that share a message; 0: 1, and 12 codes |
+| `chunk` | tokens, codes or steps that share a message, the fewer the dearer to simulate; 0: 1, and 12 codes |
 | `width`, `dtype` | of embeddings [tokens, width], rows and caches |
 | `samples`, `rate` | of a vocoder, per code and per second |
 | `inputs`, `streams`, `outputs` | of kind any: names that come from other nodes, and what it gives: `shape`,

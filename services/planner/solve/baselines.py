@@ -1,0 +1,102 @@
+"""What others do with the same profile, to be compared with: each returns replicas, or a plan's name and replicas."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from services.planner.solve.frame import Frame
+from services.planner.solve.problem import Infeasible, amount, require
+
+
+def served(frame: Frame, replicas: Mapping[str, int]) -> float:
+    """What ``replicas`` serve when they are routed as well as they can be, in req/s."""
+    unknown = sorted(set(replicas) - set(frame.network.names))
+    require(not unknown, f"replicas of {', '.join(unknown)}, which are no options")
+    supply = np.array([float(replicas.get(name, 0)) for name in frame.network.names])
+    return frame.served(supply, frame.network.mix()).rate
+
+
+def monolith(frame: Frame, gpus: int) -> tuple[dict[str, int], float]:
+    """The best option that runs everything alone, as often as it fits: its replicas and their req/s."""
+    parts = {part for arc in frame.network.arcs for use in arc.uses for part in use.role}
+    best: tuple[dict[str, int], float] = {}, 0.0
+    for name, option in frame.network.options.items():
+        if parts <= set(option.components) and option.gpus <= gpus:
+            replicas = {name: gpus // option.gpus}
+            best = max(best, (replicas, served(frame, replicas)), key=lambda found: found[1])
+    return best
+
+
+def triinfer(frame: Frame, stages: Mapping[str, str], instances: int) -> tuple[str, dict[str, int], float]:
+    """TriInfer's Algorithm 2: its best of E+P+D, EP+D and ED+P, as name, replicas and req/s.
+
+    ``stages`` names the option of each of "E", "P", "D", "EP" and "ED"; ``instances`` are divided by the
+    stages' work, each with at least one. What its replay measures as goodput is here what the replicas
+    serve. That the merged instances take the sum of their stages' numbers is its rule, not an optimum.
+    """
+    require(instances >= 3, f"{instances} instances are too few for three stages")
+    for stage in ("E", "P", "D"):
+        require(stage in stages, f"no option is named for stage {stage}")
+    counts = dict(zip("EPD", _partition(instances, [_work(frame, stages[stage]) for stage in "EPD"]), strict=True))
+    methods = {
+        "E+P+D": counts,
+        "EP+D": {"EP": counts["E"] + counts["P"], "D": counts["D"]},
+        "ED+P": {"ED": counts["E"] + counts["D"], "P": counts["P"]},
+    }
+    tried = [
+        (name, {stages[stage]: count for stage, count in method.items()})
+        for name, method in methods.items()
+        if method.keys() <= stages.keys()
+    ]
+    rates = [(name, replicas, served(frame, replicas)) for name, replicas in tried]
+    return max(rates, key=lambda found: found[2])
+
+
+def _partition(count: int, work: Sequence[float]) -> list[int]:
+    """``count`` in proportion to ``work``, rounded, each at least 1; the largest takes what rounding leaves."""
+    total = sum(work)
+    parts = [max(1, round(count * each / total)) if total > 0 else 1 for each in work]
+    while sum(parts) != count:
+        largest = max(range(len(parts)), key=lambda at: parts[at])
+        parts[largest] += 1 if sum(parts) < count else -1
+    return parts
+
+
+def _work(frame: Frame, option: str) -> float:
+    """Seconds of work per request of the mix when all that needs the option's components goes there."""
+    require(option in frame.network.number, f"there is no option {option}")
+    at, network = frame.network.number[option], frame.network
+    longest: dict[int, float] = {}
+    for arc in network.arcs:
+        for use in arc.uses:
+            if use.option == at:
+                longest[arc.kind] = max(longest.get(arc.kind, 0.0), use.seconds)
+    return sum(network.shares[kind] * seconds for kind, seconds in longest.items())
+
+
+def modserve(
+    frame: Frame, rate: float, capacity: Mapping[str, float] | None = None, stages: Sequence[str] | None = None
+) -> dict[str, int]:
+    """ModServe's rule: ceil(load / capacity) replicas of each stage's option for ``rate`` req/s.
+
+    ``stages`` are options of one component each (default: all such options); ``capacity`` is the work in
+    seconds per second that one replica may be given within its latency target (default 1). Equals the
+    optimum when each request type has the one path through these options.
+    """
+    amount(rate, "the rate")
+    network = frame.network
+    named = stages or [name for name, option in network.options.items() if len(option.components) == 1]
+    parts = [network.options[name].components[0] for name in named if name in network.options]
+    require(len(parts) == len(named), f"stages name options that there are not: {', '.join(named)}")
+    require(len(set(parts)) == len(parts), "two options run the same component: name one stage for each")
+    needed = {part for arc in network.arcs if network.shares[arc.kind] > 0 for use in arc.uses for part in use.role}
+    if missing := needed - set(parts):
+        raise Infeasible(f"no stage runs {', '.join(sorted(missing))} alone")
+    found = {}
+    for name in named:
+        each = (capacity or {}).get(name, 1.0)
+        require(each > 0, f"the capacity of {name} is {each}: it must be more than 0")
+        work = rate * _work(frame, name)
+        found[name] = math.ceil(work / each - 1e-9)
+    return {name: count for name, count in found.items() if count}

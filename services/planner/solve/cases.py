@@ -1,0 +1,108 @@
+"""Cases: instances, tasks and what they ask for, as JSON.
+
+    {"id": "budget-01", "kind": "budget", "task": {"gpus": 6}, "instance": {
+        "components": ["E", "L"], "order": [["E", "L"]], "options": {"EL": {"comps": ["E", "L"], "gpus": 1}},
+        "types": {"img": {"comps": ["E", "L"], "pi": 1.0}}, "paths": {"img": [["EL"]]},
+        "seconds": [{"option": "EL", "type": "img", "path": 0, "sec": 0.5}]}}
+
+Only listed paths may be taken; seconds that are absent are 0. GPUs are all of one type.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from omnibus.errors import BadRequest
+from services.planner.solve.network import Network, listed_paths
+from services.planner.solve.problem import Option, Problem, RequestType, require
+
+T = TypeVar("T")
+
+
+class _Option(msgspec.Struct):
+    comps: tuple[str, ...]
+    gpus: int = 1
+
+
+class _Type(msgspec.Struct):
+    comps: tuple[str, ...]
+    pi: float
+
+
+class _Row(msgspec.Struct):
+    option: str
+    type: str
+    path: int
+    sec: float
+
+
+class Instance(msgspec.Struct):
+    """Options and request types, the paths that may be taken, and seconds per request."""
+
+    components: tuple[str, ...]
+    options: dict[str, _Option]
+    types: dict[str, _Type]
+    order: tuple[tuple[str, str], ...] = ()
+    paths: dict[str, tuple[tuple[str, ...], ...]] = {}
+    seconds: tuple[_Row, ...] = ()
+
+    def problem(self) -> Problem:
+        # A start costs 1 whatever it takes: these cases count replicas.
+        options = {
+            name: Option(option.comps, option.gpus, start_s=1 / max(1, option.gpus))
+            for name, option in self.options.items()
+        }
+        types = {name: RequestType(kind.comps, kind.pi) for name, kind in self.types.items()}
+        return Problem(self.components, options, types, self.order)
+
+    def network(self) -> Network:
+        seconds = {(row.type, row.path, row.option): row.sec for row in self.seconds}
+        require(len(seconds) == len(self.seconds), "the same option, type and path have seconds twice")
+        return listed_paths(self.problem(), self.paths, seconds)
+
+
+class Case(msgspec.Struct):
+    """One question. What else its JSON holds, such as the answer, is not looked at."""
+
+    id: str
+    kind: str
+    task: Any
+    instance: Instance | None = None
+
+    def asked(self, kind: type[T]) -> T:
+        """The task as ``kind``. Raises ``BadRequest``."""
+        return _as(self.task, kind, f"the task of case {self.id}")
+
+    def given(self) -> Instance:
+        """The instance. Raises ``BadRequest`` when there is none."""
+        if self.instance is None:
+            raise BadRequest(f"case {self.id} has no instance")
+        return self.instance
+
+
+def read(path: str) -> dict[str, Any]:
+    """The cases of a file by id, not looked into yet. Raises ``BadRequest`` that names file and fault."""
+    try:
+        found = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"{path} is no JSON: {error}") from error
+    require(isinstance(found, list), f"{path} holds no list of cases")
+    ids = [str(case.get("id", at)) if isinstance(case, dict) else str(at) for at, case in enumerate(found)]
+    require(len(set(ids)) == len(ids), f"{path} holds two cases with the same id")
+    return dict(zip(ids, found, strict=True))
+
+
+def case(value: Any) -> Case:
+    """One case, checked. Raises ``BadRequest`` that names the field."""
+    return _as(value, Case, "a case")
+
+
+def _as(value: Any, kind: type[T], what: str) -> T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{what}: {error}") from error

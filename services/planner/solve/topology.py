@@ -1,0 +1,241 @@
+"""Replicas on nodes with bandwidth between them (Appendix A, corrected), for rates where traffic binds.
+
+As printed, Equations 7 and 8 bound nothing: traffic f[s,s',h,h'] is not tied to where replicas are, and may
+all be put on (h, h). Here a[t,p,j,h] is the rate of path p whose j-th executor is on node h, and
+z[t,p,i,j,h,h'] what flows from there to its j-th on h':
+
+    sum over h of a[t,p,j,h] = x[t,p]      sum over h' of z = a[t,p,i,h]      sum over h of z = a[t,p,j,h']
+    sum of sec * a over paths through s <= y[s,h]                sum of c_s * y[s,h] <= G_h
+    for h != h': sum of GB * z <= B[h,h']                        least sum of c_s * y[s,h]
+
+Solve times grow fast with nodes: 2 to 4 nodes take about a second, 8 more than a minute. Embeddings of
+10,000 tokens are 72 MB; they bind on 10 GbE, not on RDMA: see ``placement.py`` for the usual case.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+from scipy import sparse
+
+from services.planner.solve import highs
+from services.planner.solve.highs import Deadline, Program, Vector
+from services.planner.solve.network import Arc, Network
+from services.planner.solve.problem import amount, require
+from services.planner.solve.run import HELD
+from services.planner.solve.terms import Node
+
+#: Of a path: pairs of its stops (by position) and the GB that each request moves between them.
+Traffic = Callable[[Arc], list[tuple[int, int, float]]]
+#: Paths that a network may have here, and how many of them times pairs of nodes.
+_MOST_PATHS, _MOST_PAIRS = 2000, 200_000
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """Replicas by option and node; ``gap`` is how far, at most, fewer GPUs may be, relative."""
+
+    gpus: int
+    replicas: dict[str, dict[str, int]]
+    gap: float = 0.0
+
+
+def between_options(network: Network, edges: Mapping[tuple[str, str], float]) -> Traffic:
+    """GB per request between options that follow each other on a path."""
+    names = network.names
+    for (first, then), size in edges.items():
+        amount(size, f"GB per request from {first} to {then}")
+
+    def traffic(arc: Arc) -> list[tuple[int, int, float]]:
+        hops = [names[use.option] for use in arc.uses]
+        pairs = [(at, at + 1, edges.get((hops[at], hops[at + 1]), 0.0)) for at in range(len(hops) - 1)]
+        return [pair for pair in pairs if pair[2] > 0]
+
+    return traffic
+
+
+def between_components(edges: Mapping[tuple[str, str], float]) -> Traffic:
+    """GB per request from one component to another, which go straight to where that one runs."""
+    for (first, then), size in edges.items():
+        amount(size, f"GB per request from {first} to {then}")
+
+    def traffic(arc: Arc) -> list[tuple[int, int, float]]:
+        where = {part: at for at, use in enumerate(arc.uses) for part in use.role}
+        moved: dict[tuple[int, int], float] = {}
+        for (first, then), size in edges.items():
+            if first in where and then in where and where[first] != where[then]:
+                pair = where[first], where[then]
+                moved[pair] = moved.get(pair, 0.0) + size
+        return [(*pair, size) for pair, size in moved.items() if size > 0]
+
+    return traffic
+
+
+def paths(network: Network) -> list[Arc]:
+    """All paths as single arcs. Raises ``BadRequest`` when they are too many."""
+    leaving: dict[tuple[int, int], list[Arc]] = {}
+    for arc in network.arcs:
+        leaving.setdefault((arc.kind, arc.tail), []).append(arc)
+    found: list[Arc] = []
+    for kind, whole in enumerate(network.whole):
+        for arc in _onward(Arc(kind, 0, 0, ()), whole, leaving) if network.shares[kind] > 0 else ():
+            found.append(arc)
+            require(len(found) <= _MOST_PATHS, f"there are more than {_MOST_PATHS} paths: list fewer options")
+    return found
+
+
+def _onward(begun: Arc, whole: int, leaving: Mapping[tuple[int, int], list[Arc]]) -> Iterator[Arc]:
+    if begun.head == whole:
+        yield begun
+        return
+    for arc in leaving.get((begun.kind, begun.head), ()):
+        yield from _onward(Arc(begun.kind, 0, arc.head, begun.uses + arc.uses), whole, leaving)
+
+
+def least(
+    network: Network,
+    rate: float,
+    nodes: Mapping[str, Node],
+    bandwidth: Mapping[tuple[str, str], float],
+    traffic: Traffic | None,
+    within: float = 30.0,
+) -> Placed | None:
+    """Fewest GPUs that serve ``rate`` req/s on ``nodes``; None when none do.
+
+    ``bandwidth`` is in GB/s from one node to another; a pair without has no link. Without ``traffic``
+    nothing binds but the size of nodes, which is what the paper's printed model amounts to.
+    """
+    amount(rate, "the rate")
+    for (start, end), size in bandwidth.items():
+        require({start, end} <= nodes.keys(), f"there is bandwidth from {start} to {end}, which are no nodes")
+        amount(size, f"bandwidth from {start} to {end}")
+    for name, node in nodes.items():
+        require(node.gpus >= 0, f"node {name} has {node.gpus} GPUs")
+    ways = paths(network)
+    require(
+        len(ways) * len(nodes) ** 2 <= _MOST_PAIRS,
+        f"{len(ways)} paths over {len(nodes)} nodes are too many: name fewer options or nodes",
+    )
+    build = _Build(network, list(nodes.values()), rate)
+    build.paths(ways, traffic)
+    build.links([[bandwidth.get((start, end), 0.0) for end in nodes] for start in nodes])
+    found = highs.least(build.program(), build.cost(), Deadline(within))
+    if found is None:
+        return None
+    placed = np.round(found.x[: build.first]).reshape(build.options, len(nodes))
+    gpus = round(float(build.gpus @ placed.sum(axis=1)))
+    replicas = {
+        option: {name: int(count) for name, count in zip(nodes, row, strict=True) if count}
+        for option, row in zip(network.names, placed, strict=True)
+        if row.any()
+    }
+    return Placed(gpus, replicas, 0.0 if found.proven or gpus == 0 else max(0.0, 1 - found.bound / gpus))
+
+
+@dataclass
+class _Rows:
+    """Sparse rows as they come."""
+
+    cells: list[tuple[int, int, float]] = field(default_factory=list)
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+
+    def add(self, low: float, high: float) -> int:
+        self.low.append(low)
+        self.high.append(high)
+        return len(self.low) - 1
+
+    def put(self, row: int, column: int, value: float) -> None:
+        self.cells.append((row, column, value))
+
+
+class _Build:
+    """Columns: y[s,h], then for each path a[j,h] and z. Rates are in parts of the wanted one."""
+
+    def __init__(self, network: Network, nodes: list[Node], rate: float) -> None:
+        self._network, self._nodes, self._rate = network, nodes, rate
+        self.options = len(network.options)
+        self.first = self.columns = self.options * len(nodes)
+        self.gpus = np.array([option.gpus for option in network.options.values()], float)
+        self._rows = _Rows()
+        self._work = [self._rows.add(-np.inf, 0.0) for _ in range(self.first)]
+        self._moved: dict[tuple[int, int], list[tuple[int, float]]] = {}
+        for at in range(self.first):
+            self._rows.put(self._work[at], at, -1.0)
+
+    def paths(self, arcs: list[Arc], traffic: Traffic | None) -> None:
+        starts: dict[int, list[int]] = {kind: [] for kind, share in enumerate(self._network.shares) if share > 0}
+        for arc in arcs:
+            stops = [self._stop(use.option, use.seconds) for use in arc.uses]
+            starts[arc.kind] += stops[0]
+            for before, after in pairwise(stops):
+                self._equal(before, after)
+            for start, end, size in traffic(arc) if traffic else ():
+                self._flow(stops[start], stops[end], size)
+        for kind, columns in starts.items():
+            share = self._network.shares[kind] * (1 - HELD)
+            row = self._rows.add(share, np.inf)
+            for column in columns:
+                self._rows.put(row, column, 1.0)
+
+    def _new(self) -> int:
+        self.columns += 1
+        return self.columns - 1
+
+    def _stop(self, option: int, seconds: float) -> list[int]:
+        """One column per node: the rate of a path whose stop is there."""
+        found = [self._new() for _ in self._nodes]
+        for node, column in enumerate(found):
+            self._rows.put(self._work[option * len(self._nodes) + node], column, seconds * self._rate)
+        return found
+
+    def _equal(self, some: list[int], others: list[int]) -> None:
+        row = self._rows.add(0.0, 0.0)
+        for column in some:
+            self._rows.put(row, column, 1.0)
+        for column in others:
+            self._rows.put(row, column, -1.0)
+
+    def _flow(self, start: list[int], end: list[int], size: float) -> None:
+        flows = [[self._new() for _ in end] for _ in start]
+        for at, column in enumerate(start):
+            self._equal([column], flows[at])
+        for at, column in enumerate(end):
+            self._equal([column], [flow[at] for flow in flows])
+        for one, row in enumerate(flows):
+            for other, column in enumerate(row):
+                if one != other:
+                    self._moved.setdefault((one, other), []).append((column, size * self._rate))
+
+    def links(self, bandwidth: list[list[float]]) -> None:
+        for (one, other), flows in self._moved.items():
+            row = self._rows.add(-np.inf, bandwidth[one][other])
+            for column, size in flows:
+                self._rows.put(row, column, size)
+        for number, node in enumerate(self._nodes):
+            row = self._rows.add(-np.inf, float(node.gpus))
+            for option in range(self.options):
+                self._rows.put(row, option * len(self._nodes) + number, self.gpus[option])
+
+    def program(self) -> Program:
+        rows, columns, values = zip(*self._rows.cells, strict=True)
+        shape = len(self._rows.low), self.columns
+        matrix: Any = sparse.csc_array((values, (rows, columns)), shape=shape)
+        upper = np.full(self.columns, np.inf)
+        upper[: self.first] = [
+            node.gpus // option.gpus if option.gpu == node.gpu else 0
+            for option in self._network.options.values()
+            for node in self._nodes
+        ]
+        whole = np.zeros(self.columns)
+        whole[: self.first] = 1.0
+        return Program(
+            matrix, np.array(self._rows.low), np.array(self._rows.high), np.zeros(self.columns), upper, whole
+        )
+
+    def cost(self) -> Vector:
+        cost = np.zeros(self.columns)
+        cost[: self.first] = np.repeat(self.gpus, len(self._nodes))
+        return cost

@@ -1,0 +1,36 @@
+"""``omnibus plan solve``: the planner's solver on cases in a file, in a process of its own.
+
+The SDK knows no solver; the planner does. Its process prints one JSON object on stdout and nothing else.
+"""
+
+import argparse
+import asyncio
+import os
+from pathlib import Path
+
+from omnibus.errors import BadRequest
+from omnibus.up.spec import ROOT, python
+
+_MODULE = "services.planner.cli"
+
+
+async def plan(options: argparse.Namespace) -> int:
+    """Run the solver on ``options.file``; its exit code."""
+    if not (ROOT / "services" / "planner" / "cli.py").is_file():
+        raise BadRequest(f"the planner is not installed beside this SDK: there is no services/planner in {ROOT}")
+    paths = [str(ROOT), str(ROOT / "shared"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    process = await asyncio.create_subprocess_exec(
+        *python(_MODULE, "solve", _absolute(options.file), "--within", str(options.within)),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    try:
+        return await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute())

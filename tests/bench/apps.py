@@ -1,0 +1,191 @@
+"""How much an app notices of another one that is registered and unregistered all the time.
+
+    python -m tests.bench.apps
+
+App A answers a steady stream of requests, so many per second whether or not the last one is answered. Rounds
+in which nothing else happens take turns with rounds in which app B comes and goes every second, its worker each
+time and its executor once; the result is the median over pairs of rounds of one's 99th percentile of latency
+divided by the other's. A request that fails ends the measurement with an error, and so does a round without B.
+"""
+
+import asyncio
+import contextlib
+import io
+import json
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvloop
+
+from omnibus.up.logs import Log
+from omnibus.up.stack import Stack
+from tests.bench import bodies
+
+RATIO = "apps.register_p99_ratio"
+#: Directory of the apps: that which is measured is ``bodies.APP``.
+SERVED = Path(__file__).parent / "served"
+_OTHER = "restless"
+
+_PAIRS = 5
+_RATE = 100.0  # requests per second
+_ROUND = 4.0  # seconds
+#: Seconds between two registrations of B: many more than anybody needs, and yet its start is not all there is.
+_TURN = 1.0
+_WITHIN = 60.0  # seconds for anything to answer
+_NO_MODELS = '{"models": {}}'
+#: Seconds that requests of B may finish: short, so that its executor is soon gone when its round is over.
+_DRAIN = "0.2"
+
+
+class Operator:
+    """Who registers apps; one connection for all, so that it costs the measuring process next to nothing."""
+
+    def __init__(self, stack: Stack) -> None:
+        headers = {"authorization": f"Bearer {stack.admin_token}"}
+        self._http = httpx.AsyncClient(base_url=stack.url, headers=headers, timeout=_WITHIN, verify=False)
+
+    async def register(self, module: str) -> None:
+        await self._done("POST", "/v1/apps", 201, json={"source": {"module": module, "directory": "."}})
+
+    async def unregister(self, name: str) -> None:
+        await self._done("DELETE", f"/v1/apps/{name}", 200, 404)
+
+    async def listed(self, path: str) -> set[str]:
+        """Names of all apps, or tasks."""
+        return {each["name"] for each in (await self._done("GET", path, 200))["data"]}
+
+    async def __aenter__(self) -> "Operator":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def _done(self, method: str, path: str, *allowed: int, **more: Any) -> Any:
+        answer = await self._http.request(method, path, **more)
+        if answer.status_code not in allowed:
+            raise RuntimeError(f"{method} {path}: {answer.text}")
+        return answer.json()
+
+
+@contextlib.asynccontextmanager
+async def serving() -> AsyncIterator[tuple[Stack, Operator]]:
+    """A system without models that serves app A. Log lines are shown only when it fails."""
+    lines = io.StringIO()
+    env = {"OMNIBUS_GATEWAY_APP_DRAIN": _DRAIN}
+    made = Stack(_NO_MODELS, apps_dir=SERVED, env=env, log=Log(lines), nursery=False)
+    try:
+        async with made as stack, Operator(stack) as operator:
+            await operator.register(bodies.APP)
+            yield stack, operator
+    except BaseException:
+        print(lines.getvalue()[-8000:], file=sys.stderr)
+        raise
+
+
+class _Steady:
+    """Requests to app A at a steady rate; ``latencies`` in milliseconds, counted from when each was due."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._seeds = iter(range(bodies.FIRST, bodies.LAST))
+
+    async def round(self, seconds: float) -> list[float]:
+        latencies: list[float] = []
+        begun, count = time.perf_counter(), int(seconds * _RATE)
+        async with asyncio.TaskGroup() as group:
+            for number in range(count):
+                due = begun + number / _RATE
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                group.create_task(self._one(due, latencies))
+        self.close()  # the gateway closes what is idle for long
+        return latencies
+
+    async def _one(self, due: float, latencies: list[float]) -> None:
+        connection = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
+        seed = next(self._seeds)
+        async with asyncio.timeout(_WITHIN):
+            found = await _asked(*connection, bodies.fill(bodies.echo(), seed))
+        latencies.append(1000 * (time.perf_counter() - due))
+        if found != {"seed": seed}:
+            raise RuntimeError(f"request {seed} failed: {found}")
+        self._idle.append(connection)
+
+    def close(self) -> None:
+        for _, writer in self._idle:
+            writer.close()
+        self._idle.clear()
+
+
+async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> object:
+    """The JSON of the answer, whatever its status."""
+    head = f"POST /v1/apps/{bodies.APP}/invoke HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    told = (await reader.readuntil(b"\r\n\r\n")).lower()
+    length = told.partition(b"content-length: ")[2].partition(b"\r\n")[0]
+    return json.loads(await reader.readexactly(int(length)))
+
+
+async def _come_and_go(operator: Operator, turns: list[float]) -> None:
+    """Register and unregister app B every ``_TURN`` seconds until cancelled; ``turns`` gets when it was gone."""
+    while True:
+        begun = time.monotonic()
+        await operator.register(_OTHER)
+        await operator.unregister(_OTHER)
+        turns.append(time.monotonic())
+        await asyncio.sleep(begun + _TURN - turns[-1])
+
+
+async def _disturbed(operator: Operator, steady: _Steady) -> list[float]:
+    turns: list[float] = []
+    restless = asyncio.create_task(_come_and_go(operator, turns))
+    try:
+        latencies = await steady.round(_ROUND)
+    finally:
+        going = restless.cancel()
+        await asyncio.gather(restless, return_exceptions=True)
+    if not going:
+        restless.result()
+    if not turns:
+        raise RuntimeError(f"{_OTHER} did not come and go within {_ROUND:g} s")
+    await _gone(operator)
+    return latencies
+
+
+async def _gone(operator: Operator) -> None:
+    """B may have been on its way when its round ended: the next one begins without it."""
+    async with asyncio.timeout(_WITHIN):
+        while True:
+            if _OTHER in await operator.listed("/v1/apps"):
+                await operator.unregister(_OTHER)
+            elif "louden" not in await operator.listed("/v1/tasks"):
+                return
+            await asyncio.sleep(0.1)
+
+
+def p99(latencies: list[float]) -> float:
+    return statistics.quantiles(latencies, n=100)[98]
+
+
+async def _measured() -> float:
+    async with serving() as (stack, operator):
+        steady = _Steady(stack.port)
+        await steady.round(1.0)
+        ratios = []
+        for _ in range(_PAIRS):
+            quiet = p99(await steady.round(_ROUND))
+            ratios.append(p99(await _disturbed(operator, steady)) / quiet)
+    return statistics.median(ratios)
+
+
+def measure() -> dict[str, float]:
+    return {RATIO: round(uvloop.run(_measured()), 3)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure()))

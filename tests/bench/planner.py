@@ -1,0 +1,168 @@
+"""The planner's solver: seconds to the best deployment, and what that is worth against cells.
+
+    python -m tests.bench.planner
+
+Profiles are random: seconds of a component between 0.05 and 2 per request, alone; what runs together takes
+longer by up to 30 % (63 options) or 60 % (12 options) for each further component, as batches and memory for
+keys and values shrink. Each value is a median over several draws; every deployment is proven best. Times are
+those of the process, which works on one core.
+
+    options63      six components, all 63 options, all paths: most requests within 8 to 64 GPUs
+    components9    nine components, all 511 options, within 64 GPUs
+    replan         a new rate for 63 options, beside what runs
+    mixture10k     cells of 1 to 64 GPUs that serve most within 10,000
+    global_over_cells8   12 options, one or several degrees: the best deployment on 64 GPUs over the best mixture
+                   of cells of 1, 2, 4 and 8
+    cells8_*.gpus  GPUs that cells need for what the best deployment serves on 64, by the exact mixture and by the
+                   printed greedy algorithm, where that one ends
+"""
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from itertools import combinations
+
+from services.planner.solve import cells, mixture
+from services.planner.solve.mixture import Cell
+from services.planner.solve.network import Network, lattice
+from services.planner.solve.problem import Option, Problem, RequestType
+from services.planner.solve.replan import replan
+from services.planner.solve.solver import Solver
+from services.planner.solve.terms import Terms
+
+SIX = ("I", "V", "A", "T", "K", "G")
+SIX_ORDER = ("IT", "VT", "AT", "TK", "KG")
+NINE = ("I", "V", "A", "P", "D", "K", "G", "X", "Y")
+NINE_ORDER = ("IP", "VP", "AP", "PD", "DK", "KG", "DX", "XY")
+SIZES = (8, 16, 32, 64)
+_DRAWS, _REPLANS = 5, 40
+
+
+def _types(always: str, heard: dict[str, float]) -> dict[str, RequestType]:
+    """An image always, a video and a sound each in half of the requests, and answers by their share."""
+    return {
+        f"I{extra}{always}{answer}": RequestType(tuple(f"I{extra}{always}{answer}"), 0.25 * share)
+        for extra in ("", "V", "A", "VA")
+        for answer, share in heard.items()
+    }
+
+
+def _network(
+    seed: int, problem: Callable[[dict[str, Option]], Problem], options: dict[str, Option], lost: float
+) -> Network:
+    """``lost`` at most, for each further component of an option; a degree of n makes it n ** 0.9 times as fast."""
+    dice = random.Random(seed)
+    slower = {
+        name: (1 + lost * dice.random() * (len(option.components) - 1)) / option.gpus**0.9
+        for name, option in options.items()
+    }
+    asked = problem(options)
+    tau = {part: 0.05 * 40 ** dice.random() for part in asked.components}
+    return lattice(asked, lambda kind, option, role: slower[option] * sum(tau[part] for part in role))
+
+
+def _every(components: tuple[str, ...]) -> dict[str, Option]:
+    sets = [parts for size in range(1, len(components) + 1) for parts in combinations(components, size)]
+    return {"".join(parts): Option(parts) for parts in sets}
+
+
+def _six(options: dict[str, Option]) -> Problem:
+    order = tuple((pair[0], pair[1]) for pair in SIX_ORDER)
+    return Problem(SIX, options, _types("T", {"": 0.8, "KG": 0.2}), order)
+
+
+def _nine(options: dict[str, Option]) -> Problem:
+    order = tuple((pair[0], pair[1]) for pair in NINE_ORDER)
+    return Problem(NINE, options, _types("PD", {"": 0.6, "KG": 0.2, "XY": 0.2}), order)
+
+
+def _twelve(seed: int, degrees: tuple[int, ...]) -> Network:
+    """Each component alone, all together, and five other sets; all together on the most GPUs."""
+    dice = random.Random(seed)
+    some = dice.sample([parts for size in range(2, 6) for parts in combinations(SIX, size)], 5)
+    options = {"".join(parts): Option(parts, dice.choice(degrees)) for parts in [*((part,) for part in SIX), *some]}
+    return _network(seed, _six, {**options, "".join(SIX): Option(SIX, max(degrees))}, 0.6)
+
+
+def _seconds(work: Callable[..., object], *arguments: object) -> float:
+    before = time.process_time()
+    work(*arguments)
+    return time.process_time() - before
+
+
+def _most(solver: Solver, gpus: int) -> float:
+    found = solver.most(Terms(gpus={"": gpus}, within=60.0))
+    if not found.proven:
+        raise SystemExit(f"no proof within 60 s on {gpus} GPUs")
+    return found.rate
+
+
+def _options63() -> dict[str, float]:
+    solvers = [Solver(_network(seed, _six, _every(SIX), 0.3)) for seed in range(_DRAWS)]
+    return {
+        f"planner.options63.gpus{gpus}_s": statistics.median(_seconds(_most, solver, gpus) for solver in solvers)
+        for gpus in SIZES
+    }
+
+
+def _components9() -> float:
+    """From options and seconds to the deployment, the network included."""
+
+    def solve(seed: int) -> float:
+        return _most(Solver(_network(seed, _nine, _every(NINE), 0.3)), 64)
+
+    return statistics.median(_seconds(solve, seed) for seed in range(3))
+
+
+def _replan_ms() -> float:
+    dice, spent = random.Random(1), []
+    for seed in range(4):
+        solver = Solver(_network(seed, _six, _every(SIX), 0.3))
+        each = _most(solver, 64) / 64
+        running: dict[str, int] = {}
+        for _ in range(_REPLANS // 4):
+            rate, before = each * dice.uniform(6, 64), time.process_time()
+            running = replan(solver, rate, running).replicas
+            spent.append(time.process_time() - before)
+    return 1000 * statistics.median(spent)
+
+
+def _mixture_ms() -> float:
+    spent = []
+    for seed in range(9):
+        dice = random.Random(seed)
+        given = [Cell(size, size * dice.uniform(0.7, 1.3)) for size in range(1, 65)]
+        spent.append(_seconds(mixture.most, given, 10_000))
+    return 1000 * statistics.median(spent)
+
+
+def _over_cells() -> dict[str, float]:
+    ratios, exact, greedy = [], [], []
+    for seed in range(8):
+        solver = Solver(_twelve(seed, (1,) if seed % 2 else (1, 2, 4)))
+        whole = _most(solver, 64)
+        made = cells.of(cells.planned(solver, cells.powers(3), Terms(within=60.0)))
+        ratios.append(whole / mixture.most(made, 64).rate)
+        if printed := mixture.printed(made, whole):
+            greedy.append(printed.gpus)
+            exact.append(mixture.fewest(made, whole).gpus)
+    return {
+        "planner.global_over_cells8.gpus64": statistics.median(ratios),
+        "planner.cells8_exact.gpus": statistics.median(exact),
+        "planner.cells8_greedy.gpus": statistics.median(greedy),
+    }
+
+
+def measure() -> dict[str, float]:
+    """All values by name: seconds, milliseconds, ratios and GPUs as the names say."""
+    found = _options63()
+    found["planner.components9_s"] = _components9()
+    found["planner.replan_ms"] = _replan_ms()
+    found["planner.mixture10k_ms"] = _mixture_ms()
+    return {name: round(value, 4) for name, value in (found | _over_cells()).items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure()))

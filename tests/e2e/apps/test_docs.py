@@ -1,0 +1,113 @@
+"""What docs/apps.md shows is what works."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omnibus import errors, task
+from tests.e2e.system import ROOT
+
+pytestmark = pytest.mark.e2e
+
+DOC = (ROOT / "docs" / "apps.md").read_text()
+HEAD = """
+from collections.abc import AsyncIterator
+from pydantic import BaseModel
+from omnibus.task import *
+
+class Question(BaseModel):
+    text: str
+
+class Answer(BaseModel):
+    text: str
+"""
+SERVE = "async def serve(request: Question) -> Answer: ...\n"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", DOC, re.DOTALL | re.MULTILINE)
+
+
+def runs() -> list[str]:
+    """The three ways to write ``run``, each as a method."""
+    block = next(block for block in blocks("python") if "async def run" in block)
+    return [f"{part.rstrip()}\n" for part in re.split(r"\n\n(?= {4}(?:async )?def )", block)]
+
+
+def checked(directory: Path, text: str) -> str:
+    """What ``omnibus app check`` says of ``text``, which is fine."""
+    (directory / "shown.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "omnibus.cli", "app", "check", "shown.py"],
+        cwd=directory,
+        env={"PYTHONPATH": str(ROOT / "shared"), "PATH": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_each_way_to_write_a_unit_task_makes_an_app(tmp_path: Path, index: int):
+    draw = next(block for block in blocks("python") if "class Draw(" in block)
+    assert len(runs()) == 3
+
+    said = checked(tmp_path, f"{HEAD}{draw}\n{runs()[index]}\nDRAW = Draw()\n{SERVE}")
+
+    assert re.search(r"^tasks +draw \(own\)$", said, re.MULTILINE)
+
+
+def test_the_composite_task_makes_an_app(tmp_path: Path):
+    caption = next(block for block in blocks("python") if "class Caption(" in block)
+    made = 'CAPTION = Caption(model=MLLM(encoders={}, thinker=Think(model="m", component="thinker")))\n'
+
+    said = checked(tmp_path, f"{HEAD}{caption}\n{made}{SERVE}")
+
+    assert "think-m-thinker" in said
+
+
+@pytest.mark.parametrize(("index", "streams"), [(0, False), (1, True)])
+def test_each_way_to_write_serve_makes_an_app(tmp_path: Path, index: int, streams: bool):
+    block = next(block for block in blocks("python") if "def serve(request: Question)" in block)
+    serve = re.split(r"\n\n(?=async def)", block)[index]
+
+    said = checked(tmp_path, HEAD + serve)
+
+    assert re.search(r"^request +\{text: string\}$", said, re.MULTILINE)
+    assert ("part by part" in said) == streams
+
+
+def test_what_may_be_called_in_invoke_exists():
+    named = re.findall(r"^\| `(?:with |await )?(\w+)\(", DOC, re.MULTILINE)
+
+    assert {"choose", "pinned", "tool"} <= set(named)
+    assert [name for name in named if not hasattr(task, name)] == []
+
+
+def test_every_mistake_has_the_error_that_is_shown():
+    shown = set(re.findall(r"\| `(\w+)` \|$", DOC, re.MULTILINE))
+
+    assert len(shown) == 5
+    assert shown <= {kind.code for kind in vars(errors).values() if hasattr(kind, "code")}
+
+
+def test_every_command_exists():
+    used = set(re.findall(r"^omnibus app (\w+)", "\n".join(blocks("sh")), re.MULTILINE)) | {
+        "list",
+        "show",
+        "invoke",
+        "unregister",
+    }
+
+    for command in sorted(used):
+        argv = [sys.executable, "-m", "omnibus.cli", "app", command, "--help"]
+        done = subprocess.run(argv, env={"PYTHONPATH": str(ROOT / "shared")}, capture_output=True, check=False)
+        assert done.returncode == 0, command
+    assert {"check", "run", "register", "update"} <= used

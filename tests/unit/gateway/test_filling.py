@@ -1,0 +1,122 @@
+"""What earlier segments made, in place of the marks that later ones have for it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omnibus.errors import ProtocolError, StageFailed
+from omnibus.graph import HANDLE, Node, digest
+from omnibus.tensors.item import Item
+from services.gateway.filling import Place, filled, marked
+from services.gateway.streams import ResultStream
+
+
+class Shelf:
+    """Puts tensors nowhere, and remembers for how many readers."""
+
+    def __init__(self) -> None:
+        self.readers: list[int] = []
+
+    async def put(self, item: Item, nodes: int) -> dict[str, Any]:
+        self.readers.append(nodes)
+        return {HANDLE: {"id": len(self.readers)}, "sha256": "ab"}
+
+
+def stream(*items: Item) -> ResultStream:
+    made = ResultStream(0, "y", lambda _: np.ones(1))
+    for item in items:
+        made.add(item)
+    made.end()
+    return made
+
+
+EARLIER = {
+    (0, 0, "y"): stream(Item({}, np.ones(2))),
+    (0, 1, "n"): stream(Item({"value": 7})),
+    (0, 2, "box"): stream(Item({"name": "a"})),
+    (1, 0, "n"): stream(Item({"value": {"value": 1}})),
+    (2, 0, "n"): stream(),
+}
+
+
+def mark(*place: Any) -> dict[str, Any]:
+    return {"$from": list(place)}
+
+
+def node(**inputs: Any) -> Node:
+    return Node("add", "add", inputs, "old", (), "m", 3)
+
+
+async def fill(*nodes: Node, shelf: Shelf | None = None, earlier: Any = EARLIER) -> list[dict[str, Any]]:
+    def found(place: Place) -> Any:
+        return earlier.get(place)
+
+    return [each.inputs for each in await filled(nodes, found, shelf or Shelf())]  # type: ignore[arg-type]
+
+
+def test_nodes_without_marks_need_nothing():
+    assert not marked([node(x=1)])
+    assert marked([node(x=1), node(many=[{"deep": mark(0, 0, "y")}])])
+
+
+async def test_marks_are_filled_wherever_they_are():
+    [inputs] = await fill(
+        node(x=mark(0, 1, "n"), many=[1, {"deep": mark(0, 2, "box")}], text="$from", more=mark(1, 0, "n"))
+    )
+
+    assert inputs == {"x": 7, "many": [1, {"deep": {"name": "a"}}], "text": "$from", "more": {"value": 1}}
+
+
+async def test_a_tensor_is_placed_once_for_all_its_readers():
+    shelf = Shelf()
+
+    first, second = await fill(node(one=mark(0, 0, "y")), node(items=[mark(0, 0, "y"), mark(0, 0, "y")]), shelf=shelf)
+
+    assert shelf.readers == [3]
+    assert first["one"] == second["items"][0] == second["items"][1] == {HANDLE: {"id": 1}, "sha256": "ab"}
+
+
+async def test_a_filled_node_is_the_same_call_with_its_own_digest():
+    def found(place: Place) -> Any:
+        return EARLIER.get(place)
+
+    [made, same] = await filled([node(x=mark(0, 1, "n")), node(x=1)], found, Shelf())  # type: ignore[arg-type]
+
+    assert (made.task, made.component, made.model, made.salt) == ("add", "add", "m", 3)
+    assert made.digest == digest("add", {"x": 7})
+    assert same.digest == "old"
+
+
+@pytest.mark.parametrize("place", [(0, 0, "n"), (3, 0, "y"), (0, 9, "y")])
+async def test_a_mark_of_what_there_is_not_is_refused(place: Any):
+    with pytest.raises(ProtocolError, match=f"a graph refers to .{place[0]}, {place[1]}, .*, which no earlier segment"):
+        await fill(node(x=mark(*place)))
+
+
+@pytest.mark.parametrize("wrong", [None, 3, [0, 0], [0, 0, "y", 1], ["0", 0, "y"], [0, 0, 1], {"a": "b" * 1000}])
+async def test_a_mark_that_is_none_is_refused(wrong: Any):
+    with pytest.raises(ProtocolError, match="which is no result: .step, node, output.") as caught:
+        await fill(node(x={"$from": wrong}))
+
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("key", ["$ref", "$from", "$handle"])
+@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: {"a": [value]}, lambda value: {"value": value}])
+async def test_what_a_task_said_does_not_become_a_reference_or_a_handle(key: str, wrap: Any):
+    said = {(0, 0, "n"): stream(Item(wrap({key: [0, "y"]})))}
+
+    with pytest.raises(ProtocolError, match=r"a result holds one of the keys \$ref, \$from, \$handle"):
+        await fill(node(x=mark(0, 0, "n")), earlier=said)
+
+
+async def test_a_failure_of_an_earlier_segment_is_the_later_ones():
+    broken = stream()
+    failed = ResultStream(0, "y", lambda _: np.ones(1))
+    failed.fail(StageFailed("no more"))
+
+    with pytest.raises(StageFailed, match="no more"):
+        await fill(node(x=mark(0, 0, "y")), earlier={(0, 0, "y"): failed})
+    with pytest.raises(StageFailed, match="ended without a value"):
+        await fill(node(x=mark(0, 0, "y")), earlier={(0, 0, "y"): broken})

@@ -1,0 +1,161 @@
+"""Streams read by awaiting: what is ready, the first item for later use, and parts that come again elsewhere."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omnibus.bus.messages import Chunk
+from omnibus.errors import StageFailed
+from omnibus.tensors.item import Item
+from services.gateway.streams import Incoming, ResultStream
+from tests.unit.sidecar.node import PATIENCE
+
+
+def stream(*said: dict[str, Any], ended: bool = True) -> ResultStream:
+    made = ResultStream(0, "n", lambda _: np.ones(1))
+    tell(made, *said, ended=ended)
+    return made
+
+
+def tell(made: ResultStream, *said: dict[str, Any], ended: bool = True) -> None:
+    for seq, data in enumerate(said):
+        made.feed(Chunk("i", 0, "n", seq, data=data))
+    if ended:
+        made.feed(Chunk("i", 0, "n", len(said), last=True, empty=True))
+
+
+async def soon(waiting: Awaitable[Any]) -> Any:
+    async with asyncio.timeout(PATIENCE):
+        return await waiting
+
+
+async def rest(made: Incoming) -> list[Any]:
+    found = []
+    while items := await soon(made.next()):
+        found += [item.data for item in items]
+    return found
+
+
+# Reading
+
+
+async def test_all_that_is_ready_comes_at_once_and_nothing_after_the_last():
+    made = stream({"n": 1}, {"n": 2})
+
+    assert [item.data for item in await made.next()] == [{"n": 1}, {"n": 2}]
+    assert await made.next() == []
+    assert await made.next() == []
+
+
+async def test_a_reader_waits_for_more():
+    made = stream(ended=False)
+    reading = asyncio.ensure_future(made.next())
+    await asyncio.sleep(0)
+    assert not reading.done()
+
+    tell(made, {"n": 1})
+
+    assert [item.data for item in await soon(reading)] == [{"n": 1}]
+    assert await soon(made.next()) == []
+
+
+async def test_a_reader_that_gave_up_does_not_stop_the_others():
+    made = Incoming()
+    gone, other = asyncio.ensure_future(made.next()), asyncio.ensure_future(made.value())
+    await asyncio.sleep(0)
+    gone.cancel()
+
+    made.add(Item({"n": 1}))
+    made.wake()
+
+    assert (await soon(other)).data == {"n": 1}
+    assert [item.data for item in await made.next()] == [{"n": 1}]
+
+
+async def test_a_failure_comes_after_what_came_before_it():
+    made = stream({"n": 1}, ended=False)
+    made.fail(StageFailed("no more"))
+
+    assert [item.data for item in await made.next()] == [{"n": 1}]
+    with pytest.raises(StageFailed, match="no more"):
+        await made.next()
+
+
+async def test_what_is_whole_does_not_fail_any_more():
+    made = stream({"n": 1})
+    made.fail(StageFailed("something else"))
+
+    assert await rest(made) == [{"n": 1}]
+
+
+# The first item, for graphs that use it later
+
+
+async def test_the_first_item_is_there_also_when_it_was_read():
+    made = stream({"n": 1}, {"n": 2})
+
+    assert (await made.value()).data == {"n": 1}
+    await rest(made)
+    assert (await made.value()).data == {"n": 1}
+
+
+async def test_the_first_item_is_waited_for():
+    made = stream(ended=False)
+    waiting = [asyncio.ensure_future(made.value()) for _ in range(2)]
+    await asyncio.sleep(0)
+
+    tell(made, {"n": 1}, ended=False)
+
+    assert [(await soon(each)).data for each in waiting] == [{"n": 1}] * 2
+
+
+async def test_a_value_that_never_comes_is_an_error():
+    with pytest.raises(StageFailed, match="an output that a later step needs ended without a value: ask again"):
+        await stream().value()
+    failed = stream(ended=False)
+    failed.fail(StageFailed("no more"))
+    with pytest.raises(StageFailed, match="no more"):
+        await failed.value()
+
+
+# Parts that come again elsewhere
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [{"word": "a", "score": 0.5}, {"word": "b", "score": 0.7}, {"word": "c", "score": 0.9}],
+        [{"value": "a"}, {"value": [1]}, {"value": "b"}, {"value": 3}],
+        [{"value": [1, 2]}, {"value": [1, 2]}, {"value": []}, {"value": [3]}],
+        [{"n": 1}, {"n": 1}, {"n": 2}],
+        [{"word": "", "score": 1.0}, {"word": "a", "score": 2.0}, {"word": "", "score": 3.0}],
+        [{"box": {"x": 1}}, {"box": {"x": 1}}, {"box": {"x": 2}}],
+        [{"value": None}, {"value": True}, {"value": False}],
+    ],
+    ids=["text and number", "of several types", "lists", "numbers", "empty text and number", "dicts", "no numbers"],
+)
+async def test_no_part_is_told_twice_wherever_the_first_attempt_stopped(parts: list[dict[str, Any]]):
+    whole = await rest(stream(*parts))
+
+    for before in range(len(parts) + 1):
+        made = stream(*parts[:before], ended=False)
+        made.restart()
+        tell(made, *parts)
+        assert await rest(made) == whole
+
+
+async def test_a_part_that_differs_the_second_time_is_found_out():
+    for before, after in (
+        ({"word": "a", "n": 1}, {"word": "b", "n": 1}),
+        ({"value": [1]}, {"value": [2]}),
+        ({"n": 1}, {"n": 2}),
+    ):
+        made = stream(before, ended=False)
+        made.restart()
+        tell(made, after, {"n": 3})
+
+        with pytest.raises(StageFailed, match="continued differently"):
+            await rest(made)

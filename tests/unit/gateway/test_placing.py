@@ -1,0 +1,151 @@
+"""Inputs in the arena: placed once, kept by content, and brought back for a replay."""
+
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omnibus.bus.messages import to_handle
+from omnibus.errors import NotFound, ProtocolError, StaleHandle
+from omnibus.graph import HANDLE
+from omnibus.tensors.client import TensorClient
+from omnibus.tensors.item import Item
+from services.gateway.dispatch import ATTEMPTS
+from services.gateway.keep import MediaKeep
+from services.gateway.placing import Tensors, place, restore
+from services.sidecar.server import Sidecar
+from tests.unit.sidecar import node as nodes
+
+
+class There:
+    """A node with one client, and what is kept beside it."""
+
+    def __init__(self, sidecar: Sidecar, client: TensorClient, keep: MediaKeep) -> None:
+        self.sidecar = sidecar
+        self.client = client
+        self.keep = keep
+
+    def tensors(self, invocation: str = "i") -> Tensors:
+        return Tensors(self.client, self.keep, invocation, nodes.soon())
+
+    def read(self, literal: dict[str, Any]) -> np.ndarray:
+        handle = to_handle(literal[HANDLE])
+        array = self.client.view(handle).copy()
+        self.client.release(handle)
+        return array
+
+    async def blocks(self) -> int:
+        await self.client.stats()
+        return int(self.sidecar.snapshot()["blocks"])
+
+
+@pytest.fixture
+async def there(tmp_path: Path) -> AsyncIterator[There]:
+    keep = MediaKeep(str(tmp_path / "kept"), 1 << 20)
+    async with nodes.running(tmp_path) as sidecar:
+        client = await nodes.connect(tmp_path)
+        yield There(sidecar, client, keep)
+        await client.close()
+    keep.close()
+
+
+PICTURE = b"a picture"
+HASH = sha256(PICTURE).hexdigest()
+
+
+async def test_an_input_is_placed_with_what_is_known_of_it(there: There):
+    literal = await place(there.client, there.keep, PICTURE, ("image", "image/png", HASH), "i", nodes.soon())
+
+    assert there.read(literal).tobytes() == PICTURE
+    assert {key: literal[key] for key in literal if key != HANDLE} == {
+        "modality": "image", "mime": "image/png", "sha256": HASH, "nbytes": len(PICTURE),
+    }  # fmt: skip
+
+
+async def test_an_input_lives_until_all_attempts_have_read_it_or_the_end(there: There):
+    literal = await place(there.client, None, PICTURE, ("image", "image/png", HASH), "i", nodes.soon())
+
+    for _ in range(ATTEMPTS):
+        there.read(literal)
+    assert await there.blocks() == 1
+    there.client.end("i")
+
+    assert await there.blocks() == 0
+
+
+async def test_what_was_placed_is_brought_back_by_its_content(there: There):
+    literal = await place(there.client, there.keep, PICTURE, ("image", "image/png", HASH), "i", nodes.soon())
+    there.client.end("i")
+
+    again = await restore(there.client, there.keep, literal, "j", nodes.soon())
+
+    assert there.read(again).tobytes() == PICTURE
+    assert again[HANDLE] != literal[HANDLE]
+    with pytest.raises(StaleHandle):
+        there.read(literal)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.int64).reshape(2, 3),
+        np.ones((0, 4), np.float32),
+        np.arange(8, dtype=np.float16)[::2],
+        np.array([True, False]),
+        np.asfortranarray(np.arange(6).reshape(2, 3)),
+    ],
+    ids=["rows", "empty", "strided", "bool", "columns first"],
+)
+async def test_a_tensor_is_placed_and_brought_back_as_it_was(there: There, array: np.ndarray):
+    literal = await there.tensors().put(Item({"rate": 8}, array), 1)
+    again = await restore(there.client, there.keep, literal, "j", nodes.soon())
+
+    for each in (literal, again):
+        read = there.read(each)
+        assert (read.dtype, read.shape) == (array.dtype, array.shape)
+        assert np.array_equal(read, array)
+    assert literal["rate"] == 8
+
+
+async def test_equal_tensors_have_equal_literals_but_for_their_handles(there: There):
+    first, second = [await there.tensors(name).put(Item({}, np.ones(3)), 1) for name in ("i", "j")]
+
+    assert {**first, HANDLE: 0} == {**second, HANDLE: 0}
+    assert first[HANDLE] != second[HANDLE]
+
+
+async def test_a_tensor_lives_until_all_its_readers_have_read_it_in_all_attempts(there: There):
+    literal = await there.tensors().put(Item({}, np.ones(3)), 2)
+
+    for _ in range(2 * (ATTEMPTS + 1)):
+        assert await there.blocks() == 1
+        there.read(literal)
+
+    assert await there.blocks() == 0
+
+
+async def test_what_was_not_kept_is_not_found(there: There):
+    with pytest.raises(NotFound, match="is not kept here: record in `full` mode"):
+        await restore(there.client, there.keep, {"sha256": "0" * 64}, "j", nodes.soon())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"dtype": "object"}, {"dtype": "no such type"}, {"shape": [7]}, {"shape": "all"}, {"dtype": "float64", "shape": [3]}],
+)  # fmt: skip
+async def test_a_record_that_lies_about_a_tensor_is_refused(there: There, wrong: dict[str, Any]):
+    literal = await there.tensors().put(Item({}, np.ones(3, np.float32)), 1)
+
+    with pytest.raises(ProtocolError, match="a recorded tensor cannot be"):
+        await restore(there.client, there.keep, {**literal, **wrong}, "j", nodes.soon())
+
+
+async def test_a_record_without_a_shape_is_refused(there: There):
+    literal = await there.tensors().put(Item({}, np.ones(3, np.float32)), 1)
+    del literal["shape"]
+
+    with pytest.raises(ProtocolError, match="a recorded tensor cannot be float32 None"):
+        await restore(there.client, there.keep, literal, "j", nodes.soon())

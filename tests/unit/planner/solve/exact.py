@@ -1,0 +1,119 @@
+"""The same questions answered the slow way: every replica vector, and linear programs in fractions.
+
+Knows nothing of the solver: paths are listed here, and a simplex with Bland's rule, which always ends,
+works on whole fractions.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+from scipy import sparse
+from scipy.optimize import linprog
+
+
+@dataclass(frozen=True)
+class World:
+    """A small instance. ``seconds`` are of (option, role) alike for all types; numbers are decimal strings."""
+
+    components: tuple[str, ...]
+    order: tuple[tuple[str, str], ...]
+    options: Mapping[str, tuple[tuple[str, ...], int]]
+    types: Mapping[str, tuple[tuple[str, ...], str]]
+    tau: Mapping[str, str]
+    alpha: Mapping[str, str]
+
+    def seconds(self, option: str, role: tuple[str, ...]) -> Fraction:
+        return Fraction(self.alpha[option]) * sum(Fraction(self.tau[part]) for part in role)
+
+    def paths(self, kind: str) -> list[tuple[tuple[str, tuple[str, ...]], ...]]:
+        """All ways to run a request type: options and what each runs, in order."""
+        return list(self._onward(frozenset(self.types[kind][0]), frozenset()))
+
+    def _onward(self, whole, done) -> Iterator[tuple]:
+        if done == whole:
+            yield ()
+            return
+        for name, (parts, _) in self.options.items():
+            role = (whole - done) & set(parts)
+            waits = {first for first, then in self.order if then in role and first in whole}
+            if role and waits <= done | role:
+                ordered = tuple(part for part in self.components if part in role)
+                for rest in self._onward(whole, done | role):
+                    yield ((name, ordered), *rest)
+
+    def vectors(self, gpus: int) -> Iterator[tuple[int, ...]]:
+        """All replica vectors within ``gpus``."""
+        sizes = [count for _, count in self.options.values()]
+        for vector in product(*(range(gpus // size + 1) for size in sizes)):
+            if sum(n * size for n, size in zip(vector, sizes, strict=True)) <= gpus:
+                yield vector
+
+    def cost(self, vector) -> int:
+        return sum(n * size for n, (_, size) in zip(vector, self.options.values(), strict=True))
+
+    def table(self) -> tuple[list[list[Fraction]], list[Fraction]]:
+        """Rows ``table @ (R, x...) <= supply`` of work by option, then of demand: the first path of each type
+        takes what the others leave."""
+        kinds = [(kind, Fraction(share)) for kind, (_, share) in self.types.items() if Fraction(share) > 0]
+        free: list[tuple[int, tuple]] = []
+        first = {}
+        for at, (kind, _) in enumerate(kinds):
+            paths = self.paths(kind)
+            first[at] = paths[0]
+            free += [(at, path) for path in paths[1:]]
+        names = list(self.options)
+
+        def work(option, path):
+            return sum((self.seconds(name, role) for name, role in path if name == option), Fraction(0))
+
+        rows = []
+        for option in names:
+            row = [sum((share * work(option, first[at]) for at, (_, share) in enumerate(kinds)), Fraction(0))]
+            row += [work(option, path) - work(option, first[at]) for at, path in free]
+            rows.append(row)
+        for at, (_, share) in enumerate(kinds):
+            rows.append([-share, *(Fraction(int(at == owner)) for owner, _ in free)])
+        return rows, [Fraction(0)] * len(kinds)
+
+    def rate(self, vector) -> Fraction:
+        """The most requests per second that these replicas serve, as a fraction."""
+        rows, zeros = self.table()
+        return largest(rows, [Fraction(n) for n in vector] + zeros)
+
+    def roughly(self, gpus: int) -> dict[tuple[int, ...], float]:
+        """The rate of every replica vector within ``gpus``, by floating point, in one program."""
+        rows, zeros = self.table()
+        matrix = np.array([[float(value) for value in row] for row in rows])
+        vectors, width = list(self.vectors(gpus)), matrix.shape[1]
+        cost = np.zeros((len(vectors), width))
+        cost[:, 0] = -1.0
+        supply = np.concatenate([[*vector, *map(float, zeros)] for vector in vectors])
+        every = sparse.kron(sparse.eye_array(len(vectors)), matrix, format="csc")
+        found = linprog(cost.ravel(), A_ub=every, b_ub=supply, method="highs-ds").x
+        return dict(zip(vectors, found[::width].tolist(), strict=True))
+
+
+def largest(rows: list[list[Fraction]], supply: list[Fraction]) -> Fraction:
+    """Largest first variable with ``rows @ x <= supply``, x >= 0 and supply >= 0, by the simplex method."""
+    count, width = len(rows), len(rows[0])
+    tableau = [
+        [*row, *(Fraction(int(at == other)) for other in range(count)), value]
+        for at, (row, value) in enumerate(zip(rows, supply, strict=True))
+    ]
+    goal = [Fraction(0)] * (width + count + 1)
+    goal[0] = Fraction(-1)
+    basis = list(range(width, width + count))
+    while (entering := next((at for at, value in enumerate(goal[:-1]) if value < 0), None)) is not None:
+        ratios = [(row[-1] / row[entering], basis[at], at) for at, row in enumerate(tableau) if row[entering] > 0]
+        assert ratios, "unbounded"
+        leaving = min(ratios)[2]
+        pivot = tableau[leaving][entering]
+        tableau[leaving] = [value / pivot for value in tableau[leaving]]
+        for row in [row for at, row in enumerate(tableau) if at != leaving] + [goal]:
+            if factor := row[entering]:
+                row[:] = [value - factor * base for value, base in zip(row, tableau[leaving], strict=True)]
+        basis[leaving] = entering
+    return goal[-1]

@@ -1,0 +1,49 @@
+"""``omnibus plan solve``: one JSON object on stdout, faults on stderr."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[4]
+CASES = ROOT / "tests" / "unit" / "planner" / "cases.json"
+
+
+def solve(*arguments, cwd):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "shared")}
+    command = [sys.executable, "-m", "omnibus.cli", "plan", "solve", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_all_cases_are_answered_in_one_object(tmp_path):
+    done = solve(CASES, cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout).keys() == {case["id"] for case in json.loads(CASES.read_bytes())}
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
+def test_one_wrong_case_does_not_spoil_the_others(tmp_path):
+    given = {case["id"]: case for case in json.loads(CASES.read_bytes())}
+    good, wrong = given["binary-01"], given["mixture-01"]
+    wrong["task"]["cells"][0]["R"] = float("nan")
+    (tmp_path / "two.json").write_text(json.dumps([wrong, good]))
+
+    done = solve("two.json", cwd=tmp_path)
+
+    answers = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert answers["binary-01"]["R"] == 34.33
+    assert answers["mixture-01"]["error"]["code"] == "bad_request"
+    assert "case mixture-01: the rate of the cell of 1 GPUs is nan" in done.stderr
+
+
+def test_a_file_that_is_not_there_is_said_in_one_line(tmp_path):
+    done = solve("none.json", cwd=tmp_path)
+
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "none.json cannot be read" in done.stderr

@@ -1,0 +1,77 @@
+"""Programs against every replica vector and against fractions, on hundreds of small random worlds."""
+
+from fractions import Fraction
+
+import pytest
+
+from services.planner.solve.solver import Solver
+from services.planner.solve.terms import Terms
+from tests.unit.planner.solve import worlds
+
+#: Seeds of each batch; together 240 worlds.
+BATCHES = [range(start, start + 40) for start in range(0, 240, 40)]
+
+
+def close(left: float, right: float) -> bool:
+    return abs(left - right) <= 1e-6 * max(1e-3, abs(right))
+
+
+@pytest.mark.parametrize("seeds", BATCHES, ids=lambda seeds: f"from {seeds[0]}")
+def test_the_best_deployments_are_those_of_all_replica_vectors(seeds):
+    for seed in seeds:
+        world, gpus = worlds.world(seed), 2 + seed % 3
+        rates = world.roughly(gpus)
+        best = max(rates, key=lambda vector: rates[vector])
+        exact = float(world.rate(best))
+        solver = Solver(worlds.arcs(world))
+
+        most = solver.most(Terms(gpus={"": gpus}))
+
+        assert close(most.rate, exact), seed
+        assert most.gap == 0
+        assert close(most.rate, float(world.rate(replicas(world, most)))), seed
+        assert most.gpus == cheapest(world, rates, most.rate), seed
+
+        wanted = exact * (1.0, 0.999, 0.7)[seed // 3 % 3]
+        if exact > 0:
+            least = solver.least(wanted)
+
+            assert least.gpus == cheapest(world, rates, wanted), seed
+            assert least.capacity >= wanted * (1 - 1e-6), seed
+            assert close(least.capacity, float(world.rate(replicas(world, least)))), seed
+            assert close(sum(flow.rate for flow in least.flows), wanted), seed
+
+
+def replicas(world, solution):
+    return tuple(solution.replicas.get(name, 0) for name in world.options)
+
+
+def cheapest(world, rates, wanted):
+    return min(world.cost(vector) for vector in rates if rates[vector] >= wanted * (1 - 1e-7))
+
+
+@pytest.mark.parametrize("seeds", BATCHES, ids=lambda seeds: f"from {seeds[0]}")
+def test_listed_paths_and_arcs_are_the_same_program(seeds):
+    for seed in seeds[::4]:
+        world, terms = worlds.world(seed), Terms(gpus={"": 3 + seed // 4 % 4})
+
+        listed, arcs = Solver(worlds.paths(world)).most(terms), Solver(worlds.arcs(world)).most(terms)
+
+        assert close(listed.rate, arcs.rate), seed
+        assert (listed.gpus, listed.executors) == (arcs.gpus, arcs.executors), seed
+
+
+def test_the_check_itself_solves_a_program_whose_answer_is_known():
+    world = worlds.World(
+        ("E", "L"),
+        (("E", "L"),),
+        {"E": (("E",), 1), "L": (("L",), 1)},
+        {"img": (("E", "L"), "0.5"), "txt": (("L",), "0.5")},
+        {"E": "2", "L": "1"},
+        {"E": "1", "L": "1"},
+    )
+
+    assert world.rate((1, 1)) == 1
+    assert world.rate((1, 2)) == 1
+    assert world.rate((3, 2)) == Fraction(2)
+    assert world.rate((0, 5)) == 0

@@ -1,0 +1,93 @@
+"""The solver in silence: nothing of what it prints arrives, all else does."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from omnibus.errors import DeadlineExceeded
+from services.planner.solve import highs
+from services.planner.solve.highs import Deadline, Program
+
+CHATTER = """
+import ctypes, os, sys
+from services.planner.solve import highs
+c = ctypes.CDLL(None)
+print("before", flush=True)
+with highs.quiet():
+    c.puts(b"HighsMipSolverData::transformNewIntegerFeasibleSolution")
+    with highs.quiet():
+        os.write(1, b"nested")
+    os.write(1, b"still inside")
+print("after", flush=True)
+"""
+
+
+def knapsack(values, weights, room):
+    count = len(values)
+    return Program(
+        sparse.csc_array(np.array([weights], float)), np.array([-np.inf]), np.array([float(room)]),
+        np.zeros(count), np.ones(count), np.ones(count),
+    )  # fmt: skip
+
+
+def test_what_the_c_library_holds_back_is_dropped_too():
+    # Standard output is a pipe here, where the C library writes at the end of the process.
+    done = subprocess.run([sys.executable, "-c", CHATTER], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout == "before\nafter\n"
+
+
+def test_a_closed_standard_output_does_no_harm():
+    code = f"import os\nos.close(1)\n{CHATTER}".replace("print(", "str(")
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode != 0 or done.stderr == ""
+    assert "OSError: [Errno 9]" not in done.stderr or "os.write" in done.stderr
+
+
+def test_silence_over_threads_ends_with_the_last_of_them():
+    ready, go = threading.Barrier(3), threading.Event()
+
+    def hushed():
+        with highs.quiet():
+            ready.wait(10)
+            go.wait(10)
+
+    workers = [threading.Thread(target=hushed) for _ in range(2)]
+    before = os.fstat(1)
+    for worker in workers:
+        worker.start()
+    ready.wait(10)
+    inside = os.fstat(1)
+    go.set()
+    for worker in workers:
+        worker.join()
+
+    assert (inside.st_dev, inside.st_ino) == (os.stat(os.devnull).st_dev, os.stat(os.devnull).st_ino)
+    assert (os.fstat(1).st_dev, os.fstat(1).st_ino) == (before.st_dev, before.st_ino)
+
+
+def test_a_program_is_solved_without_a_gap():
+    program = knapsack([6, 5, 5], [3, 2, 2], 4)
+
+    found = highs.least(program, -np.array([6.0, 5.0, 5.0]), Deadline(10))
+
+    assert found.value == pytest.approx(-10)
+    assert found.proven
+
+
+def test_what_cannot_be_is_none():
+    program = knapsack([1], [1], 1).rows(sparse.csc_array(np.array([[1.0]])), 2.0, np.inf)
+
+    assert highs.least(program, np.zeros(1), Deadline(10)) is None
+
+
+def test_a_deadline_that_has_passed_is_said():
+    with pytest.raises(DeadlineExceeded, match="within -1 s"):
+        highs.least(knapsack([1], [1], 1), np.zeros(1), Deadline(-1))

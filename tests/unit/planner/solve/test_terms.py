@@ -1,0 +1,116 @@
+"""Questions under terms: running replicas, scenarios, tails, GPU types and prices, against every replica vector."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from services.planner.solve import slo
+from services.planner.solve.network import lattice
+from services.planner.solve.problem import Infeasible, Option
+from services.planner.solve.solver import Solver
+from services.planner.solve.terms import Terms, mixes, supply
+from tests.unit.planner.solve.worlds import gpus, model, two
+
+
+def brute(solver, terms, most, allowed=lambda vector: True):
+    """Rates of all allowed replica vectors with at most ``most`` of each option."""
+    frame = solver.frame
+    found = {}
+    for vector in filter(allowed, itertools.product(range(most + 1), repeat=frame.count)):
+        given = supply(terms, frame, np.array(vector, float))
+        found[vector] = min(frame.served(given, mix).rate for mix in mixes(terms, frame))
+    return found
+
+
+def test_fewer_replicas_are_started_among_plans_of_as_many_gpus():
+    solver = two(alpha=1.02)
+    rates = brute(solver, Terms(), 5)
+    for seed in range(12):
+        dice = random.Random(seed)
+        running = {name: dice.randint(0, 3) for name in ("E", "L", "EL")}
+        rate = dice.uniform(2, 6)
+
+        found = solver.least(rate, Terms(running=running))
+
+        enough = [vector for vector, served in rates.items() if served >= rate * (1 - 1e-7)]
+        cheapest = min(sum(vector) for vector in enough)
+        fewest = min(
+            sum(max(0, n - running[name]) for n, name in zip(vector, ("E", "L", "EL"), strict=True))
+            for vector in enough
+            if sum(vector) == cheapest
+        )
+        assert (found.gpus, found.spawned) == (cheapest, fewest), seed
+
+
+def test_the_same_replicas_serve_all_scenarios():
+    solver = two(alpha=1.3)
+    mixes = ({"img": 0.9, "txt": 0.1}, {"img": 0.1, "txt": 0.9})
+    rates = brute(solver, Terms(scenarios=mixes), 4)
+    for rate in (1.7, 3.1, 3.9):
+        found = solver.least(rate, Terms(scenarios=mixes))
+
+        assert found.gpus == min(sum(vector) for vector, served in rates.items() if served >= rate * (1 - 1e-7))
+        assert len(found.scenarios) == 1
+        for flows in (found.flows, *found.scenarios):
+            assert sum(flow.rate for flow in flows) == pytest.approx(rate)
+
+
+def test_the_most_under_scenarios_is_the_most_under_the_worst():
+    solver, mixes = two(alpha=1.3), ({"img": 1.0}, {"txt": 1.0})
+
+    found = solver.most(gpus(4, scenarios=mixes))
+
+    rates = brute(solver, Terms(scenarios=mixes), 4)
+    assert found.rate == pytest.approx(max(served for vector, served in rates.items() if sum(vector) <= 4))
+
+
+@pytest.mark.parametrize("way", slo.UTILISATION)
+def test_admissible_work_bounds_what_replicas_are_given(way):
+    solver = two(alpha=1.3)
+    admissible = {name: slo.admissible(way, 8) for name in ("E", "L", "EL")}
+    rates = brute(solver, Terms(admissible=admissible), 4)
+    for rate in (1.1, 2.4):
+        found = solver.least(rate, Terms(admissible=admissible))
+
+        assert found.gpus == min(sum(vector) for vector, served in rates.items() if served >= rate * (1 - 1e-7))
+        assert found.gpus > solver.least(rate).gpus
+
+    best = max(rate for vector, rate in rates.items() if sum(vector) <= 4)
+    assert solver.most(gpus(4, admissible=admissible)).rate == pytest.approx(best)
+
+
+def test_each_gpu_type_has_its_budget():
+    options = {
+        "E@a": Option(("E",), 1, "a"), "L@a": Option(("L",), 1, "a"), "E@b": Option(("E",), 1, "b"),
+        "L@b": Option(("L",), 1, "b"), "EL@b": Option(("E", "L"), 1, "b"),
+    }  # fmt: skip
+    seconds = {"E@a": 0.5, "L@a": 0.4, "E@b": 0.2, "L@b": 0.3, "EL@b": 0.6}
+    asked = model(options, {"img": ("EL", 0.7), "txt": ("L", 0.3)})
+    solver = Solver(lattice(asked, lambda kind, name, role: seconds[name] * len(role) / len(options[name].components)))
+
+    found = solver.most(Terms(gpus={"a": 3, "b": 2}))
+
+    rates = brute(solver, Terms(), 3, lambda each: sum(each[:2]) <= 3 and sum(each[2:]) <= 2)
+    assert found.rate == pytest.approx(max(rates.values()))
+    assert sum(n for name, n in found.replicas.items() if name.endswith("@a")) <= 3
+    assert solver.most(Terms(gpus={"a": 9})).replicas.keys() <= {"E@a", "L@a"}
+
+
+def test_a_price_goes_before_the_number_of_gpus():
+    options = {"fast": Option(("L",), 1, "h", price=4.0), "slow": Option(("L",), 1, "l", price=1.0)}
+    asked = model(options, {"txt": ("L", 1.0)}, ())
+    solver = Solver(lattice(asked, lambda kind, name, role: {"fast": 0.3, "slow": 1.0}[name]))
+
+    assert solver.least(3.0).replicas == {"slow": 3}
+    assert solver.least(3.0, Terms(gpus={"h": 1, "l": 2})).replicas == {"fast": 1}
+    assert solver.least(3.0).cost == 3.0
+
+
+def test_an_option_may_be_forbidden():
+    solver = two()
+
+    assert "EL" not in solver.most(gpus(6, without=("EL",))).replicas
+    with pytest.raises(Infeasible, match="no path serves requests of type img"):
+        solver.most(gpus(6, without=("E", "EL")))

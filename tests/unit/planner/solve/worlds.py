@@ -1,0 +1,110 @@
+"""Small random worlds, and models that tests share."""
+
+import random
+from itertools import combinations, pairwise
+
+import msgspec
+
+from services.planner.solve.network import Network, lattice, listed_paths
+from services.planner.solve.problem import Option, Problem, RequestType
+from services.planner.solve.solver import Solver
+from services.planner.solve.terms import Terms
+from tests.unit.planner.solve.exact import World
+
+
+def world(seed: int) -> World:
+    """Two or three components, up to five options of 1 or 2 GPUs, one to three request types."""
+    dice = random.Random(seed)
+    components = tuple("abc"[: dice.choice((2, 2, 3))])
+    pairs = list(pairwise(components))
+    order = tuple(pair for pair in pairs if dice.random() < 0.7)
+    sets = [parts for size in range(2, len(components) + 1) for parts in combinations(components, size)]
+    chosen = [(part,) for part in components] + dice.sample(sets, min(len(sets), dice.randint(1, 2)))
+    options = {"".join(parts): (parts, dice.choice((1, 1, 1, 2))) for parts in chosen}
+    kinds = [parts for size in range(1, len(components) + 1) for parts in combinations(components, size)]
+    names = [components, *dice.sample(kinds[:-1], dice.randint(0, 2))]
+    cuts = sorted(dice.sample(range(1, 1000), len(names) - 1))
+    shares = [high - low for low, high in zip([0, *cuts], [*cuts, 1000], strict=True)]
+    types = {
+        "".join(kind): (kind, f"0.{share:03d}" if share < 1000 else "1")
+        for kind, share in zip(names, shares, strict=True)
+    }
+    tau = {part: f"{dice.uniform(0.05, 2):.4f}" for part in components}
+    alpha = {name: "1" if len(parts) == 1 else f"{dice.uniform(0.8, 1.6):.3f}" for name, (parts, _) in options.items()}
+    return World(components, order, options, types, tau, alpha)
+
+
+def problem(world: World) -> Problem:
+    return Problem(
+        world.components,
+        {name: Option(parts, gpus) for name, (parts, gpus) in world.options.items()},
+        {name: RequestType(parts, float(share)) for name, (parts, share) in world.types.items()},
+        world.order,
+    )
+
+
+def arcs(world: World) -> Network:
+    """All paths, not listed."""
+    return lattice(problem(world), lambda kind, option, role: float(world.seconds(option, role)))
+
+
+def paths(world: World) -> Network:
+    """The same paths, listed."""
+    listed = {kind: [tuple(name for name, _ in path) for path in world.paths(kind)] for kind in world.types}
+    seconds = {
+        (kind, at, name): float(world.seconds(name, role))
+        for kind in world.types
+        for at, path in enumerate(world.paths(kind))
+        for name, role in path
+    }
+    return listed_paths(problem(world), listed, seconds)
+
+
+def model(options, types, order=(("E", "L"),), **changes):
+    components = tuple(dict.fromkeys(part for option in options.values() for part in option.components))
+    kinds = {name: RequestType(tuple(parts), share) for name, (parts, share) in types.items()}
+    return msgspec.structs.replace(Problem(components, options, kinds, order), **changes)
+
+
+def two(tau=None, alpha=1.0, gpus=1, **options):
+    """An encoder and a thinker, alone and together; a picture in 70 % of requests."""
+    tau = tau or {"E": 0.5, "L": 0.3}
+    known = {"E": Option(("E",)), "L": Option(("L",)), "EL": Option(("E", "L"), gpus), **options}
+    asked = model(known, {"img": ("EL", 0.7), "txt": ("L", 0.3)})
+    return Solver(lattice(asked, lambda kind, name, role: (alpha if name == "EL" else 1) * sum(tau[p] for p in role)))
+
+
+def gpus(count, **terms):
+    return Terms(gpus={"": count}, **terms)
+
+
+COMPONENTS = ("I", "V", "A", "T", "K", "G")
+ORDER = (("I", "T"), ("V", "T"), ("A", "T"), ("T", "K"), ("K", "G"))
+
+
+def omni(seed: int, degrees: tuple[int, ...] = (1,)) -> tuple[Problem, dict[str, float]]:
+    """Six components, all 63 options, eight request types; and what multiplies the seconds of each option.
+
+    An image always, a video and a sound each in half of the requests, an answer to be heard in a fifth.
+    """
+    dice = random.Random(seed)
+    types = {}
+    for extra in ("", "V", "A", "VA"):
+        for heard in ("", "KG"):
+            name = f"I{extra}T{heard}"
+            types[name] = RequestType(tuple(name), 0.25 * (0.2 if heard else 0.8))
+    options, alpha = {}, {}
+    for size in range(1, 7):
+        for parts in combinations(COMPONENTS, size):
+            gpus = dice.choice(degrees)
+            options["".join(parts)] = Option(parts, gpus)
+            alpha["".join(parts)] = (1 + 0.3 * dice.random() * dice.random() * (size - 1)) / gpus**0.9
+    return Problem(COMPONENTS, options, types, ORDER), alpha
+
+
+def omni_network(seed: int, degrees: tuple[int, ...] = (1,)) -> Network:
+    """Seconds of each component are between 0.05 and 2, evenly by size."""
+    asked, alpha = omni(seed, degrees)
+    dice = random.Random(-seed - 1)
+    tau = {part: 0.05 * 40 ** dice.random() for part in COMPONENTS}
+    return lattice(asked, lambda kind, option, role: alpha[option] * sum(tau[part] for part in role))

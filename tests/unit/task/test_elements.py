@@ -1,0 +1,134 @@
+"""From what a task gives to what travels to what a reader sees: nothing changes on the way."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+from omnibus.errors import ProtocolError, StageFailed
+from omnibus.task import Audio, TextChunk
+from omnibus.task.elements import Part, item, join, part, unwrapped, whole
+from omnibus.tensors.item import Item
+
+
+class Box(BaseModel):
+    value: Any
+    name: str = ""
+
+
+class Alone(BaseModel):
+    value: Any
+
+
+class Plain(BaseModel):
+    name: str
+
+
+VALUES: list[tuple[Any, Any]] = [
+    (str, "text"), (str, ""), (int, 3), (float, 0.5), (bool, False), (list[int], [1, 2]), (list, []), (int | None, None),
+    (dict, {}), (dict, {"a": 1}), (dict, {"value": 1}), (dict, {"value": {"value": 1}}), (dict[str, Any], {"value": 1, "b": 2}),
+    (Plain, Plain(name="a")), (Box, Box(value=1)), (Box, Box(value={"value": 2}, name="b")), (Alone, Alone(value=1)),
+    (Alone, Alone(value={"value": 3})), (Alone, Alone(value={"a": 3})), (list[Box], [Box(value=1)]),
+    (dict[str, Plain], {"a": Plain(name="b")}), (tuple[int, str], (1, "a")), (TextChunk, TextChunk(text="a", ids=[1])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "value"), VALUES, ids=str)
+def test_a_typed_reader_sees_what_was_given(kind: Any, value: Any):
+    assert whole(kind, [item(value)], "x") == value
+
+
+JSON: list[Any] = [
+    "text", 3, None, True, [1, {"value": 2}], {}, {"a": 1}, {"value": 1}, {"value": {"value": 1}}, {"value": None, "b": 2},
+    {"value": {"a": 1}}, [],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", JSON, ids=str)
+def test_a_reader_of_anything_sees_what_was_given(value: Any):
+    assert part(Any, item(value)) == value
+    assert unwrapped(item(value).data) == value
+
+
+def test_an_array_travels_as_it_is():
+    array = np.arange(4)
+
+    assert part(Any, item(array)) is array
+    assert item(array).data == {}
+
+
+def test_a_model_may_hold_one_array():
+    sound = Audio(rate=8000, array=np.ones(3, np.float32))
+
+    travelled = item(sound)
+
+    assert travelled.data == {"rate": 8000}
+    assert part(Audio, travelled).array is sound.array
+    assert part(Any, travelled) is sound.array
+
+
+@pytest.mark.parametrize("data", [{"value": 1}, {"value": {"a": 1}}, {"value": {"a": 1}, "name": "x"}])
+def test_what_an_engine_wrote_as_it_is_is_read_as_it_is(data: dict[str, Any]):
+    kind = Box if "name" in data else Alone
+
+    assert part(kind, Item(data)) == kind(**data)
+    assert part(dict, Item(data)) == data
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "said"),
+    [
+        (int, {"value": "many"}, "value: Input should be a valid integer"),
+        (Plain, {"nome": "a"}, "name: Field required"),
+        (list[Plain], {"value": [{"name": "a"}, 3]}, "1: "),
+    ],
+)
+def test_a_value_of_another_type_is_the_tasks_fault(kind: Any, data: dict[str, Any], said: str):
+    with pytest.raises(StageFailed, match=f"a task gave what is not of its declared type: {said}"):
+        whole(kind, [Item(data)], "x")
+
+
+def test_a_value_that_never_came_is_an_error():
+    with pytest.raises(ProtocolError, match="<value 'n'> ended without a value"):
+        whole(int, [], "<value 'n'>")
+
+
+class Word(Part):
+    word: str
+
+    @classmethod
+    def join(cls, parts: Any) -> str:
+        return "-".join(part.word for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts", "joined"),
+    [
+        (str, ["a", "b"], "ab"),
+        (str, [], ""),
+        (int, [1, 2], [1, 2]),
+        (int, [], []),
+        (Word, [Word(word="a"), Word(word="b")], "a-b"),
+        (Word, [], ""),
+        (Plain, [Plain(name="a")], [Plain(name="a")]),
+        (TextChunk, [TextChunk(text="a"), TextChunk(text="b")], "ab"),
+    ],
+    ids=str,
+)
+def test_the_whole_of_a_stream_is_joined_by_the_type_of_its_parts(kind: Any, parts: list[Any], joined: Any):
+    assert join(kind, parts, False) == joined
+
+
+def test_arrays_are_joined_where_their_rows_are_alike():
+    rows = [np.ones((1, 2)), np.zeros((2, 2))]
+    pictures = [np.ones((2, 2)), np.ones((2, 3))]
+
+    assert join(Any, rows, False).shape == (3, 2)
+    assert join(Any, pictures, False) is pictures
+
+
+def test_what_was_transformed_is_joined_by_what_it_is():
+    assert join(Word, ["a", "b"], True) == "ab"
+    assert join(str, [1, 2], True) == [1, 2]
+    assert join(str, [], True) == []

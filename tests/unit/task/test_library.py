@@ -1,0 +1,209 @@
+"""The composite tasks that models are served by."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from omnibus.errors import BadRequest
+from omnibus.graph import HANDLE, ref
+from omnibus.task import (
+    MLLM,
+    Audio,
+    ChatInput,
+    ChatOutput,
+    Encode,
+    Omni,
+    Talk,
+    TextChunk,
+    Think,
+    Vocode,
+    record,
+    replay,
+)
+from omnibus.task.library import (
+    Codes,
+    DecodeAudio,
+    DecodeImage,
+    DecodeVideo,
+    Denoise,
+    DrawInput,
+    ImageGeneration,
+    Say,
+    Speech,
+    SpeechInput,
+    TextEncode,
+    VideoGeneration,
+    VideoInput,
+)
+
+SEES = {"image": Encode(model="m", component="vision"), "video": Encode(model="m", component="vision")}
+HEARS = {**SEES, "audio": Encode(model="m", component="audio")}
+THINKS = Think(model="m", component="thinker")
+VL = MLLM(encoders=SEES, thinker=THINKS)
+OMNI = Omni(
+    encoders=HEARS, thinker=THINKS, talker=Talk(model="m", component="talker"),
+    vocoder=Vocode(model="m", component="vocoder"),
+)  # fmt: skip
+IMAGES = ImageGeneration(text_encoder=TextEncode(), denoiser=Denoise(), decoder=DecodeImage())
+VIDEOS = VideoGeneration(text_encoder=TextEncode(), denoiser=Denoise(), decoder=DecodeVideo(), sound=DecodeAudio())
+
+
+def media(content: str) -> dict[str, Any]:
+    return {HANDLE: {"offset": 64}, "modality": "image", "sha256": content}
+
+
+def asked(*modalities: str, **more: Any) -> ChatInput:
+    items = tuple(media(str(index)) for index in range(len(modalities)))
+    usual = {"messages": [{"role": "user", "content": "hi"}], "params": {"max_tokens": 4}}
+    return ChatInput(**{**usual, "media": items, "modalities": modalities, **more})
+
+
+def parts(recorded: Any) -> list[str]:
+    return [node.component for node in recorded.nodes]
+
+
+# Chats
+
+
+def test_text_alone_is_one_call():
+    recorded = record(VL.invoke, asked())
+
+    assert parts(recorded) == ["thinker"]
+    assert recorded.nodes[0].inputs == {
+        "messages": [{"role": "user", "content": "hi"}], "items": [], "params": {"max_tokens": 4},
+    }  # fmt: skip
+    assert recorded.outputs == ((0, "text"),)
+
+
+def test_media_are_encoded_in_their_order_and_the_thinker_gets_all():
+    recorded = record(OMNI.invoke, asked("image", "audio", "video", tokens=(5, 6, 7), answer=100))
+
+    assert parts(recorded) == ["vision", "audio", "vision", "thinker"]
+    assert recorded.nodes[3].inputs["items"] == [ref(index, "embedding") for index in range(3)]
+    assert recorded.nodes[1].inputs == {"media": media("1")}
+    assert recorded.work == (5, 6, 7, 5 + 6 + 7 + 32 + 100)
+
+
+def test_speech_adds_talker_and_vocoder_in_a_chain_of_streams():
+    recorded = record(OMNI.invoke, asked("image", voice="Ethan", speech={"max_codes": 9}))
+
+    assert parts(recorded) == ["vision", "thinker", "talker", "vocoder"]
+    assert recorded.nodes[2].uses == ((1, "prompt"), (1, "layout"), (1, "rows"))
+    assert recorded.nodes[2].inputs["voice"] == recorded.nodes[3].inputs["voice"] == "Ethan"
+    assert recorded.nodes[3].uses == ((2, "codes"),)
+    assert recorded.outputs == ((1, "text"), (3, "audio"))
+
+
+def test_an_omni_model_that_is_not_asked_to_speak_does_not():
+    assert parts(record(OMNI.invoke, asked())) == ["thinker"]
+
+
+def test_a_modality_that_the_model_does_not_take_is_a_bad_request():
+    with pytest.raises(BadRequest, match=r"takes no audio input \(it takes: image, video\)") as caught:
+        record(VL.invoke, asked("audio"))
+
+    assert caught.value.param == "messages"
+
+
+def test_messages_that_were_encoded_before_replay_alike():
+    request = asked(messages=msgspec.Raw(b'[{"role":"user"}]'))
+    recorded = record(VL.invoke, request)
+
+    answer = replay(VL.invoke, request, recorded, {})
+
+    assert answer.text.origin == (0, "text")
+    assert answer.audio is None
+
+
+def test_equal_unit_tasks_are_shared_by_composites():
+    other = MLLM(encoders={}, thinker=Think(model="m", component="thinker"))
+
+    assert record(other.invoke, asked()).nodes == record(OMNI.invoke, asked()).nodes
+
+
+@pytest.mark.parametrize(
+    ("how", "pin"),
+    [({}, ""), ({"encoder_fission": True}, "apart"), ({"encoder_fission": False}, "together"), ({"path": "E>L"}, "path:E>L")],
+)  # fmt: skip
+def test_a_composite_may_ask_for_its_path(how: dict[str, Any], pin: str):
+    task = OMNI.model_copy(update=how)
+
+    assert set(record(task.invoke, asked("image", speech={})).pins) == {pin}
+
+
+def test_a_chat_is_asked_in_plain_words():
+    request = ChatInput.of("hi", system="be brief", max_tokens=9, temperature=0.0)
+
+    assert request.messages == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    assert (request.params, request.answer) == ({"max_tokens": 9, "temperature": 0.0}, 9)
+    with pytest.raises(ValidationError):
+        ChatInput(messages=[], colour=1)  # type: ignore[call-arg]
+
+
+def test_an_app_may_change_the_words_of_an_answer():
+    class Loud(MLLM):
+        def invoke(self, request: ChatInput) -> ChatOutput:
+            return ChatOutput(text=super().invoke(request).text.transform(lambda chunk: chunk.text.upper()))
+
+    loud = Loud(encoders={}, thinker=THINKS)
+    recorded = record(loud.invoke, asked())
+
+    assert recorded.outputs == ((0, "text"),)
+    assert replay(loud.invoke, asked(), recorded, {}).text.transforms == 1
+
+
+def test_parts_of_answers_are_joined():
+    assert TextChunk.join([TextChunk(text="a"), TextChunk(text="b", finish_reason="stop")]) == "ab"
+    assert Codes.join([Codes(codes=[1, 2]), Codes(codes=[3])]) == [1, 2, 3]
+    sound = Audio.join([Audio(rate=8000, array=np.ones(2)), Audio(rate=8000), Audio(rate=8000, array=np.zeros(1))])
+    assert (sound.rate, sound.array.tolist()) == (8000, [1, 1, 0])
+    assert Audio.join([]).array.shape == (0,)
+
+
+# Speech, pictures, video
+
+
+def test_text_to_speech_is_a_chain_of_streams():
+    task = Speech(speaker=Say(model="s"), vocoder=Vocode(model="s"))
+
+    recorded = record(task.invoke, SpeechInput(text="hi", voice="low", codes=50))
+
+    assert [node.task for node in recorded.nodes] == ["say-s", "vocode-s"]
+    assert recorded.nodes[0].inputs == {"text": "hi", "voice": "low", "params": {}}
+    assert (recorded.work, recorded.outputs) == ((50, 50), ((1, "audio"),))
+
+
+def test_a_prompt_is_encoded_once_for_all_its_pictures():
+    recorded = record(IMAGES.invoke, DrawInput(prompt="a boat", n=2, width=64, height=32, steps=3))
+
+    assert parts(recorded) == ["text-encode", "denoise", "denoise", "decode-image", "decode-image"]
+    assert [node.salt for node in recorded.nodes] == [0, 0, 1, 0, 0]
+    assert recorded.nodes[4].inputs == {"latents": ref(2, "latents")}
+    assert recorded.outputs == ((3, "image"), (4, "image"))
+    assert recorded.work[1] == 64 * 32 // 256 * 3
+
+
+def test_previews_are_made_where_they_are_asked_for():
+    asked = record(IMAGES.invoke, DrawInput(prompt="a", previews=True)).outputs
+    assert (1, "progress") in asked
+    assert (1, "progress") not in record(IMAGES.invoke, DrawInput(prompt="a")).outputs
+
+
+@pytest.mark.parametrize(
+    ("more", "outputs"),
+    [
+        ({}, ((2, "frames"), (1, "progress"))),
+        ({"progress": False}, ((2, "frames"),)),
+        ({"sound": True, "progress": False}, ((3, "frames"), (2, "audio"))),
+    ],
+)
+def test_a_video_has_frames_and_what_else_was_asked_for(more: dict[str, Any], outputs: Any):
+    assert record(VIDEOS.invoke, VideoInput(prompt="a", **more)).outputs == outputs
+
+
+def test_a_video_has_one_frame_more_than_groups_of_eight():
+    assert VideoInput(prompt="a", seconds=4, fps=24).frames == 97
+    assert VideoInput(prompt="a", seconds=0.1, fps=8).frames == 1
