@@ -122,6 +122,8 @@ class Replayer:
             return [await self._bring(element, id, deadline) for element in value]
         if isinstance(value, dict) and (HANDLE in value or "sha256" in value):
             return await restore(self._tensors, self._keep, value, id, deadline)
+        if isinstance(value, dict):
+            return {key: await self._bring(each, id, deadline) for key, each in value.items()}
         return value
 
     async def _collect(self, running: Running, got: Collected) -> None:

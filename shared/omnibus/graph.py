@@ -120,8 +120,8 @@ def digest(task: str, inputs: dict[str, Any]) -> str:
 
 
 def _without_handles(value: Any) -> Any:
-    if type(value) is dict and HANDLE in value:
-        return {key: entry for key, entry in value.items() if key != HANDLE}
+    if type(value) is dict:
+        return {key: _without_handles(entry) for key, entry in value.items() if key != HANDLE}
     if type(value) is list:
         return [_without_handles(element) for element in value]
     return value

@@ -62,6 +62,7 @@ ALLOWED: dict[str, set[str]] = {
     "services.engines": set(),
     "services.gateway.__main__": HTTP | {"nats", "redis"},
     "services.planner.__main__": {"nats", "redis", "scipy"},
+    "services.planner.cli": {"scipy"},
     "services.encoder.__main__": {"nats"},
     "services.llm.__main__": {"nats"},
     "services.generator.__main__": {"nats"},

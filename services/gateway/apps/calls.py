@@ -162,7 +162,7 @@ class Call:
         self._failure = self._failure or error
         for given in self._open():
             given.fail(error)
-        if not self._ended:
+        if not self._ended and self._outputs is None:  # whoever reads outputs gets it by them
             self._run.fail(error)
             self._end(_status(error))
         self._news.set()

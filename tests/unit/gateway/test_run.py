@@ -277,14 +277,6 @@ async def test_what_came_whole_stays_whole_when_something_beside_it_fails(place:
         assert await stream.next() == []
 
 
-async def test_a_request_that_sent_nothing_ends_too(runs: Runs):
-    run = runs.open("app")
-
-    run.end("done")
-
-    assert (run.path, run.epoch) == ("", 0)
-
-
 async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(place: Estate):
     async def ask() -> None:
         with use(run):
