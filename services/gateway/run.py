@@ -162,12 +162,12 @@ class Run:
         try:
             assignment = runs.router.assign(nodes or segment.nodes, self.model)
             ticket = ticket or runs.router.ticket(assignment.model, assignment.kind, self._name(step))
-            choose = partial(runs.router.route, assignment, ticket, pinned=self._pinned, pins=segment.pins)
-            route = choose()
+            again = partial(runs.router.route, assignment, ticket, pins=segment.pins)
+            route = again(pinned=self._pinned)  # a header asks for where to begin, not for failing there
         except BaseException:
             runs.tensors.end(self._name(step))
             raise
-        running = self._dispatch(segment, ticket, assignment, route, choose, step)
+        running = self._dispatch(segment, ticket, assignment, route, again, step)
         self.segments.append(running)
         runs.records.begin(running)
         GATEWAY.path(assignment.model, assignment.kind, route.path).inc()
