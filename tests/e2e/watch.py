@@ -43,6 +43,13 @@ class Watch:
         await self.until(lambda: any(one.subject.startswith(subject) for one in self.seen))
         return next(one for one in self.seen if one.subject.startswith(subject))
 
+    async def heartbeat(self, executor: str) -> None:
+        """The next word of ``executor`` that it is ready: from here on it counts as alive for a while, come what may."""
+        before = len(self.seen)
+        status = subjects.event(subjects.EXECUTOR)
+        named = f'"id":"{executor}"'.encode()
+        await self.until(lambda: any(one.subject == status and named in one.data for one in self.seen[before:]))
+
     async def end(self, invocation: str) -> End:
         return messages.decode_end((await self.first(subjects.end(invocation))).data)
 

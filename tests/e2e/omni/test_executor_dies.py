@@ -88,8 +88,9 @@ async def test_a_request_whose_encoder_dies_is_answered_by_another_one(
     omni: System, everybody: dict[str, int], omni_checkpoint: Path, victim: str
 ):
     pid = everybody[executor(victim)]
-    os.kill(pid, signal.SIGSTOP)  # so that it surely holds the request when it dies
     async with Watch.on(omni) as watch, omni.http() as http:
+        await watch.heartbeat(executor(victim))
+        os.kill(pid, signal.SIGSTOP)  # so that it surely holds the request when it dies
         asking = asyncio.create_task(
             http.post("/v1/chat/completions", json=wanted(QUESTION), headers={"x-omnibus-path": APART})
         )

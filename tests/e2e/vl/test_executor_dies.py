@@ -72,8 +72,9 @@ async def test_an_answer_that_has_begun_goes_on_elsewhere_and_is_still_right(
 async def test_a_request_whose_encoder_dies_is_answered_by_another_one(
     vl: System, everybody: dict[str, int], text: str, victim: str, path: str
 ):
-    os.kill(everybody[victim], signal.SIGSTOP)  # so that it surely holds the request when it dies
     async with Watch.on(vl) as watch, vl.http() as http:
+        await watch.heartbeat(victim)
+        os.kill(everybody[victim], signal.SIGSTOP)  # so that it surely holds the request when it dies
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=body(), headers={"x-omnibus-path": path}))
         await watch.first(f"omnibus.task.encode-qwen2_5-vl-tiny-vision.{victim}")
         os.kill(everybody[victim], signal.SIGKILL)
