@@ -10,7 +10,7 @@ import pytest
 from tests.unit.up.programs import all_gone
 
 UP = """
-import asyncio, json, sys, tempfile
+import asyncio, json, signal, sys, tempfile
 from pathlib import Path
 import uvloop
 from omnibus.up import infra
@@ -24,6 +24,7 @@ async def main(directory):
         print(json.dumps(supervisor.pids), flush=True)
         await supervisor.run_until_signal()
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 with tempfile.TemporaryDirectory() as name:
     {"asyncio": asyncio.run, "uvloop": uvloop.run}[sys.argv[1]](main(Path(name)))
 """
