@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from itertools import count
-from math import sqrt
 
 from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError, Overloaded, ProtocolError, TooLarge
 from omnibus.graph import WIRE_VERSION, Invocation, Node, verify
 from omnibus.metrics import GATEWAY
+from omnibus.plan import spread
 from omnibus.settings import GatewaySettings
 from omnibus.task import Segment
 from omnibus.tensors.client import TensorClient
@@ -35,8 +35,6 @@ from services.gateway.streams import ResultStream
 
 #: Segments that one request may have, and nodes of one segment.
 SEGMENTS, NODES = 256, 512
-#: Steps whose multiples fill [0, 1) evenly, each by itself and all together: square roots of primes.
-_STEPS = [sqrt(prime) % 1.0 for prime in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)]
 
 
 class Runs:
@@ -139,7 +137,7 @@ class Run:
 
     def point(self, site: int) -> float:
         salt = int.from_bytes(sha256(f"{self._runs.router.gateway}/{self.app}/{site}".encode()).digest()[:8], "big")
-        return (salt / 2**64 + self._number * _STEPS[site % len(_STEPS)]) % 1.0
+        return spread(self._number, site, salt / 2**64)
 
     # Segments
 

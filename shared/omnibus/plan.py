@@ -6,6 +6,7 @@ take alike: which path a request goes, from its number and the plan's rates alon
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from math import sqrt
 
 import msgspec
 
@@ -125,6 +126,15 @@ def point(gateway: str, kind: str, number: int, seed: int) -> float:
     """
     salt = blake2b(f"{gateway}/{kind}/{seed}".encode(), digest_size=8).digest()
     return (int.from_bytes(salt, "big") / 2**64 + number * GOLDEN) % 1.0
+
+
+#: Steps whose multiples fill [0, 1) evenly, each by itself and all together: square roots of primes.
+_STEPS = [sqrt(prime) % 1.0 for prime in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)]
+
+
+def spread(number: int, site: int, offset: float) -> float:
+    """Where request ``number`` falls in [0, 1) for its ``site``-th choice: shares are met evenly, also together."""
+    return (offset + number * _STEPS[site % len(_STEPS)]) % 1.0
 
 
 def choose(paths: Sequence[Path], at: float) -> Path:

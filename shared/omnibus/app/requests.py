@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -13,14 +12,12 @@ from omnibus.app.describe import Loaded
 from omnibus.app.link import Link
 from omnibus.app.pieces import pack, unpack
 from omnibus.errors import AppFailed, DeadlineExceeded, OmnibusError, TooLarge, from_problem
+from omnibus.plan import spread
 from omnibus.task import Segment, use
 from omnibus.task.result import Source
 from omnibus.tensors.item import Item
 
 log = logging.getLogger(__name__)
-
-#: Steps of the sequences that choices follow: no two of them move together.
-_STEPS = [math.sqrt(prime) % 1.0 for prime in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)]
 
 Place = tuple[int, int, str]
 
@@ -66,7 +63,7 @@ class Request:
 
     def point(self, site: int) -> float:
         """Kronecker sequences, one per choice: their shares are met evenly, also together."""
-        return (self._order.number * _STEPS[site % len(_STEPS)] + site * 0.5**0.5) % 1.0
+        return spread(self._order.number, site, site * 0.5**0.5)
 
     # What the gateway says
 
