@@ -15,7 +15,7 @@ from omnibus.errors import ProtocolError, StoreUnavailable
 from omnibus.heard import ReadyExecutors
 from omnibus.plan import ModelPlan, Plan
 from omnibus.settings import PlannerSettings
-from omnibus.store import PlanLed, PlanProblem, StaleEpoch, Stand, Store
+from omnibus.store import PlanLed, PlanProblem, StaleEpoch, Stand, Store, mark
 from services.planner.trials import Change, Models, Trials, changes, merged
 
 log = logging.getLogger(__name__)
@@ -168,12 +168,17 @@ class Changes:
     async def _stage(self, stand: Stand, goal: Target, models: dict[str, ModelPlan]) -> None:
         """Let the executors of ``models`` start, unless they do already."""
         if stand.mark != self._staged[0]:
-            self._staged = (stand.mark, await self._readable(self._store.staged()) if stand.staged else None)
+            found = await self._readable(self._store.staged()) if stand.staged else None
+            self._staged = (stand.mark, found)
+            if found is not None and found.models == models:
+                log.info("plan epoch %d (%s) is staged already: going on with it", found.epoch, found.reason)
+                self._target = self._target._replace(reason=found.reason)
         known = self._staged[1]
-        if not stand.staged or known is None or known.models != models:
-            number = max(stand.epoch, stand.staged) + 1
-            await self._store.stage_plan(_plan(number, models, goal), self._me, LEASE)
-            log.info("plan epoch %d (%s) is staged until its executors are ready", number, goal.reason)
+        if known is None or known.models != models:
+            plan = _plan(max(stand.epoch, stand.staged) + 1, models, goal)
+            await self._store.stage_plan(plan, self._me, LEASE)
+            self._staged = (mark(plan), plan)
+            log.info("plan epoch %d (%s) is staged until its executors are ready", plan.epoch, plan.reason)
         self._pending = False
 
     async def _swap(
@@ -184,6 +189,7 @@ class Changes:
         plan = _plan(number, merged(before, goal.models, ready), goal)
         then = _plan(number + 1, merged(plan.models, goal.models, waiting), goal)
         await self._store.swap_plan(plan, then if waiting else None)
+        self._staged = (mark(then), then) if waiting else (0, None)
         self._swapped(plan)
 
     def _swapped(self, plan: Plan) -> None:

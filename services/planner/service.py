@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import time
 
 import msgspec
 
@@ -9,21 +11,23 @@ from omnibus import bus as buses
 from omnibus.bus import subjects
 from omnibus.bus.messages import PlanEvent
 from omnibus.bus.nats import NatsBus
-from omnibus.errors import BusUnavailable
+from omnibus.errors import BadRequest, BusUnavailable, StoreUnavailable
 from omnibus.heard import Gateways, ReadyExecutors
 from omnibus.plan import ModelPlan, Plan
 from omnibus.registry import AppRecord
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, PlannerSettings, StoreSettings, load
-from omnibus.store import Store
+from omnibus.store import PlanProblem, Store
 from services.planner import declare, own, reconcile
 from services.planner.changes import Changes, Target
 from services.planner.reasons import why
 
 log = logging.getLogger(__name__)
 
-#: Why the first plan is as it is.
-DECLARED = "declared"
+#: Why a plan is as it is when no app has changed.
+DECLARED, REDECLARED = "declared", "declarations changed"
+#: Seconds between two looks at the declarations file.
+LOOK = 1.0
 
 
 class PlannerService:
@@ -41,6 +45,7 @@ class PlannerService:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def startup(self) -> None:
+        read = _stamp(self._settings.models)
         self._declared = declare.plans(declare.read(self._settings.models))
         if not self._declared:
             log.info("OMNIBUS_PLANNER_MODELS declares no models: there is what apps bring")
@@ -49,9 +54,11 @@ class PlannerService:
         await self._ready.listen(self._bus, self._changes.wake)
         await self._gateways.listen(self._bus)
         self._apps = await self._store.apps()
+        if self._settings.models:
+            await self._store.tell_problem(self._settings.models, None)
         self._want(DECLARED)
         await self._changes.begin()
-        work = [self._changes.run(), self._follow_plan(), self._follow_apps()]
+        work = [self._changes.run(), self._follow_plan(), self._follow_apps(), self._follow_file(read)]
         if backend is not None:
             work.append(reconcile.Reconciler(self._store, backend, self._gateways).run())
         loop = asyncio.get_running_loop()
@@ -82,6 +89,26 @@ class PlannerService:
                 reason, self._apps = why(self._apps, apps), apps
                 self._want(reason)
 
+    async def _follow_file(self, read: object) -> None:
+        """Read the declarations again whenever their file is another one. A bad one is said and changes nothing."""
+        path = self._settings.models
+        while True:
+            await asyncio.sleep(LOOK)
+            stamp = await asyncio.to_thread(_stamp, path)
+            if stamp == read:
+                continue
+            read, problem = stamp, None
+            try:
+                self._declared = declare.plans(await asyncio.to_thread(declare.read, path))
+                self._want(REDECLARED)
+            except BadRequest as error:
+                log.error("the declarations stay as they were: %s", error)
+                problem = PlanProblem(time.time(), error.message)
+            try:
+                await self._store.tell_problem(path, problem)
+            except StoreUnavailable as error:
+                log.warning("%s", error)
+
     async def drain(self, seconds: float) -> None: ...
 
     async def shutdown(self) -> None:
@@ -90,6 +117,15 @@ class PlannerService:
         if self._bus is not None:
             await self._bus.drain()
         await self._store.close()
+
+
+def _stamp(path: str) -> object:
+    """What differs once the file at ``path`` has been written, or replaced."""
+    try:
+        found = os.stat(path) if path else None
+    except OSError:
+        return ""
+    return (found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else None
 
 
 def _stopped(task: asyncio.Task[None]) -> None:

@@ -31,21 +31,29 @@ def _command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
         from omnibus.cli.demo import demo
 
         return demo(options)
-    if options.command == "app" and options.app_command == "run":
-        from omnibus.cli.apprun import run_app
+    if options.command in ("app", "tasks"):
+        return _app(options)
+    if options.command == "plan":
+        from omnibus.cli.plans import plan
 
-        return run_app(options)
-    if options.command == "app":
-        from omnibus.cli.apps import app
+        return plan(options)
+    from omnibus.cli import look
 
-        return app(options)
+    return {"tail": look.tail, "show": look.show, "replay": look.replay}[options.command](options)
+
+
+def _app(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
     if options.command == "tasks":
         from omnibus.cli.tasks import tasks
 
         return tasks(options)
-    from omnibus.cli import look
+    if options.app_command == "run":
+        from omnibus.cli.apprun import run_app
 
-    return {"tail": look.tail, "show": look.show, "replay": look.replay}[options.command](options)
+        return run_app(options)
+    from omnibus.cli.apps import app
+
+    return app(options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_look(commands)
     _add_app(commands)
+    _add_plan(commands)
     return parser
 
 
@@ -133,3 +142,27 @@ def _add_app(commands: Any) -> None:
         command.add_argument("--json", action="store_true", help="print JSON")
     for command in (register, update, listed, show, invoke, unregister, tasks):
         command.add_argument("--url", help="the gateway; without it the running `omnibus up` is found")
+
+
+def _add_plan(commands: Any) -> None:
+    plan = commands.add_parser("plan", help="what runs and why, what was planned before, and back to it")
+    own = plan.add_subparsers(dest="plan_command", required=True, metavar="COMMAND")
+    show = own.add_parser("show", help="options, executors, paths, and why they are as they are")
+    diff = own.add_parser("diff", help="what changes from one plan to another")
+    history = own.add_parser("history", help="the plans that are kept")
+    rollback = own.add_parser("rollback", help="serve an earlier plan, and change nothing by itself")
+    resume = own.add_parser("resume", help="let the planner plan again")
+    show.add_argument("epoch", nargs="?", type=int, default=0, metavar="EPOCH", help="default: the current one")
+    diff.add_argument(
+        "epochs",
+        nargs="*",
+        type=int,
+        metavar="EPOCH",
+        help="one: from it to the current plan; none: what is staged, or what changed last",
+    )
+    history.add_argument("--limit", type=int, default=20, metavar="N", help="epochs to show (default 20)")
+    rollback.add_argument("epoch", type=int, metavar="EPOCH", help="an epoch of `omnibus plan history`")
+    show.add_argument("--nats", metavar="URL", help="the bus, which knows who is up")
+    for command in (show, diff, history, rollback, resume):
+        command.add_argument("--json", action="store_true", help="print JSON")
+        command.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")

@@ -17,10 +17,10 @@ whoever is late, so that two writers cannot cross.
 from omnibus.store.apps import AppConflict
 from omnibus.store.apps import Apps as _Apps
 from omnibus.store.connection import REREAD
-from omnibus.store.plans import Past, PlanLed, PlanProblem, StaleEpoch, Stand
+from omnibus.store.plans import Past, PlanLed, PlanProblem, StaleEpoch, Stand, mark
 from omnibus.store.plans import Plans as _Plans
 
-__all__ = ["REREAD", "AppConflict", "Past", "PlanLed", "PlanProblem", "StaleEpoch", "Stand", "Store"]
+__all__ = ["REREAD", "AppConflict", "Past", "PlanLed", "PlanProblem", "StaleEpoch", "Stand", "Store", "mark"]
 
 
 class Store(_Plans, _Apps):

@@ -80,7 +80,7 @@ class Plans(Connection):
     async def stand(self) -> Stand:
         """Where plans stand, all of one moment."""
         epoch, staged, pin = await self._call(self._redis.mget(*map(self._key, (_EPOCH, _STAGED, _PIN))))
-        return Stand(int(epoch or 0), _epoch_of(staged), int(pin or 0), crc32(staged or b""))
+        return Stand(int(epoch or 0), _epoch_of(staged), int(pin or 0), _mark(staged))
 
     async def plan(self, epoch: int = 0) -> Plan | None:
         """The current plan, or that of ``epoch``; None when there is none, or no more.
@@ -179,6 +179,15 @@ class Plans(Connection):
             await self._call(self._redis.hdel(key, who))
         else:
             await self._call(self._redis.hset(key, who, msgspec.json.encode(problem)))
+
+
+def mark(plan: Plan) -> int:
+    """``Stand.mark`` while ``plan`` is the staged one."""
+    return _mark(plans.encode(plan))
+
+
+def _mark(body: bytes | None) -> int:
+    return crc32(body) if body is not None else 0
 
 
 def _epoch_of(body: bytes | None) -> int:

@@ -42,20 +42,24 @@ def settle(
     """
     live = {name: spec for name, spec in there.items() if name not in ending}
     stay = {name for name, spec in asked.items() if name in live and _same(spec, live[name])}
-    missing = [spec for name, spec in asked.items() if name not in stay]
-    fresh: list[ProcessSpec] = []
-    for spec in missing:
+    fresh: dict[str, ProcessSpec] = {}
+    for spec in (spec for name, spec in asked.items() if name not in stay):
         twin = next((name for name, other in live.items() if name not in stay and _same(spec, other)), None)
         if twin is not None:
             stay.add(twin)
-            continue
-        names = {*there, *(each.name for each in fresh)}
-        known = there.get(spec.name)
-        if known is not None and not _same(spec, known):
-            spec = _aside(spec)
-        if spec.name not in names:
-            fresh.append(replace(spec, vital=spec.vital and vital))
-    return stay, fresh
+        elif (named := _named(spec, there, fresh)) is not None:
+            fresh[named.name] = replace(named, vital=spec.vital and vital)
+    return stay, list(fresh.values())
+
+
+def _named(spec: ProcessSpec, there: Mapping[str, ProcessSpec], fresh: Mapping[str, ProcessSpec]) -> ProcessSpec | None:
+    """``spec`` under a name that is free; None when it has to wait for one."""
+    for each in [spec] if _codes(spec) else [_plain(spec), _aside(_plain(spec))]:
+        if each.name not in there and each.name not in fresh:
+            return each
+        if each.name in there and _same(each, there[each.name]):
+            return None  # it is just ending, and may come back under its name
+    return None
 
 
 def grace(env: Mapping[str, str]) -> float:
@@ -79,13 +83,27 @@ def _spec(each: Wanted, replica: int, env: Mapping[str, str], nursery: str) -> P
         vital=not each.apps,  # an app that cannot run must not end what others use
         grace=grace(told),
     )
-    return _aside(spec) if told["OMNIBUS_EXECUTOR_FAMILY"] == PYTHON else spec  # two versions of code often run at once
+    return _aside(spec) if _codes(spec) else spec
+
+
+def _codes(spec: ProcessSpec) -> bool:
+    """Whether it runs an app's code, of which there are often two versions at once."""
+    return spec.env["OMNIBUS_EXECUTOR_FAMILY"] == PYTHON
+
+
+def _mark(spec: ProcessSpec) -> str:
+    return spec.env["OMNIBUS_EXECUTOR_ORIGIN"][:4]
 
 
 def _aside(spec: ProcessSpec) -> ProcessSpec:
     """The same under the name that executors of its kind alone have."""
-    mark = spec.env["OMNIBUS_EXECUTOR_ORIGIN"][:4]
-    return replace(spec, name=f"{spec.name}@{mark}", env={**spec.env, ID: f"{spec.env[ID]}-{mark}"})
+    return replace(spec, name=f"{spec.name}@{_mark(spec)}", env={**spec.env, ID: f"{spec.env[ID]}-{_mark(spec)}"})
+
+
+def _plain(spec: ProcessSpec) -> ProcessSpec:
+    """The same under the name that its option has."""
+    id = spec.env[ID].removesuffix(f"-{_mark(spec)}")
+    return replace(spec, name=spec.name.removesuffix(f"@{_mark(spec)}"), env={**spec.env, ID: id})
 
 
 def _same(one: ProcessSpec, other: ProcessSpec) -> bool:

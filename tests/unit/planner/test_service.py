@@ -127,9 +127,7 @@ async def test_a_model_comes_and_leaves_with_the_apps_that_bring_it(town: Town):
         await town.store.put_app(app("poem", SPELL), 0)
         first = await town.until(lambda plan: users(plan) == {"m": (), "spell": ("poem",)})
         await town.store.put_app(app("story", SPELL, COUNT, created=2000.0), 0)
-        both = await town.until(
-            lambda plan: users(plan) == {"m": (), "spell": ("poem", "story"), "count": ("story",)}
-        )
+        both = await town.until(lambda plan: users(plan) == {"m": (), "spell": ("poem", "story"), "count": ("story",)})
         await town.store.drop_app("poem", None)
         await town.until(lambda plan: users(plan) == {"m": (), "spell": ("story",), "count": ("story",)})
         await town.store.drop_app("story", None)

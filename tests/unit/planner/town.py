@@ -16,6 +16,7 @@ from services.planner.service import PlannerService
 from tests.unit.planner.crowd import Crowd
 from tests.unit.sidecar.node import until
 
+
 class Town:
     """Planners' environment, the store, the executors, and what was announced."""
 
