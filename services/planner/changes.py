@@ -9,6 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from omnibus.errors import ProtocolError, StoreUnavailable
@@ -95,6 +96,12 @@ class Changes:
                     await self._woken.wait()
             except TimeoutError:
                 continue
+
+    async def close(self) -> None:
+        """Whoever comes next may go on at once with what is staged."""
+        if self._staged[1] is not None:
+            with suppress(StoreUnavailable):
+                await self._store.lead_plan(self._me, 0.001)
 
     # One step
 
@@ -228,12 +235,14 @@ class Changes:
     async def _restore(self, known: Plan, stand: Stand) -> None:
         """The store has lost the plan, and with it what was pinned: write both again."""
         log.warning("the store lost plan epoch %d: writing it again", known.epoch)
-        number, pending = max(known.epoch, stand.epoch) + 1, self._pending
+        number = max(known.epoch, stand.epoch) + 1
         plan = _plan(number, known.models, Target(known.models, LOST, known.explain))
         await self._store.swap_plan(plan, pin=bool(self._pinned))
         self._pinned = number if self._pinned else 0
-        self._swapped(plan)
-        self._pending = pending
+        if self._base == known.epoch:  # else it was another planner's, and goes on being followed
+            self._base = number
+        self.plan = plan
+        self._announce(plan)
 
     async def _tell(self, faults: Sequence[str], again: float) -> None:
         """Say in the store what was put off and why, once. ``again`` is of the monotonic clock."""

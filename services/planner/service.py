@@ -114,6 +114,7 @@ class PlannerService:
     async def shutdown(self) -> None:
         for task in self._tasks:
             await until_cancelled(task)
+        await self._changes.close()
         if self._bus is not None:
             await self._bus.drain()
         await self._store.close()

@@ -17,7 +17,7 @@ BEAT = 0.2  # seconds
 
 
 class Crowd:
-    """Follows the current and the staged plan. Models in ``broken`` never get ready executors."""
+    """Follows the current and the staged plan. Options in ``broken`` (``m/E``) get no executors that are ready."""
 
     def __init__(self, store: Store, bus: Bus) -> None:
         self.broken: set[str] = set()
@@ -38,18 +38,25 @@ class Crowd:
     async def _follow(self) -> None:
         current: Plan | None = None
         async for stand in self._store.plan_changes():
+            staged: Plan | None = None
             with suppress(ProtocolError):
                 current = await self._store.plan(stand.epoch) or current
-            plans = [current, await self._store.staged() if stand.staged else None]
-            self.become([plan for plan in plans if plan is not None])
+            with suppress(ProtocolError):
+                staged = await self._store.staged()
+            self.become([plan for plan in (current, staged) if plan is not None])
 
     def become(self, plans: list[Plan]) -> None:
         """Come and go."""
         asked = {id: kind for each in wanted(*plans).values() for id, kind in _each(each)}
         for id in self.there.keys() - asked.keys():
             self._publish(id, self.there.pop(id), "gone")
-        self.spawned += sorted(asked.keys() - self.there.keys())
+        self.spawned += sorted(id.rpartition("-")[0] for id in asked.keys() - self.there.keys())
         self.there = asked
+        self._say()
+
+    def mend(self, option: str) -> None:
+        """Its executors are ready after all."""
+        self.broken.discard(option)
         self._say()
 
     async def _beat(self) -> None:
@@ -59,7 +66,7 @@ class Crowd:
 
     def _say(self) -> None:
         for id, kind in self.there.items():
-            if kind.model not in self.broken:
+            if f"{kind.model}/{kind.option}" not in self.broken:
                 self._publish(id, kind, "ready")
 
     def _publish(self, id: str, kind: Kind, state: str) -> None:

@@ -26,9 +26,9 @@ class Town:
         self.bus = bus
         self.announced = announced
         self.crowd = Crowd(store, bus)
-        self._models = models
+        self.models = models
 
-    def declare(self, share: int = 70, *paths: list[str], **changes: Any) -> None:
+    def declare(self, *paths: list[str], share: int = 70, **changes: Any) -> None:
         """Write the declarations: the usual deployment, or these paths, and other ``changes``."""
         usual = [{"options": ["E", "L"], "share": share}, {"options": ["EL"], "share": 100 - share}]
         declared = {**catalog.declaration("qwen2_5_vl", "/m"), "paths": usual, **changes}
@@ -36,7 +36,7 @@ class Town:
             named = {option for path in paths for option in path}
             declared["options"] = {name: option for name, option in declared["options"].items() if name in named}
             declared["paths"] = [{"options": path, "share": 1} for path in paths]
-        self._models.write_text(json.dumps({"models": {"m": declared}}))
+        self.models.write_text(json.dumps({"models": {"m": declared}}))
 
     @asynccontextmanager
     async def planner(self) -> AsyncIterator[PlannerService]:
@@ -57,6 +57,25 @@ class Town:
         plan = await self.store.plan()
         assert plan is not None
         return plan
+
+    async def staged(self, but: int = 0) -> Plan:
+        """The plan that is staged, once there is one, of another epoch than ``but``."""
+
+        async def there() -> bool:
+            return (await self.store.stand()).staged not in (0, but)
+
+        await until(there)
+        plan = await self.store.staged()
+        assert plan is not None
+        return plan
+
+    async def settled(self) -> None:
+        """Wait until nothing is staged."""
+
+        async def there() -> bool:
+            return not (await self.store.stand()).staged
+
+        await until(there)
 
     async def until(self, holds: Callable[[Plan], bool]) -> Plan:
         """The first plan of which this is true."""
