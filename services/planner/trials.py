@@ -16,6 +16,8 @@ from omnibus.wanted import Kind, groups, starts
 
 #: Seconds between two attempts at most.
 LONGEST = 3600.0
+#: Seconds for which executors must have been asked for: one that is ready, but was about to leave, may have begun to.
+SETTLES = 0.5
 
 Models = Mapping[str, ModelPlan]
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -66,6 +68,7 @@ def merged(before: Models, after: Models, chosen: Iterable[Change]) -> dict[str,
 @dataclass
 class _Trial:
     pause: float
+    began: float
     ends: float  # of the wait, or of the pause
     waits: bool = True
     fault: str = ""
@@ -84,31 +87,35 @@ class Trials:
     ) -> Sorted:
         """Sort ``wanted``; ``missing`` tells how many are ready of the kinds that are not complete."""
         known = self._trials
-        self._trials = {change.key: known[change.key] for change in wanted if change.key in known}
-        ready, waiting, later = list[Change](), list[Change](), list[Change]()
+        self._trials = {change.key: known.get(change.key) or self._begun(now) for change in wanted if change.needs}
+        found = Sorted([change for change in wanted if not change.needs], [], [], float("inf"), [])
         for change in wanted:
-            lacks = missing(change.needs)
-            if not lacks:
-                ready.append(change)
-            elif self._waits(change, lacks, now):
-                waiting.append(change)
-            else:
-                later.append(change)
-        open_ = [self._trials[change.key] for change in (*waiting, *later)]
-        faults = [trial.fault for trial in open_ if trial.fault]
-        return Sorted(ready, waiting, later, min((trial.ends for trial in open_), default=float("inf")), faults)
+            if change.needs:
+                found = self._sorted(found, change, missing(change.needs), now)
+        return found
 
-    def _waits(self, change: Change, lacks: Mapping[Kind, int], now: float) -> bool:
-        trial = self._trials.get(change.key)
-        if trial is None:
-            trial = self._trials[change.key] = _Trial(self._pause, now + self._patience)
-        elif now >= trial.ends and trial.waits:
-            trial.waits, trial.ends = False, now + trial.pause
+    def _begun(self, now: float) -> _Trial:
+        return _Trial(self._pause, now, now + self._patience)
+
+    def _sorted(self, found: Sorted, change: Change, lacks: Mapping[Kind, int], now: float) -> Sorted:
+        trial = self._trials[change.key]
+        settles = trial.began + SETTLES
+        if not lacks and now >= settles:
+            found.ready.append(change)
+            return found
+        if lacks and now >= trial.ends:
+            self._turn(trial, _fault(change, lacks, self._patience), now)
+        (found.waiting if trial.waits else found.later).append(change)
+        faults = [*found.faults, *([trial.fault] if trial.fault else [])]
+        return found._replace(look=min(found.look, trial.ends if lacks else settles), faults=faults)
+
+    def _turn(self, trial: _Trial, fault: str, now: float) -> None:
+        """Put it off, or try it again."""
+        if trial.waits:
+            trial.waits, trial.ends, trial.fault = False, now + trial.pause, fault
             trial.pause = min(2 * trial.pause, LONGEST)
-            trial.fault = _fault(change, lacks, self._patience)
-        elif now >= trial.ends:
-            trial.waits, trial.ends = True, now + self._patience
-        return trial.waits
+        else:
+            trial.waits, trial.began, trial.ends = True, now, now + self._patience
 
 
 def _fault(change: Change, lacks: Mapping[Kind, int], patience: float) -> str:

@@ -6,7 +6,7 @@ import msgspec
 
 from omnibus.plan import ModelPlan, Option
 from omnibus.wanted import Kind
-from services.planner.trials import LONGEST, Change, Trials, changes, merged
+from services.planner.trials import LONGEST, SETTLES, Change, Trials, changes, merged
 
 PATIENCE, PAUSE = 10.0, 4.0
 
@@ -130,6 +130,22 @@ def test_a_change_is_ready_whenever_its_executors_are():
     assert (found.ready, found.waiting, found.later) == (wanted, [], [])
     assert found.look == float("inf")
     assert found.faults == []
+
+
+def test_executors_that_are_ready_must_have_been_asked_for_a_little():
+    trials, wanted = Trials(PATIENCE, PAUSE), changes({}, {"a": A})
+
+    first = trials.sort(wanted, lambda _: {}, 7.0)
+    then = trials.sort(wanted, lambda _: {}, first.look)
+
+    assert (first.ready, first.waiting, first.look) == ([], wanted, 7.0 + SETTLES)
+    assert then.ready == wanted
+
+
+def test_what_needs_nobody_is_ready_at_once():
+    trials, wanted = Trials(PATIENCE, PAUSE), changes({"a": A}, {})
+
+    assert trials.sort(wanted, nobody, 0.0).ready == wanted
 
 
 def test_a_fault_says_which_executors_are_missing():
