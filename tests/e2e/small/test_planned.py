@@ -99,8 +99,37 @@ async def test_an_option_is_replaced_by_another_one_and_back(pair: System, opera
         await watch.until(lambda: sent(watch)[-1].to != one)
 
     assert len(answers) == 1
-    assert first_ready(watch, both) < first_event(watch, apart.epoch) < first_gone(watch, one)
+    assert first_ready(watch, both) < first_event(watch, apart.epoch)
+    assert all_follow(watch, apart.epoch) < first_state(watch, one, "draining")
     await pair.ledger_is_empty()
+
+
+async def test_an_operator_goes_back_and_on_by_hand(pair: System, operator: Operator):
+    (before,) = [each.epoch for each in await operator.store.history(1)]
+
+    async with busy(pair, [0, 1]) as answers:
+        operator.declare(["EL"])
+        await operator.planned("EL")
+        back = said(pair, "rollback", str(before))
+        rolled = await operator.planned(*operator.usual["options"])
+        shown = json.loads(said(pair, "show", "--json"))
+        on = said(pair, "resume")
+        await operator.planned("EL")
+
+    assert f"epoch {before} is pinned" in back
+    assert rolled.reason == f"rollback to {before}"
+    assert (shown["plan"]["epoch"], shown["pin"]) == (rolled.epoch, before)
+    assert {each["option"]: each["count"] for each in shown["up"]} == {"E": 1, "L": 2, "EL": 1}
+    assert f"epoch {before} is pinned no more" in on
+    assert len(answers) == 1
+
+
+def said(system: System, *arguments: str) -> str:
+    """What ``omnibus plan ...`` prints."""
+    process = system.command("plan", *arguments)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    return output
 
 
 def first_ready(watch: Watch, id: str) -> int:
@@ -119,6 +148,18 @@ def first_state(watch: Watch, id: str, state: str, after: int = 0) -> int:
             if (status.id, status.state) == (id, state):
                 return index
     raise AssertionError(f"{id} was never {state}")
+
+
+def all_follow(watch: Watch, epoch: int) -> int:
+    """When the last gateway said first that it goes by the plan of ``epoch``."""
+    found: dict[str, int] = {}
+    for index, each in enumerate(watch.seen):
+        if each.subject == subjects.event(subjects.GATEWAY):
+            status = messages.decode_gateway(each.data)
+            if status.epoch == epoch:
+                found.setdefault(status.id, index)
+    assert len(found) == 2
+    return max(found.values())
 
 
 def first_event(watch: Watch, epoch: int) -> int:
