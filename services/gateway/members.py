@@ -135,11 +135,11 @@ class Members:
         """The fit executor of ``option`` with the least work, this gateway's and others'; None without any.
 
         Among equals they take turns; ``turn`` is where this gateway begins. Executors of another ``origin``
-        serve only while there is none of this one.
+        serve only while there is none of this one; those that name none are of any.
         """
         fit = self.fit(model, option, exclude)
-        if origin:
-            fit = [member for member in fit if member.status.origin == origin] or fit
+        if origin and len(fit) > 1:
+            fit = [member for member in fit if member.status.origin in ("", origin)] or fit
         if len(fit) < 2:
             return fit[0] if fit else None
         pool = fit[0].pool

@@ -55,7 +55,7 @@ class Router:
         self._scope: Scope | None = None
         self._paths: dict[tuple[str, str], tuple[Path, ...]] = {}
         self._lent: dict[tuple[str, str], tuple[str, str]] = {}
-        self._origins: dict[str, str] = {}
+        self._origins: dict[tuple[str, str], str] = {}
         self._kinds: dict[str, tuple[int, count[int]]] = {}
         self._turn = zlib.crc32(gateway.encode())  # gateways begin with different replicas
 
@@ -70,7 +70,12 @@ class Router:
         self._scope = Scope(plan) if plan is not None else None
         self._paths = {}
         models = plan.models if plan is not None else {}
-        self._origins = {name: model.origin for name, model in models.items() if model.origin}
+        self._origins = {
+            (name, option): model.origin(option)
+            for name, model in models.items()
+            for option, spec in model.options.items()
+            if not spec.of
+        }
         self._lent = {
             (name, option): _split(spec.of)
             for name, model in models.items()
@@ -234,7 +239,7 @@ class Router:
             # The plan that lent it may be gone, the lender need not be.
             known = "/" not in option or option in self.model(model).options
             served = (model, option) if known else _split(option)
-        return self.members.least(*served, exclude, self._turn, self._origins.get(served[0], ""))
+        return self.members.least(*served, exclude, self._turn, self._origins.get(served, ""))
 
     def stages(self, model: str) -> dict[str, str]:
         """Components of ``model`` that some executor serves, its own or a lender's: ``ok`` or what is wrong."""

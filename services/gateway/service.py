@@ -6,10 +6,14 @@ import logging
 import secrets
 import socket
 
+import msgspec
+
 from omnibus.bus import subjects
+from omnibus.bus.messages import GatewayStatus
 from omnibus.bus.nats import NatsBus
-from omnibus.errors import Fatal, OmnibusError
+from omnibus.errors import Fatal, OmnibusError, StoreUnavailable
 from omnibus.metrics import GATEWAY
+from omnibus.plan import Plan
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, StoreSettings, load
 from omnibus.store import Store
@@ -29,6 +33,8 @@ from services.gateway.server import Server, server
 
 log = logging.getLogger(__name__)
 
+#: Seconds until the next attempt to read a plan when the store was at fault.
+AGAIN = 0.5
 #: Parameters of glibc's mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
@@ -45,6 +51,7 @@ class GatewayService:
         self._keep = MediaKeep(self._settings.media_dir, self._settings.media_bytes)
         self._apps: Apps | None = None
         self._server: Server | None = None
+        self._router: Router | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def startup(self) -> None:
@@ -55,7 +62,7 @@ class GatewayService:
         self._tensors = await TensorClient.connect(sidecar.socket, f"gateway-{gateway}", sidecar.node_name)
         await self._bus.open_records(bus_settings.record_seconds, bus_settings.record_bytes)
         members = Members()
-        router = Router(gateway, members)
+        router = self._router = Router(gateway, members)
         limit = bus_settings.max_payload
         self._dispatcher = Dispatcher(gateway, self._bus, self._tensors, members, limit)
         await self._dispatcher.startup()
@@ -67,6 +74,7 @@ class GatewayService:
         chat = Chat(runs, fetcher)
         replayer = Replayer(router, self._dispatcher, self._tensors, records, self._keep)
         await self._bus.respond(subjects.REPLAY, replayer.respond, queue="gateways")
+        await self._bus.subscribe(subjects.event(subjects.CENSUS), lambda _: self._announce("ready"))
         loop = asyncio.get_running_loop()
         self._tasks.append(loop.create_task(self._follow_plan(router)))
         self._apps = Apps(settings, self._store, router, runs, chat)
@@ -80,16 +88,36 @@ class GatewayService:
             known = router.plan
             if not epoch or (known is not None and epoch == known.epoch):
                 continue
-            try:
-                plan = await self._store.plan(epoch)
-            except OmnibusError as error:
-                log.error("plan epoch %d: %s", epoch, error)
-                continue
+            plan = await self._read(epoch)
             # A store that lost everything counts from 1 again: what is newer is told by the clock.
             if plan is not None and (known is None or plan.epoch > known.epoch or plan.created > known.created):
                 router.plan = plan
                 GATEWAY.epoch.set(plan.epoch)
                 log.info("plan epoch %d: %s", plan.epoch, ", ".join(plan.models))
+                self._announce("ready")
+
+    async def _read(self, epoch: int) -> Plan | None:
+        """The plan of ``epoch``; None when the store has lost it or it cannot be read."""
+        while True:
+            try:
+                return await self._store.plan(epoch)
+            except StoreUnavailable as error:  # an epoch is announced once, so stay with it
+                log.warning("plan epoch %d: %s", epoch, error)
+                await asyncio.sleep(AGAIN)
+            except OmnibusError as error:
+                log.error("plan epoch %d: %s", epoch, error)
+                return None
+
+    def _announce(self, state: str) -> None:
+        """Say which plan is in force here: executors of the one before may go when all gateways have left it."""
+        plan = self._router.plan if self._router is not None else None
+        if self._router is None or plan is None or self._bus is None:
+            return
+        status = GatewayStatus(self._router.gateway, plan.epoch, plan.created, state)
+        try:
+            self._bus.publish(subjects.event(subjects.GATEWAY), msgspec.json.encode(status))
+        except OmnibusError as error:
+            log.warning("status not sent: %s", error)
 
     def _listen(self, frontend: Frontend) -> None:
         settings = self._settings
@@ -116,6 +144,7 @@ class GatewayService:
             await self._apps.shutdown()
         if self._dispatcher is not None:
             await self._dispatcher.shutdown()
+        self._announce("gone")
         if self._bus is not None:
             await self._bus.drain()
         if self._tensors is not None:

@@ -1,7 +1,8 @@
-"""The planner service: writes the plan, announces it, and writes it again when apps change or the store lost it."""
+"""The planner service: plans what is declared and what apps bring, and brings the store to it."""
 
 import asyncio
 import logging
+import os
 import time
 
 import msgspec
@@ -10,76 +11,67 @@ from omnibus import bus as buses
 from omnibus.bus import subjects
 from omnibus.bus.messages import PlanEvent
 from omnibus.bus.nats import NatsBus
-from omnibus.errors import BusUnavailable, ProtocolError, StoreUnavailable
+from omnibus.errors import BadRequest, BusUnavailable, StoreUnavailable
+from omnibus.heard import Gateways, ReadyExecutors
 from omnibus.plan import ModelPlan, Plan
 from omnibus.registry import AppRecord
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, PlannerSettings, StoreSettings, load
-from omnibus.store import StaleEpoch, Store
-from services.planner import declare, own
+from omnibus.store import PlanProblem, Store
+from services.planner import declare, own, reconcile
+from services.planner.changes import Changes, Target
+from services.planner.reasons import why
 
 log = logging.getLogger(__name__)
 
-#: Offset of the path sequence; a constant, so that a plan's decisions can be computed by anybody.
-SEED = 0
-#: Seconds between two attempts to write a plan that the store did not take.
-AGAIN = 0.5
+#: Why a plan is as it is when no app has changed.
+DECLARED, REDECLARED = "declared", "declarations changed"
+#: Seconds between two looks at the declarations file.
+LOOK = 1.0
 
 
 class PlannerService:
     """Turns declarations and the registered apps into plan epochs."""
 
     def __init__(self) -> None:
-        self._settings = load(PlannerSettings)
+        settings = load(PlannerSettings)
+        self._settings = settings
         self._store = Store(load(StoreSettings))
         self._bus: buses.Bus | None = None
+        self._ready, self._gateways = ReadyExecutors(), Gateways()
+        self._changes = Changes(self._store, settings, self._ready, self._announce)
         self._declared: dict[str, ModelPlan] = {}
         self._apps: dict[str, AppRecord] = {}
-        self._plan: Plan | None = None
-        self._stale = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def startup(self) -> None:
+        read = _stamp(self._settings.models)
         self._declared = declare.plans(declare.read(self._settings.models))
         if not self._declared:
             log.info("OMNIBUS_PLANNER_MODELS declares no models: there is what apps bring")
+        backend = reconcile.backend(self._settings)
         self._bus = await NatsBus.connect(load(BusSettings), "planner")
+        await self._ready.listen(self._bus, self._changes.wake)
+        await self._gateways.listen(self._bus)
         self._apps = await self._store.apps()
-        await self._write()
+        if self._settings.models:
+            await self._store.tell_problem(self._settings.models, None)
+        self._want(DECLARED)
+        await self._changes.begin()
+        work = [self._changes.run(), self._follow_plan(), self._follow_apps(), self._follow_file(read)]
+        if backend is not None:
+            work.append(reconcile.Reconciler(self._store, backend, self._gateways).run())
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(work) for work in (self._keep(), self._follow_plan(), self._follow_apps())]
+        self._tasks = [loop.create_task(each) for each in work]
         for task in self._tasks:
             task.add_done_callback(_stopped)
 
-    async def _write(self) -> None:
-        """Write the next epoch, unless the current plan already says the same."""
+    def _want(self, reason: str) -> None:
         models = {**self._declared, **own.models(self._apps, self._declared)}
-        while True:
-            epoch = await self._store.epoch()
-            current = await self._read(epoch)
-            if current is not None and current.models == models:
-                break
-            newest = max(epoch, self._plan.epoch if self._plan else 0)
-            current = Plan(epoch=newest + 1, seed=SEED, created=time.time(), models=models)
-            try:
-                await self._store.swap_plan(current)
-            except StaleEpoch:
-                continue  # another planner was faster: look at what it wrote
-            break
-        if self._plan is None or current.epoch != self._plan.epoch:
-            self._plan = current
-            self._announce(current)
-
-    async def _read(self, epoch: int) -> Plan | None:
-        """The plan of ``epoch``; None when there is none that this build can read."""
-        try:
-            return await self._store.plan(epoch) if epoch else None
-        except ProtocolError as error:
-            log.error("%s; writing a new one", error.message)
-            return None
+        self._changes.want(Target(models, reason))
 
     def _announce(self, plan: Plan) -> None:
-        log.info("plan epoch %d: %s", plan.epoch, ", ".join(plan.models) or "no models")
+        log.info("plan epoch %d (%s): %s", plan.epoch, plan.reason, ", ".join(plan.models) or "no models")
         if self._bus is None:
             return
         try:
@@ -87,40 +79,54 @@ class PlannerService:
         except BusUnavailable as error:  # who needs the plan follows the store as well
             log.warning("plan epoch %d is not announced: %s", plan.epoch, error.message)
 
-    # What makes a plan stale
-
-    async def _keep(self) -> None:
-        """The one writer once the service runs."""
-        while True:
-            await self._stale.wait()
-            self._stale.clear()
-            try:
-                await self._write()
-            except StoreUnavailable as error:  # what made the plan stale is not announced twice
-                log.warning("%s", error)
-                await asyncio.sleep(AGAIN)
-                self._stale.set()
-
     async def _follow_plan(self) -> None:
-        async for epoch in self._store.swaps():
-            if self._plan is not None and epoch < self._plan.epoch:
-                log.warning("the store lost plan epoch %d: writing it again", self._plan.epoch)
-                self._stale.set()
+        async for _ in self._store.plan_changes():
+            self._changes.wake()
 
     async def _follow_apps(self) -> None:
         async for apps in self._store.app_changes():
             if apps != self._apps:
-                self._apps = apps
-                self._stale.set()
+                reason, self._apps = why(self._apps, apps), apps
+                self._want(reason)
+
+    async def _follow_file(self, read: object) -> None:
+        """Read the declarations again whenever their file is another one. A bad one is said and changes nothing."""
+        path = self._settings.models
+        while True:
+            await asyncio.sleep(LOOK)
+            stamp = await asyncio.to_thread(_stamp, path)
+            if stamp == read:
+                continue
+            read, problem = stamp, None
+            try:
+                self._declared = declare.plans(await asyncio.to_thread(declare.read, path))
+                self._want(REDECLARED)
+            except BadRequest as error:
+                log.error("the declarations stay as they were: %s", error)
+                problem = PlanProblem(time.time(), error.message)
+            try:
+                await self._store.tell_problem(path, problem)
+            except StoreUnavailable as error:
+                log.warning("%s", error)
 
     async def drain(self, seconds: float) -> None: ...
 
     async def shutdown(self) -> None:
         for task in self._tasks:
             await until_cancelled(task)
+        await self._changes.close()
         if self._bus is not None:
             await self._bus.drain()
         await self._store.close()
+
+
+def _stamp(path: str) -> object:
+    """What differs once the file at ``path`` has been written, or replaced."""
+    try:
+        found = os.stat(path) if path else None
+    except OSError:
+        return ""
+    return (found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else None
 
 
 def _stopped(task: asyncio.Task[None]) -> None:

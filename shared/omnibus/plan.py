@@ -4,9 +4,10 @@ A ``Plan`` is what the planner writes and gateways read. ``choose`` is the one d
 take alike: which path a request goes, from its number and the plan's rates alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from math import sqrt
+from typing import Any
 
 import msgspec
 
@@ -61,10 +62,16 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tasks: dict[str, str] = {}
     apps: tuple[str, ...] = ()
 
-    @property
-    def origin(self) -> str:
-        """What tells executors of this model from those of an earlier version of an app's code; empty for others."""
-        return catalog.origin(self.family, self.checkpoint)
+    def origin(self, option: str) -> str:
+        """What tells executors of ``option`` from those of other plans that do not do the same; 16 hex digits."""
+        own = catalog.origin(self.family, self.checkpoint)
+        return own or blake2b(_encode([*self._same(option)]), digest_size=8).hexdigest()
+
+    def _same(self, option: str) -> Iterator[Any]:
+        """All that an executor of ``option`` goes by."""
+        runs = self.options[option]
+        yield from (self.family, self.checkpoint, self.context, runs.service, runs.engine, runs.gpus)
+        yield [[component, self.tasks.get(component, "")] for component in runs.components]
 
     @property
     def speaks(self) -> bool:
@@ -85,13 +92,19 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All models at one epoch. ``seed`` offsets the low-discrepancy sequence of path choices."""
+    """All models at one epoch. ``seed`` offsets the low-discrepancy sequence of path choices.
+
+    ``reason`` says why this plan followed the one before, ``explain`` what its maker knows of it, as JSON: for
+    people alone, nothing decides by them.
+    """
 
     epoch: int
     seed: int
     created: float
     models: dict[str, ModelPlan]
     v: int = WIRE_VERSION
+    reason: str = ""
+    explain: dict[str, Any] = {}
 
     def owners(self) -> dict[str, tuple[tuple[str, str], ...]]:
         """Each unit task's name and the (model, component) pairs that it is bound to."""

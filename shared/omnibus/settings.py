@@ -43,6 +43,8 @@ class StoreSettings(Settings, frozen=True):
     url: str = "redis://127.0.0.1:6379/0"
     prefix: str = "omnibus"
     timeout: float = 2.0  # seconds per command
+    #: Plans that are kept: the current one and those before it.
+    history: int = 100
 
 
 class SidecarSettings(Settings, frozen=True):
@@ -97,6 +99,32 @@ class PlannerSettings(Settings, frozen=True):
 
     #: JSON file that declares the models and their deployments; empty: apps bring all there is.
     models: str = ""
+    #: Seconds that new executors may take to be ready before a change of the plan is put off.
+    ready: float = 300.0
+    #: Seconds until a change that was put off is tried again; each further time twice as many, up to an hour.
+    retry: float = 10.0
+    #: What starts and stops executors. Empty: they follow the plan by themselves, as under `omnibus up`.
+    #: ``kubernetes``: the planner, see ``KubernetesSettings``.
+    reconcile: str = ""
+
+
+class KubernetesSettings(Settings, frozen=True):
+    """How the planner reaches the cluster that it runs executors in."""
+
+    area: ClassVar[str] = "KUBERNETES"
+
+    url: str = "https://kubernetes.default.svc"
+    #: Directory with the ``token``, ``ca.crt`` and ``namespace`` of the service account.
+    account: str = "/var/run/secrets/kubernetes.io/serviceaccount"
+    #: Where executors run; empty: the account's namespace.
+    namespace: str = ""
+    #: JSON file with what runs one executor, by service; see ``services.planner.reconcile.manifests``.
+    template: str = ""
+    #: Tells the executors of one Omnibus from those of others in the namespace; begins their names.
+    release: str = "omnibus"
+    timeout: float = 10.0  # seconds per request
+    #: Seconds between two looks at what runs when nothing changes.
+    resync: float = 30.0
 
 
 class ExecutorSettings(Settings, frozen=True):
@@ -108,6 +136,8 @@ class ExecutorSettings(Settings, frozen=True):
     family: str = ""
     checkpoint: str = ""
     option: str = ""
+    #: What tells it from executors of other plans that do not do the same; empty: it stands for any.
+    origin: str = ""
     #: Components of the option, comma separated.
     components: str = ""
     #: Their unit tasks in the same order, comma separated; empty: named after the family's kinds.

@@ -103,7 +103,10 @@ def _runs(task: TaskRecord, model: str, component: str, router: Router) -> bool:
     if task.code not in planned.checkpoint or router.stages(model).get(component) != "ok":
         return False
     return any(
-        status.model == model and status.origin == planned.origin and component in status.components
+        status.model == model
+        and component in status.components
+        and status.option in planned.options
+        and status.origin == planned.origin(status.option)
         for status in router.members.statuses()
         if status.state == "ready"
     )

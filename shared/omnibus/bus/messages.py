@@ -107,8 +107,18 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     steps: int = 0
     pid: int = 0
     v: int = WIRE_VERSION
-    #: ``ModelPlan.origin`` of the plan that it was started by.
+    #: ``ModelPlan.origin`` of the plan that it was started by; empty when none was.
     origin: str = ""
+
+
+class GatewayStatus(msgspec.Struct, frozen=True):
+    """Which plan a gateway goes by: when it changes, on census, and at its end."""
+
+    id: str
+    epoch: int
+    created: float  # of the plan, in Unix seconds
+    state: str = "ready"  # ready | gone
+    v: int = WIRE_VERSION
 
 
 class PlanEvent(msgspec.Struct, frozen=True):
@@ -138,6 +148,7 @@ _replies = msgspec.json.Decoder(_Replies).decode
 _edges = msgspec.json.Decoder(_Edges).decode
 _end = msgspec.json.Decoder(End).decode
 _status = msgspec.json.Decoder(ExecutorStatus).decode
+_gateway = msgspec.json.Decoder(GatewayStatus).decode
 _plan = msgspec.json.Decoder(PlanEvent).decode
 
 _HEAD = b'{"v":%d,"msgs":[' % WIRE_VERSION
@@ -196,6 +207,10 @@ def decode_status(body: bytes) -> ExecutorStatus:
     if not addressable(status.id):
         raise ProtocolError(f"executor {status.id[:80]!r} cannot be addressed: no blanks, no wildcards in ids")
     return status
+
+
+def decode_gateway(body: bytes) -> GatewayStatus:
+    return _read(_gateway, body, "gateway status")
 
 
 def decode_plan_event(body: bytes) -> PlanEvent:

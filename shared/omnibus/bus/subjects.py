@@ -8,7 +8,7 @@
 | ``omnibus.reply.<gateway>``         | accepted, busy, chunks, done, failed                |
 | ``omnibus.end.<invocation>``        | done, cancelled, expired, failed                    |
 | ``omnibus.inv.<app>.<invocation>``  | the recorded invocation and its end                 |
-| ``omnibus.event.<kind>``            | executors come and go, plan epochs, dead letters    |
+| ``omnibus.event.<kind>``            | executors and gateways come and go, plan epochs     |
 | ``omnibus.replay``                  | a recorded invocation to run again                  |
 """
 
@@ -21,7 +21,7 @@ RECORD_STREAM = "OMNIBUS_INVOCATIONS"
 RECORDS = f"{ROOT}.inv.>"
 
 #: Kinds of ``omnibus.event.<kind>``.
-EXECUTOR, CENSUS, PLAN, GONE = "executor", "census", "plan", "gone"
+EXECUTOR, GATEWAY, CENSUS, PLAN, GONE = "executor", "gateway", "census", "plan", "gone"
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 

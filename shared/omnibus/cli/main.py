@@ -31,22 +31,37 @@ def _command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
         from omnibus.cli.demo import demo
 
         return demo(options)
-    if options.command == "app" and options.app_command == "run":
-        from omnibus.cli.apprun import run_app
-
-        return run_app(options)
-    if options.command == "app":
-        from omnibus.cli.apps import app
-
-        return app(options)
-    if options.command in ("tasks", "plan"):
-        from omnibus.cli.plan import plan
-        from omnibus.cli.tasks import tasks
-
-        return {"tasks": tasks, "plan": plan}[options.command](options)
+    if options.command in ("app", "tasks"):
+        return _app(options)
+    if options.command == "plan":
+        return _plan(options)
     from omnibus.cli import look
 
     return {"tail": look.tail, "show": look.show, "replay": look.replay}[options.command](options)
+
+
+def _app(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
+    if options.command == "tasks":
+        from omnibus.cli.tasks import tasks
+
+        return tasks(options)
+    if options.app_command == "run":
+        from omnibus.cli.apprun import run_app
+
+        return run_app(options)
+    from omnibus.cli.apps import app
+
+    return app(options)
+
+
+def _plan(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
+    if options.plan_command == "solve":
+        from omnibus.cli.plan import plan
+
+        return plan(options)
+    from omnibus.cli.plans import plan as look
+
+    return look(options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -138,8 +153,27 @@ def _add_app(commands: Any) -> None:
 
 
 def _add_plan(commands: Any) -> None:
-    plan = commands.add_parser("plan", help="find the best deployment of a model")
+    plan = commands.add_parser("plan", help="what runs and why, what was planned before, and back to it")
     own = plan.add_subparsers(dest="plan_command", required=True, metavar="COMMAND")
+    show = own.add_parser("show", help="options, executors, paths, and why they are as they are")
+    diff = own.add_parser("diff", help="what changes from one plan to another")
+    history = own.add_parser("history", help="the plans that are kept")
+    rollback = own.add_parser("rollback", help="serve an earlier plan, and change nothing by itself")
+    resume = own.add_parser("resume", help="let the planner plan again")
+    show.add_argument("epoch", nargs="?", type=int, default=0, metavar="EPOCH", help="default: the current one")
+    diff.add_argument(
+        "epochs",
+        nargs="*",
+        type=int,
+        metavar="EPOCH",
+        help="one: from it to the current plan; none: what is staged, or what changed last",
+    )
+    history.add_argument("--limit", type=int, default=20, metavar="N", help="epochs to show (default 20)")
+    rollback.add_argument("epoch", type=int, metavar="EPOCH", help="an epoch of `omnibus plan history`")
+    show.add_argument("--nats", metavar="URL", help="the bus, which knows who is up")
+    for command in (show, diff, history, rollback, resume):
+        command.add_argument("--json", action="store_true", help="print JSON")
+        command.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
     solve = own.add_parser("solve", help="print {id: answer} for the cases of a JSON file")
     solve.add_argument("file", metavar="FILE", help="a JSON list of cases")
     solve.add_argument("--within", type=float, default=60.0, metavar="SECONDS", help="for each case (default 60)")

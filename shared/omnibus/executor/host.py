@@ -51,7 +51,7 @@ class ExecutorService:
             node=node,
             tasks=tasks,
             credits=wanted.credits,
-            origin=catalog.origin(wanted.family, wanted.checkpoint),
+            origin=wanted.origin or catalog.origin(wanted.family, wanted.checkpoint),
         )
 
     async def startup(self) -> None:

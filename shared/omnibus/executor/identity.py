@@ -17,7 +17,7 @@ class Identity:
     node: str
     tasks: Mapping[str, str]  # unit task name to component
     credits: int
-    origin: str = ""  # of the code, for an app's own unit tasks
+    origin: str = ""  # of the plan that asked for it; empty when none did
 
     def status(self, state: str, inflight: int, steps: int) -> ExecutorStatus:
         """The status event; ``state`` is ready, draining or gone."""

@@ -3,6 +3,9 @@
 Keys, under ``<prefix>:``
 
 ``plan:epoch``, ``plan:<n>``, ``plan:history``   current number, plan documents, sorted set of epochs
+``plan:staged``, ``plan:lead``                   the plan that is to follow, and the planner that sees to it
+``plan:pin``                                     the epoch that is to be served and no other
+``plan:problems``                                hash of who says so to why the plan is not what it should be
 ``apps``                                         hash of name to ``AppRecord``
 ``apps:life``                                    a random word that is gone when the store has lost everything
 ``app:source:<sha256>``                          text of an uploaded app
@@ -14,10 +17,10 @@ whoever is late, so that two writers cannot cross.
 from omnibus.store.apps import AppConflict
 from omnibus.store.apps import Apps as _Apps
 from omnibus.store.connection import REREAD
+from omnibus.store.plans import Past, PlanLed, PlanProblem, StaleEpoch, Stand, mark
 from omnibus.store.plans import Plans as _Plans
-from omnibus.store.plans import StaleEpoch
 
-__all__ = ["REREAD", "AppConflict", "StaleEpoch", "Store"]
+__all__ = ["REREAD", "AppConflict", "Past", "PlanLed", "PlanProblem", "StaleEpoch", "Stand", "Store", "mark"]
 
 
 class Store(_Plans, _Apps):

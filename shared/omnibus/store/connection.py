@@ -23,7 +23,7 @@ AGAIN = 0.5
 
 _LIBRARY = Path(__file__).with_name("functions.lua").read_text()
 #: First words of what the functions on the server refuse.
-_REFUSALS = ("STALE", "TAKEN", "ORPHAN")
+_REFUSALS = ("STALE", "LED", "TAKEN", "ORPHAN")
 
 T = TypeVar("T")
 
@@ -72,14 +72,17 @@ class Connection:
         return await self._call(self._redis.fcall(function, len(keys), *map(self._key, keys), *arguments))
 
     async def _call(self, command: Any) -> Any:
+        before = _cancellations()
         try:
-            return await command
+            answer = await command
         except ResponseError as error:
             if str(error).startswith(_REFUSALS):
                 raise Refused(str(error)) from error
             raise StoreUnavailable(f"the store at {public(self._settings.url)} refuses: {error}") from error
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailable(f"no store at {public(self._settings.url)}: {error}") from error
+        _heed_cancellation(before)
+        return answer
 
     async def _follow(self, channel: str, read: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
         """What ``read`` returns, at once and whenever it is something else. Reconnects by itself.
@@ -104,9 +107,13 @@ class Connection:
                 await asyncio.sleep(AGAIN)
 
 
-def _heed_cancellation() -> None:
-    """redis-py sends with ``asyncio.wait_for``, which in Python 3.11 loses a cancellation that comes in the
-    same turn as its result. Whoever cancelled would wait for ever."""
+def _cancellations() -> int:
     task = asyncio.current_task()
-    if task is not None and task.cancelling():
+    return task.cancelling() if task is not None else 0
+
+
+def _heed_cancellation(before: int = 0) -> None:
+    """redis-py sends with ``asyncio.wait_for``, which in Python 3.11 loses a cancellation that comes in the
+    same turn as its result. Whoever cancelled would wait for ever. ``before`` there were so many already."""
+    if _cancellations() > before:
         raise asyncio.CancelledError

@@ -1,22 +1,86 @@
 #!lua name=omnibus
--- What must happen in one step. Refusals begin with a word that omnibus.store reads: STALE, TAKEN, ORPHAN.
+-- What must happen in one step. Refusals begin with a word that omnibus.store reads: STALE, LED, TAKEN, ORPHAN.
 
-redis.register_function('omnibus_swap_plan', function(keys, args)
-  local current = tonumber(redis.call('GET', keys[1]) or '0')
-  local epoch = tonumber(args[1])
-  if epoch <= current then return redis.error_reply('STALE ' .. current) end
-  redis.call('SET', keys[2], args[2])
-  redis.call('ZADD', keys[3], epoch, args[1])
-  redis.call('SET', keys[1], args[1])
-  redis.call('PUBLISH', keys[4], args[1])
-  return epoch
-end)
-
--- A record as a table; an empty one when it cannot be read, for another build may have written it.
+-- A document as a table; an empty one when it cannot be read, for another build may have written it.
 local function read(text)
   local fine, found = pcall(cjson.decode, text or '{}')
   return fine and type(found) == 'table' and found or {}
 end
+
+-- Epoch of the staged plan: 0 when there is none, or none that can be read.
+local function staged_epoch(staged)
+  return tonumber(read(redis.call('GET', staged) or nil).epoch) or 0
+end
+
+-- Only the newest epochs keep their plan, and the one that is pinned.
+local function trim(history, plans, pinned, keep)
+  for _, old in ipairs(redis.call('ZRANGE', history, 0, -(keep + 1))) do
+    if old ~= pinned then
+      redis.call('DEL', plans .. old)
+      redis.call('ZREM', history, old)
+    end
+  end
+end
+
+redis.register_function('omnibus_swap_plan', function(keys, args)
+  local current, plans, history, staged = keys[1], keys[2], keys[3], keys[4]
+  local lead, pin, channel = keys[5], keys[6], keys[7]
+  local epoch, body, after, keep = args[1], args[2], args[3], tonumber(args[4])
+  local newest = math.max(tonumber(redis.call('GET', current) or '0'), staged_epoch(staged) - 1)
+  if tonumber(epoch) <= newest then return redis.error_reply('STALE ' .. newest) end
+  redis.call('ZADD', history, epoch, epoch)
+  redis.call('SET', plans .. epoch, body)
+  redis.call('SET', current, epoch)
+  if after == '' then redis.call('DEL', staged, lead) else redis.call('SET', staged, after) end
+  if args[5] == '1' then redis.call('SET', pin, epoch) end
+  trim(history, plans, redis.call('GET', pin), keep)
+  redis.call('PUBLISH', channel, epoch)
+  return tonumber(epoch)
+end)
+
+-- Stage the plan that is to be current next. Whoever leads a change leads it as long as it says so in time.
+redis.register_function('omnibus_stage_plan', function(keys, args)
+  local current, staged, lead, channel = keys[1], keys[2], keys[3], keys[4]
+  local epoch, body, owner, lasts = tonumber(args[1]), args[2], args[3], args[4]
+  local waiting = staged_epoch(staged)
+  local leader = redis.call('GET', lead)
+  if waiting > 0 and leader and leader ~= owner then return redis.error_reply('LED ' .. leader) end
+  local newest = math.max(tonumber(redis.call('GET', current) or '0'), waiting)
+  if epoch <= newest then return redis.error_reply('STALE ' .. newest) end
+  redis.call('SET', staged, body)
+  redis.call('SET', lead, owner, 'PX', lasts)
+  redis.call('PUBLISH', channel, args[1])
+  return epoch
+end)
+
+redis.register_function('omnibus_unstage_plan', function(keys, args)
+  local staged, lead, channel = keys[1], keys[2], keys[3]
+  local leader = redis.call('GET', lead)
+  if redis.call('EXISTS', staged) == 0 or (leader and leader ~= args[1]) then return 0 end
+  redis.call('DEL', staged, lead)
+  redis.call('PUBLISH', channel, '0')
+  return 1
+end)
+
+redis.register_function('omnibus_lead_plan', function(keys, args)
+  local leader = redis.call('GET', keys[1])
+  if leader and leader ~= args[1] then return 0 end
+  redis.call('SET', keys[1], args[1], 'PX', args[2])
+  return 1
+end)
+
+redis.register_function('omnibus_pin_plan', function(keys, args)
+  local pin, plans, channel = keys[1], keys[2], keys[3]
+  if args[1] == '0' then
+    redis.call('DEL', pin)
+  elseif redis.call('EXISTS', plans .. args[1]) == 0 then
+    return 0
+  else
+    redis.call('SET', pin, args[1])
+  end
+  redis.call('PUBLISH', channel, '0')
+  return 1
+end)
 
 local function source_of(record)
   local source = type(record.source) == 'table' and record.source.sha256

@@ -1,11 +1,18 @@
-"""Plans by epoch."""
+"""Plans: the current one, the one that is to follow, and those before."""
 
 from collections.abc import AsyncIterator
+from typing import NamedTuple
+from zlib import crc32
+
+import msgspec
 
 from omnibus import plan as plans
-from omnibus.errors import StoreUnavailable
+from omnibus.errors import NotFound, ProtocolError, StoreUnavailable
 from omnibus.plan import Plan
 from omnibus.store.connection import Connection, Refused
+
+_EPOCH, _PLAN, _HISTORY, _STAGED = "plan:epoch", "plan:", "plan:history", "plan:staged"
+_LEAD, _PIN, _PROBLEMS, _CHANNEL = "plan:lead", "plan:pin", "plan:problems", "plan"
 
 
 class StaleEpoch(StoreUnavailable):
@@ -18,27 +25,180 @@ class StaleEpoch(StoreUnavailable):
         self.current = current
 
 
+class PlanLed(StoreUnavailable):
+    """Another planner leads the change that is under way."""
+
+    code = "plan_led"
+
+    def __init__(self, leader: str) -> None:
+        super().__init__(f"the planner {leader} leads a change of the plan: wait until it is over")
+
+
+class Stand(NamedTuple):
+    """Where plans stand: the current epoch, that of the staged plan, and the pinned one; 0 for none.
+
+    ``mark`` differs for staged plans that differ, which may have one epoch after one another.
+    """
+
+    epoch: int
+    staged: int
+    pin: int
+    mark: int
+
+
+class Past(NamedTuple):
+    """An epoch of the history. ``plan`` is None when this build cannot read it; ``fault`` says why."""
+
+    epoch: int
+    plan: Plan | None
+    fault: str
+
+
+class PlanProblem(msgspec.Struct, frozen=True):
+    """Why what was planned is not so. Times are Unix seconds; ``again`` is the next attempt's."""
+
+    at: float
+    message: str
+    again: float = 0.0
+
+
+class _Head(msgspec.Struct):
+    epoch: int
+
+
+_head = msgspec.json.Decoder(_Head).decode
+_problem = msgspec.json.Decoder(PlanProblem).decode
+
+
 class Plans(Connection):
-    """The current plan and its predecessors."""
+    """Plans by epoch. A change goes: stage, wait until its executors are ready, swap."""
 
     async def epoch(self) -> int:
         """The current epoch, 0 before the first plan."""
-        return int(await self._call(self._redis.get(self._key("plan:epoch"))) or 0)
+        return int(await self._call(self._redis.get(self._key(_EPOCH))) or 0)
+
+    async def stand(self) -> Stand:
+        """Where plans stand, all of one moment."""
+        epoch, staged, pin = await self._call(self._redis.mget(*map(self._key, (_EPOCH, _STAGED, _PIN))))
+        return Stand(int(epoch or 0), _epoch_of(staged), int(pin or 0), _mark(staged))
 
     async def plan(self, epoch: int = 0) -> Plan | None:
-        """The current plan, or that of ``epoch``; None when there is none."""
-        number = epoch or await self.epoch()
-        body = await self._call(self._redis.get(self._key(f"plan:{number}"))) if number else None
-        return plans.decode(body) if body else None
+        """The current plan, or that of ``epoch``; None when there is none, or no more.
 
-    async def swap_plan(self, plan: Plan) -> None:
-        """Make ``plan`` current in one atomic step. Raises ``StaleEpoch`` unless it is the newest."""
-        keys = ("plan:epoch", f"plan:{plan.epoch}", "plan:history", "plan")
+        Raises ``ProtocolError`` when this build cannot read it.
+        """
+        number = epoch or await self.epoch()
+        body = await self._call(self._redis.get(self._key(f"{_PLAN}{number}"))) if number else None
+        return plans.decode(body) if body is not None else None
+
+    async def swap_plan(self, plan: Plan, then: Plan | None = None, pin: bool = False) -> None:
+        """Make ``plan`` current and pin it or not, and ``then`` the staged one or none, in one atomic step.
+
+        Raises ``StaleEpoch`` unless it is newer than the current plan, and not older than the staged one.
+        """
+        keys = (_EPOCH, _PLAN, _HISTORY, _STAGED, _LEAD, _PIN, _CHANNEL)
+        kept = str(max(1, self._settings.history))
+        body, after = (plans.encode(each).decode() if each is not None else "" for each in (plan, then))
         try:
-            await self._run("omnibus_swap_plan", keys, str(plan.epoch), plans.encode(plan).decode())
+            await self._run("omnibus_swap_plan", keys, str(plan.epoch), body, after, kept, "1" if pin else "0")
         except Refused as error:
             raise StaleEpoch(int(error.what)) from error
 
     def swaps(self) -> AsyncIterator[int]:
         """Epochs as they become current; 0 when the store has lost its plan. Reconnects by itself."""
-        return self._follow("plan", self.epoch)
+        return self._follow(_CHANNEL, self.epoch)
+
+    def plan_changes(self) -> AsyncIterator[Stand]:
+        """Where plans stand, at once and at each change. Reconnects by itself."""
+        return self._follow(_CHANNEL, self.stand)
+
+    # The plan that is to follow
+
+    async def staged(self) -> Plan | None:
+        """The plan whose executors are awaited; None when there is none. Raises ``ProtocolError``."""
+        body = await self._call(self._redis.get(self._key(_STAGED)))
+        return plans.decode(body) if body is not None else None
+
+    async def stage_plan(self, plan: Plan, owner: str, seconds: float) -> None:
+        """Let ``plan``'s executors start, but serve nothing by it yet. ``owner`` leads the change for ``seconds``.
+
+        Raises ``PlanLed`` while another one leads a change, and ``StaleEpoch`` unless it is newer than both the
+        current and the staged plan.
+        """
+        keys = (_EPOCH, _STAGED, _LEAD, _CHANNEL)
+        lasts = str(round(seconds * 1000))
+        try:
+            await self._run("omnibus_stage_plan", keys, str(plan.epoch), plans.encode(plan).decode(), owner, lasts)
+        except Refused as error:
+            raise PlanLed(error.what) if error.reason == "LED" else StaleEpoch(int(error.what)) from error
+
+    async def unstage_plan(self, owner: str) -> bool:
+        """Give up the staged plan; False when there is none, or another one leads."""
+        return bool(await self._run("omnibus_unstage_plan", (_STAGED, _LEAD, _CHANNEL), owner))
+
+    async def lead_plan(self, owner: str, seconds: float) -> bool:
+        """Lead the change under way for another ``seconds``, or from now on if nobody does; False if another does."""
+        return bool(await self._run("omnibus_lead_plan", (_LEAD,), owner, str(round(seconds * 1000))))
+
+    # The past
+
+    async def history(self, limit: int = 20) -> list[Past]:
+        """The last ``limit`` epochs, the newest first."""
+        epochs = [int(each) for each in await self._call(self._redis.zrevrange(self._key(_HISTORY), 0, limit - 1))]
+        bodies = (
+            await self._call(self._redis.mget([self._key(f"{_PLAN}{epoch}") for epoch in epochs])) if epochs else []
+        )
+        return [_past(epoch, body) for epoch, body in zip(epochs, bodies, strict=True)]
+
+    async def pin_plan(self, epoch: int) -> None:
+        """Let the planner serve the plan of ``epoch`` and no other. Raises ``NotFound`` when it is not kept."""
+        if not await self._run("omnibus_pin_plan", (_PIN, _PLAN, _CHANNEL), str(max(epoch, -1) or -1)):
+            raise NotFound(f"there is no plan of epoch {epoch}: `omnibus plan history` lists those that are kept")
+
+    async def unpin_plan(self) -> None:
+        """Let the planner plan again."""
+        await self._run("omnibus_pin_plan", (_PIN, _PLAN, _CHANNEL), "0")
+
+    # What is wrong
+
+    async def problems(self) -> dict[str, PlanProblem]:
+        """What stands in the way of the plans, by who says so."""
+        found = await self._call(self._redis.hgetall(self._key(_PROBLEMS)))
+        told = {}
+        for name, body in sorted(found.items()):
+            try:
+                told[name.decode(errors="replace")] = _problem(body)
+            except msgspec.MsgspecError:
+                continue  # of another build
+        return told
+
+    async def tell_problem(self, who: str, problem: PlanProblem | None) -> None:
+        """Say what stands in the way, or that nothing does any more."""
+        key = self._key(_PROBLEMS)
+        if problem is None:
+            await self._call(self._redis.hdel(key, who))
+        else:
+            await self._call(self._redis.hset(key, who, msgspec.json.encode(problem)))
+
+
+def mark(plan: Plan) -> int:
+    """``Stand.mark`` while ``plan`` is the staged one."""
+    return _mark(plans.encode(plan))
+
+
+def _mark(body: bytes | None) -> int:
+    return crc32(body) if body is not None else 0
+
+
+def _epoch_of(body: bytes | None) -> int:
+    try:
+        return _head(body).epoch if body is not None else 0
+    except msgspec.MsgspecError:
+        return 0
+
+
+def _past(epoch: int, body: bytes | None) -> Past:
+    try:
+        return Past(epoch, plans.decode(body) if body is not None else None, "" if body is not None else "it is lost")
+    except ProtocolError as error:
+        return Past(epoch, None, error.message)

@@ -12,20 +12,21 @@ from pathlib import Path
 from omnibus.bus import subjects
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, OmnibusError
+from omnibus.heard import Gateways, ReadyExecutors
 from omnibus.plan import Plan
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
-from omnibus.up import executors, infra
+from omnibus.up import infra, orders
 from omnibus.up.executors import Executors
 from omnibus.up.keeper import Exit
 from omnibus.up.logs import Log
 from omnibus.up.nursery import suits as nursery_suits
 from omnibus.up.ports import free_ports
 from omnibus.up.probes import listens, not_ready, serves
-from omnibus.up.ready import ReadyExecutors
 from omnibus.up.run import RunDirectory, RunState
 from omnibus.up.spec import ROOT, ProcessSpec, python
 from omnibus.up.supervisor import Supervisor
+from omnibus.wanted import ID
 
 NODE = "local"
 PLAN_WITHIN = 30.0  # seconds
@@ -125,10 +126,11 @@ class Stack:
     async def _start_executors(self) -> None:
         store = Store(StoreSettings(url=self.valkey.url))
         self._stack.push_async_callback(store.close)
-        make = partial(executors.specs, env=self._env, nursery=self._nursery_socket if self._nursery else "")
-        ready = ReadyExecutors()
+        make = partial(orders.specs, env=self._env, nursery=self._nursery_socket if self._nursery else "")
+        ready, gateways = ReadyExecutors(), Gateways()
         await ready.listen(self.bus)
-        born = Executors(self.supervisor, self._log, make, ready)
+        await gateways.listen(self.bus)
+        born = Executors(self.supervisor, self._log, make, ready, gateways)
         self._stack.push_async_callback(born.close)
         await born.begin(await _first_plan(store), store)
 
@@ -224,7 +226,7 @@ class Stack:
             cwd=ROOT,
             ready=ready,
             after=tuple(after),
-            grace=executors.grace(self._env),
+            grace=orders.grace(self._env),
         )
 
     async def ready(self, seconds: float) -> None:
@@ -240,7 +242,7 @@ class Stack:
 
     async def _exited(self, exit: Exit) -> None:
         spec = self.supervisor.specs.get(exit.name)
-        executor = spec.env.get(executors.ID) if spec is not None else None
+        executor = spec.env.get(ID) if spec is not None else None
         if executor is not None and self._bus is not None:
             try:
                 self._bus.publish(subjects.event(subjects.GONE), executor.encode())

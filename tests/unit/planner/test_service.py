@@ -1,92 +1,16 @@
 """The planner service on a real store and bus: one plan per declaration, written again when it is lost."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
-import redis.asyncio as redis
 
-from omnibus import catalog
-from omnibus.bus import subjects
-from omnibus.bus.messages import decode_plan_event
-from omnibus.bus.nats import NatsBus
 from omnibus.errors import BadRequest, BusUnavailable
 from omnibus.plan import Plan
-from omnibus.settings import BusSettings, StoreSettings
-from omnibus.store import Store
-from services.planner.service import PlannerService
 from tests.unit.planner.apps import app, task
+from tests.unit.planner.town import Town
 from tests.unit.sidecar.node import until
 
 SPELL, COUNT = task("spell"), task("count")
-
-
-class Town:
-    """Where planners run: their environment, the store, and what was announced."""
-
-    def __init__(self, store: Store, raw: redis.Redis, announced: list[int], declare: Callable[..., None]) -> None:
-        self.store = store
-        self.raw = raw
-        self.announced = announced
-        self.declare = declare
-
-    @asynccontextmanager
-    async def planner(self) -> AsyncIterator[PlannerService]:
-        service = PlannerService()
-        try:
-            await service.startup()
-            yield service
-        finally:
-            await service.shutdown()
-
-    async def current(self, epoch: int) -> Plan:
-        """The plan once ``epoch`` is current."""
-
-        async def there() -> bool:
-            return await self.store.epoch() == epoch
-
-        await until(there)
-        plan = await self.store.plan()
-        assert plan is not None
-        return plan
-
-    async def until(self, holds: Callable[[Plan], bool]) -> None:
-        """Wait for a plan."""
-
-        async def there() -> bool:
-            plan = await self.store.plan()
-            return plan is not None and holds(plan)
-
-        await until(there)
-
-
-@pytest.fixture
-async def town(nats_url: str, valkey_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Town]:
-    models = tmp_path / "models.json"
-
-    def declare(share: int = 70) -> None:
-        declared: dict[str, Any] = catalog.declaration("qwen2_5_vl", "/m")
-        declared["paths"] = [{"options": ["E", "L"], "share": share}, {"options": ["EL"], "share": 100 - share}]
-        models.write_text(json.dumps({"models": {"m": declared}}))
-
-    declare()
-    for name, value in {"BUS_URL": nats_url, "STORE_URL": valkey_url, "PLANNER_MODELS": str(models)}.items():
-        monkeypatch.setenv(f"OMNIBUS_{name}", value)
-    raw = redis.Redis.from_url(valkey_url)
-    await raw.flushall()
-    bus = await NatsBus.connect(BusSettings(url=nats_url), "test")
-    announced: list[int] = []
-    plan = subjects.event(subjects.PLAN)
-    await bus.subscribe(plan, lambda delivery: announced.append(decode_plan_event(delivery.data).epoch))
-    store = Store(StoreSettings(url=valkey_url))
-    yield Town(store, raw, announced, declare)
-    await store.close()
-    await raw.aclose()
-    await bus.drain()
 
 
 async def test_declarations_become_the_first_epoch_and_are_announced(town: Town):
@@ -201,20 +125,16 @@ async def test_a_model_comes_and_leaves_with_the_apps_that_bring_it(town: Town):
         await town.current(1)
 
         await town.store.put_app(app("poem", SPELL), 0)
-        first = await town.current(2)
+        first = await town.until(lambda plan: users(plan) == {"m": (), "spell": ("poem",)})
         await town.store.put_app(app("story", SPELL, COUNT, created=2000.0), 0)
-        both = await town.current(3)
+        both = await town.until(lambda plan: users(plan) == {"m": (), "spell": ("poem", "story"), "count": ("story",)})
         await town.store.drop_app("poem", None)
-        second = await town.current(4)
+        await town.until(lambda plan: users(plan) == {"m": (), "spell": ("story",), "count": ("story",)})
         await town.store.drop_app("story", None)
-        none = await town.current(5)
+        none = await town.until(lambda plan: users(plan) == {"m": ()})
 
-        await until(lambda: town.announced == [1, 2, 3, 4, 5])
+        await until(lambda: town.announced == list(range(1, none.epoch + 1)))
 
-    assert users(first) == {"m": (), "spell": ("poem",)}
-    assert users(both) == {"m": (), "spell": ("poem", "story"), "count": ("story",)}
-    assert users(second) == {"m": (), "spell": ("story",), "count": ("story",)}
-    assert users(none) == {"m": ()}
     assert first.models["m"] == both.models["m"] == none.models["m"]
 
 

@@ -4,35 +4,17 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from omnibus.plan import ModelPlan, Option, Plan
-from omnibus.settings import StoreSettings
-from omnibus.store import Store
-from omnibus.up import infra
-from omnibus.up.backoff import RestartPolicy
-from omnibus.up.executors import Executors, specs
-from omnibus.up.keeper import Exit
+from omnibus.up.orders import specs
 from omnibus.up.spec import ProcessSpec
-from omnibus.up.supervisor import Supervisor
-from tests.unit.up.programs import DRAINS, SLEEPS, WITHIN, Lines, all_gone, log_to
-
-QUICK = RestartPolicy(first=0.01, longest=0.02, limit=2)
-
-
-def model(options: dict[str, Option], **fields: Any) -> ModelPlan:
-    return ModelPlan("f", "/m", ("vision", "thinker"), {}, options, {}, **fields)
-
-
-def plan(epoch: int, **replicas: int) -> Plan:
-    """A model with an option for each name in ``replicas``."""
-    options = {name: Option(("thinker",), "llm", count) for name, count in replicas.items()}
-    return Plan(epoch, 0, float(epoch), {"m": model(options)})
+from tests.unit.up.house import House, model, plan
+from tests.unit.up.programs import DRAINS, SLEEPS, WITHIN, all_gone
 
 
 def environment(spec: ProcessSpec) -> dict[str, str]:
@@ -44,7 +26,7 @@ def environment(spec: ProcessSpec) -> dict[str, str]:
 
 
 def test_each_replica_of_each_option_is_a_process():
-    found = specs(plan(1, E=1, L=3, none=0), {})
+    found = specs(plan(1, E=1, L=3, none=0), env={})
 
     assert list(found) == ["m/E", "m/L", "m/L/1", "m/L/2"]
     assert [environment(spec)["ID"] for spec in found.values()] == ["m-E-0", "m-L-0", "m-L-1", "m-L-2"]
@@ -52,7 +34,7 @@ def test_each_replica_of_each_option_is_a_process():
 
 
 def test_another_replica_changes_nothing_in_those_that_there_are():
-    one, three = specs(plan(1, L=1), {}), specs(plan(2, L=3), {})
+    one, three = specs(plan(1, L=1), env={}), specs(plan(2, L=3), env={})
 
     assert one.items() < three.items()
 
@@ -62,21 +44,21 @@ def test_a_process_is_told_who_it_is():
     tasks = {"vision": "encode-m-vision", "thinker": "think-m-thinker"}
     asked = Plan(1, 0, 0.0, {"m": model(options, context=900, tasks=tasks)})
 
-    assert environment(specs(asked, {})["m/EL"]) == {
+    assert environment(specs(asked, env={})["m/EL"]) == {
         "ID": "m-EL-0", "MODEL": "m", "FAMILY": "f", "CHECKPOINT": "/m", "CONTEXT": "900", "OPTION": "EL",
-        "COMPONENTS": "vision,thinker", "TASKS": "encode-m-vision,think-m-thinker",
+        "COMPONENTS": "vision,thinker", "TASKS": "encode-m-vision,think-m-thinker", "ORIGIN": asked.models["m"].origin("EL"),
     }  # fmt: skip
 
 
 def test_without_names_of_unit_tasks_the_executor_names_them_itself():
-    assert "TASKS" not in environment(specs(plan(1, L=1), {})["m/L"])
+    assert "TASKS" not in environment(specs(plan(1, L=1), env={})["m/L"])
 
 
 def test_the_environment_of_all_prevails_but_over_the_engine_of_an_option():
     options = {"own": Option(("spell",), "generator", engine="a:b"), "usual": Option(("thinker",), "llm")}
     asked = Plan(1, 0, 0.0, {"m": model(options)})
 
-    found = specs(asked, {"OMNIBUS_EXECUTOR_ENGINE": "c:d", "OMNIBUS_EXECUTOR_CONTEXT": "7"})
+    found = specs(asked, env={"OMNIBUS_EXECUTOR_ENGINE": "c:d", "OMNIBUS_EXECUTOR_CONTEXT": "7"})
 
     assert [environment(spec)["ENGINE"] for spec in found.values()] == ["a:b", "c:d"]
     assert [environment(spec)["CONTEXT"] for spec in found.values()] == ["7", "7"]
@@ -86,7 +68,7 @@ def test_a_shared_option_starts_nothing_for_the_model_that_borrows_it():
     lender = model({"E": Option(("vision",), "encoder")})
     borrower = model({"m/E": Option(("vision",), "encoder", 0, of="m/E"), "L": Option(("thinker",), "llm")})
 
-    found = specs(Plan(1, 0, 0.0, {"m": lender, "n": borrower}), {})
+    found = specs(Plan(1, 0, 0.0, {"m": lender, "n": borrower}), env={})
 
     assert list(found) == ["m/E", "n/L"]
 
@@ -95,7 +77,7 @@ def test_a_shared_option_starts_nothing_for_the_model_that_borrows_it():
 def test_the_nursery_bears_what_has_the_usual_engine_and_nothing_else():
     options = {"own": Option(("spell",), "generator", engine="a:b"), "usual": Option(("thinker",), "llm")}
 
-    found = specs(Plan(1, 0, 0.0, {"m": model(options)}), {}, nursery="/run/nursery.sock")
+    found = specs(Plan(1, 0, 0.0, {"m": model(options)}), env={}, nursery="/run/nursery.sock")
 
     assert "/run/nursery.sock" in found["m/usual"].argv
     assert "nursery" in found["m/usual"].after
@@ -106,68 +88,17 @@ def test_the_nursery_bears_what_has_the_usual_engine_and_nothing_else():
 def test_only_what_the_operator_declared_is_vital():
     options = {"o": Option(("spell",), "generator")}
 
-    found = specs(Plan(1, 0, 0.0, {"declared": model(options), "brought": model(options, apps=("poet",))}), {})
+    found = specs(Plan(1, 0, 0.0, {"declared": model(options), "brought": model(options, apps=("poet",))}), env={})
 
     assert found["declared/o"].vital
     assert not found["brought/o"].vital
 
 
 def test_a_process_is_not_killed_while_it_may_drain():
-    assert specs(plan(1, L=1), {"OMNIBUS_SERVICE_DRAIN": "30"})["m/L"].grace > 30
+    assert specs(plan(1, L=1), env={"OMNIBUS_SERVICE_DRAIN": "30"})["m/L"].grace > 30
 
 
 # Following the plan
-
-
-class House:
-    """A supervisor with a store, in which small programs stand for executors."""
-
-    def __init__(self, supervisor: Supervisor, store: Store, lines: Lines, exits: list[Exit]) -> None:
-        self.supervisor = supervisor
-        self.store = store
-        self.lines = lines
-        self.exits = exits
-        self.programs: dict[str, str] = {}  # by the name of the process
-        self.env: dict[str, str] = {}
-        self.executors = Executors(supervisor, log_to(lines), self.make)
-
-    def make(self, plan: Plan) -> dict[str, ProcessSpec]:
-        made = specs(plan, self.env)
-        programs = {name: (sys.executable, "-c", self.programs.get(name, SLEEPS)) for name in made}
-        return {name: replace(spec, argv=programs[name], after=()) for name, spec in made.items()}
-
-    async def swap(self, plan: Plan) -> None:
-        await self.store.swap_plan(plan)
-
-    def pids(self) -> dict[str, int]:
-        return {name: pid for name, pid in self.supervisor.pids.items() if name.startswith("m/")}
-
-    async def until(self, *names: str, but: tuple[int, ...] = ()) -> dict[str, int]:
-        """Wait until exactly these executors run, in processes other than ``but``, and have said so."""
-        async with asyncio.timeout(WITHIN):
-            while set(pids := self.pids()) != set(names) or set(pids.values()) & set(but):
-                await asyncio.sleep(0.01)
-        return pids
-
-    async def up(self, name: str, times: int = 1) -> None:
-        await self.lines.until(rf"(?s)({name} +\| up\n.*){{{times}}}")
-
-
-@pytest.fixture
-async def house(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[House]:
-    lines, exits = Lines(), []
-
-    async def exited(end: Exit) -> None:
-        exits.append(end)
-
-    server = infra.valkey(tmp_path)
-    async with Supervisor([server.spec], log=log_to(lines), policy=QUICK, on_exit=exited) as supervisor:
-        store = Store(StoreSettings(url=server.url))
-        house = House(supervisor, store, lines, exits)
-        yield house
-        await house.executors.close()
-        await store.close()
-    assert all_gone([end.pid for end in exits])
 
 
 async def test_processes_follow_the_plan_and_unchanged_ones_are_left_alone(house: House):
@@ -206,17 +137,21 @@ async def test_a_plan_without_executors_is_followed_too(house: House):
     await house.until("m/L")
 
 
-async def test_an_executor_whose_orders_change_is_replaced(house: House):
+async def test_an_executor_whose_orders_change_is_replaced_by_one_beside_it(house: House):
     await house.executors.begin(plan(1, L=1), house.store)
     first = await house.until("m/L")
 
     other = {"m": replace_model(plan(2, L=1).models["m"], checkpoint="/other")}
+    name = f"m/L@{other['m'].origin('L')[:4]}"
     await house.swap(Plan(2, 0, 2.0, other))
-    second = await house.until("m/L", but=tuple(first.values()))
+    second = await house.until(name)
+    await house.swap(Plan(3, 0, 3.0, {**other, "n": plan(3, X=1).models["m"]}))
+    await house.until(name, "n/X")
 
-    assert environment(house.supervisor.specs["m/L"])["CHECKPOINT"] == "/other"
+    assert environment(house.supervisor.specs[name])["CHECKPOINT"] == "/other"
+    assert environment(house.supervisor.specs[name])["ID"] == name.replace("m/L@", "m-L-0-")
     assert all_gone(first.values())
-    assert second
+    assert house.pids()[name] == second[name]
 
 
 def replace_model(model: ModelPlan, **fields: Any) -> ModelPlan:
@@ -226,12 +161,17 @@ def replace_model(model: ModelPlan, **fields: Any) -> ModelPlan:
 
 @pytest.fixture
 def gate(house: House, tmp_path: Path) -> Callable[[], object]:
-    """Makes E an executor that drains until this is called."""
+    """Makes E an executor that drains until this is called; those that drain later end at once."""
     path = tmp_path / "gate"
     os.mkfifo(path)
     house.env["GATE"] = str(path)
     house.programs["m/E"] = DRAINS
-    return lambda: path.write_text("")
+
+    def opened() -> None:
+        path.write_text("")
+        path.unlink()
+
+    return opened
 
 
 async def test_others_start_while_one_drains_and_its_name_is_free_only_then(house: House, gate: Callable[[], object]):
@@ -241,7 +181,6 @@ async def test_others_start_while_one_drains_and_its_name_is_free_only_then(hous
 
     await house.swap(plan(2, L=1))
     await house.lines.until("draining")
-    house.programs["m/E"] = SLEEPS  # from its next life on
     await house.swap(plan(3, E=1, L=1, X=1))
     while_draining = await house.until("m/E", "m/L", "m/X")
     await asyncio.to_thread(gate)

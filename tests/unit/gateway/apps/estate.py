@@ -203,7 +203,7 @@ class Estate:
     async def _staff(self, models: dict[str, ModelPlan]) -> None:
         """Executors of ``models`` and no others."""
         wanted = {
-            f"{name}-{option}-{model.origin[:4]}": (name, option)
+            f"{name}-{option}-{model.origin(option)[:4]}": (name, option)
             for name, model in models.items()
             for option in model.options
         }
@@ -221,7 +221,7 @@ class Estate:
                 option,
                 model=name,
                 named=model.tasks.__getitem__,
-                origin=model.origin,
+                origin=model.origin(option),
             )
 
     async def leave(self, gateway: Gateway) -> None:

@@ -1,0 +1,23 @@
+"""Lets run what the plans ask for, where the planner is who starts and stops executors.
+
+Under ``omnibus up`` it is not: there processes follow the store by themselves. In a cluster each kind of executor
+is a workload of its own, and the reconciler creates, scales and deletes it.
+"""
+
+from omnibus.errors import BadRequest
+from omnibus.settings import KubernetesSettings, PlannerSettings, load
+from services.planner.reconcile.backend import Backend, Running
+from services.planner.reconcile.kubernetes import Kubernetes
+from services.planner.reconcile.reconciler import Reconciler
+from services.planner.reconcile.steps import Scale, Start, Step, Stop, steps
+
+__all__ = ["Backend", "Kubernetes", "Reconciler", "Running", "Scale", "Start", "Step", "Stop", "backend", "steps"]
+
+
+def backend(settings: PlannerSettings) -> Backend | None:
+    """What starts and stops executors; None when they follow the store by themselves. Raises ``BadRequest``."""
+    if not settings.reconcile:
+        return None
+    if settings.reconcile != "kubernetes":
+        raise BadRequest(f"OMNIBUS_PLANNER_RECONCILE={settings.reconcile!r}: there is 'kubernetes', or leave it empty")
+    return Kubernetes(load(KubernetesSettings))

@@ -1,0 +1,116 @@
+"""The API server of a Kubernetes cluster, as the service account of this pod reaches it."""
+
+import asyncio
+import json
+import ssl
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
+
+from omnibus.errors import BadRequest, Fatal, Retryable
+from omnibus.settings import KubernetesSettings
+
+#: Refusals that pass by themselves.
+_PASSING = frozenset({409, 429})
+#: Characters of an answer that an error shows.
+_SHOWN = 300
+
+
+class ClusterUnavailable(Retryable):
+    """The API server cannot be reached, or cannot answer now."""
+
+    code = "cluster_unavailable"
+
+
+class ClusterRefused(Fatal):
+    """The API server says no. ``answer`` is the HTTP status."""
+
+    code = "cluster_refused"
+
+    def __init__(self, message: str, answer: int) -> None:
+        super().__init__(message)
+        self.answer = answer
+
+
+class _Nowhere(HTTPRedirectHandler):
+    """The token is for this server alone."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class Cluster:
+    """JSON requests over HTTPS, each in a thread of its own."""
+
+    def __init__(self, settings: KubernetesSettings) -> None:
+        self._settings = settings
+        self._account = Path(settings.account)
+        self._opener: OpenerDirector | None = None
+
+    @property
+    def namespace(self) -> str:
+        """Where executors run. Raises ``BadRequest`` when nobody says."""
+        told = self._settings.namespace or self._read("namespace")
+        if not told:
+            raise BadRequest(f"no namespace: set OMNIBUS_KUBERNETES_NAMESPACE, or mount {self._account}")
+        return told
+
+    async def call(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> dict[str, Any]:
+        """The JSON answer. Raises ``ClusterRefused`` and ``ClusterUnavailable``."""
+        try:
+            async with asyncio.timeout(2 * self._settings.timeout):
+                return await asyncio.to_thread(self._call, method, path, body, kind)
+        except TimeoutError as error:
+            raise ClusterUnavailable(f"{self._settings.url} takes too long to answer {method} {path}") from error
+
+    def _call(self, method: str, path: str, body: Any, kind: str) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(f"{self._settings.url.rstrip('/')}{path}", data, method=method)  # noqa: S310 the configured one
+        request.add_header("accept", "application/json")
+        if data is not None:
+            request.add_header("content-type", kind)
+        if token := self._read("token"):  # it changes every hour or so
+            request.add_unredirected_header("authorization", f"Bearer {token}")
+        try:
+            with self._open(request) as answer:
+                return _json(answer.read())
+        except HTTPError as error:
+            raise _refusal(error, f"{method} {path}") from error
+        except (OSError, HTTPException, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise ClusterUnavailable(f"no API server at {self._settings.url}: {reason}") from error
+
+    def _open(self, request: Request) -> HTTPResponse:
+        if self._opener is None:
+            authority = self._account / "ca.crt"
+            tls = ssl.create_default_context(cafile=str(authority) if authority.is_file() else None)
+            self._opener = build_opener(ProxyHandler({}), _Nowhere(), HTTPSHandler(context=tls))
+        answer: HTTPResponse = self._opener.open(request, timeout=self._settings.timeout)
+        return answer
+
+    def _read(self, name: str) -> str:
+        try:
+            return (self._account / name).read_text().strip()
+        except OSError:
+            return ""
+
+
+def _json(body: bytes) -> dict[str, Any]:
+    found = json.loads(body)
+    if not isinstance(found, dict):
+        raise ValueError("the answer is no JSON object")
+    return found
+
+
+def _refusal(error: HTTPError, what: str) -> ClusterRefused | ClusterUnavailable:
+    text = error.read().decode(errors="replace")
+    try:
+        said = str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        said = text[:_SHOWN] or str(error.reason)
+    message = f"the API server answers {error.code} to {what}: {said}"
+    if error.code >= 500 or error.code in _PASSING:
+        return ClusterUnavailable(message)
+    return ClusterRefused(message, error.code)

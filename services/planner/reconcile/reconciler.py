@@ -1,0 +1,153 @@
+"""Follows the plans of the store and lets a backend run what they ask for."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from omnibus.errors import OmnibusError, ProtocolError, StoreUnavailable
+from omnibus.heard import Gateways
+from omnibus.plan import Plan
+from omnibus.store import PlanProblem, Stand, Store
+from omnibus.wanted import wanted
+from services.planner.reconcile.backend import Backend
+from services.planner.reconcile.steps import Change, Scale, Start, Step, Stop, steps
+
+log = logging.getLogger(__name__)
+
+#: Seconds until the next attempt after a failure, and at most.
+AGAIN, LONGEST = 0.5, 60.0
+#: Seconds that gateways may take to go by a new plan before executors of the old one leave.
+LEFT_WITHIN = 5.0
+#: Who says what is wrong.
+WHO = "reconcile"
+
+
+class Reconciler:
+    """Keeps what the current and the staged plan ask for running, and that of the plan before until every gateway
+    has left it. What fails is tried again, and said in the store's ``plan:problems``."""
+
+    def __init__(self, store: Store, backend: Backend, gateways: Gateways) -> None:
+        self._store = store
+        self._backend = backend
+        self._gateways = gateways
+        self._plans: list[Plan] = []  # to run: those before, the current one, the staged one
+        self._leaving: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._told: str | None = None
+
+    async def run(self) -> None:
+        """Follow and work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._work())
+            async for stand in self._store.plan_changes():
+                await self._take(stand)
+
+    # What is wanted
+
+    async def _take(self, stand: Stand) -> None:
+        """Go by what the store says; where the plan is lost or cannot be read, the last one goes on."""
+        if not stand.epoch:
+            return
+        known = next((plan for plan in reversed(self._plans) if plan.epoch <= stand.epoch), None)
+        current = await self._read(self._store.plan, stand.epoch) or known
+        staged = await self._read(self._store.staged) if stand.staged else None
+        if current is None:
+            return
+        if not self._plans:  # what an earlier planner was about to stop may be in use yet
+            await self._gateways.follow(current.created, LEFT_WITHIN)
+        self._follow(current, staged)
+
+    async def _read(self, read: Callable[..., Awaitable[Plan | None]], *epoch: int) -> Plan | None:
+        while True:
+            try:
+                return await read(*epoch)
+            except StoreUnavailable as error:  # a change is announced once, so stay with it
+                log.warning("%s", error)
+                await asyncio.sleep(AGAIN)
+            except ProtocolError as error:
+                log.error("%s: %s", f"plan epoch {epoch[0]}" if epoch else "the staged plan", error)
+                return None
+
+    def _follow(self, current: Plan, staged: Plan | None) -> None:
+        before = [plan for plan in self._plans if plan != current and plan.epoch <= current.epoch]
+        self._plans = [*before, current, *([staged] if staged is not None else [])]
+        if self._leaving is not None:
+            self._leaving.cancel()
+        self._leaving = asyncio.get_running_loop().create_task(self._leave(current)) if before else None
+        self._changed.set()
+
+    async def _leave(self, current: Plan) -> None:
+        await self._gateways.follow(current.created, LEFT_WITHIN)
+        self._plans = [plan for plan in self._plans if plan.epoch >= current.epoch]
+        self._changed.set()
+
+    # What is done
+
+    async def _work(self) -> None:
+        pause = AGAIN
+        while True:
+            self._changed.clear()
+            try:
+                await self._reconcile()
+                await self._tell("", 0.0)
+                wait, pause = self._backend.resync, AGAIN
+            except OmnibusError as error:
+                wait, pause = pause, min(2 * pause, LONGEST)
+                await self._failed(error, wait)
+            try:
+                async with asyncio.timeout(wait):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _reconcile(self) -> None:
+        """Do all that can be done; the first failure is raised at the end."""
+        if not self._plans:
+            return
+        failures = list[OmnibusError]()
+        for step in steps(wanted(*self._plans), await self._backend.running(), self._backend.mark):
+            try:
+                await self._do(step)
+            except OmnibusError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    async def _do(self, step: Step) -> None:
+        log.info("%s", said(step))
+        match step:
+            case Start(wanted):
+                await self._backend.start(wanted)
+            case Scale(running, replicas):
+                await self._backend.scale(running, replicas)
+            case Change(running, wanted):
+                await self._backend.change(running, wanted)
+            case Stop(running):
+                await self._backend.stop(running)
+
+    async def _failed(self, error: OmnibusError, again: float) -> None:
+        log.warning("%s; trying again in %.1f s", error, again)
+        try:
+            await self._tell(error.message, time.time() + again)
+        except StoreUnavailable as unsaid:
+            log.warning("%s", unsaid)
+
+    async def _tell(self, message: str, again: float) -> None:
+        if message == self._told:
+            return
+        await self._store.tell_problem(WHO, PlanProblem(time.time(), message, again) if message else None)
+        self._told = message
+
+
+def said(step: Step) -> str:
+    """A step in words."""
+    match step:
+        case Start(wanted):
+            return f"start {wanted.replicas} of {wanted.kind}"
+        case Scale(running, replicas):
+            return f"{running.kind}: {running.replicas} become {replicas}"
+        case Change(running, wanted):
+            return f"replace the executors of {running.kind}: {wanted.replicas} of another template"
+        case Stop(running):
+            return f"stop {running.replicas} of {running.kind}"

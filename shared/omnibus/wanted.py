@@ -1,0 +1,119 @@
+"""The executors that plans ask for, as data: which, how many, and what each of them is told. No I/O."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from omnibus.plan import ModelPlan, Plan
+
+#: The variable that tells an executor its id.
+ID = "OMNIBUS_EXECUTOR_ID"
+
+
+class Kind(NamedTuple):
+    """What executors are equal in: each of a kind may stand in for any other. ``origin`` is ``ModelPlan.origin``."""
+
+    model: str
+    option: str
+    origin: str
+
+    def __str__(self) -> str:
+        return f"{self.model}/{self.option}@{self.origin[:4]}"
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Executors of one kind. ``env`` is what they are told, but for their own ``ID``; ``apps`` brought their model.
+
+    ``service`` is the service that hosts them, ``gpus`` what each of them takes.
+    """
+
+    kind: Kind
+    replicas: int
+    service: str
+    gpus: int
+    env: dict[str, str]
+    apps: tuple[str, ...]
+
+
+def wanted(*plans: Plan) -> dict[Kind, Wanted]:
+    """What all of ``plans`` ask for together: of each kind as many as that plan wants which wants the most.
+
+    Those of a shared option belong to the model that lends it. Earlier plans come first.
+    """
+    found: dict[Kind, Wanted] = {}
+    for each in (one for plan in plans for one in _asked(plan)):
+        known = found.get(each.kind)
+        if known is None or known.replicas < each.replicas:
+            found[each.kind] = each
+    return found
+
+
+def counts(models: Mapping[str, ModelPlan]) -> dict[Kind, int]:
+    """How many executors of each kind ``models`` ask for."""
+    return {
+        Kind(name, option, model.origin(option)): deployed.replicas
+        for name, model in models.items()
+        for option, deployed in model.options.items()
+        if deployed.replicas and not deployed.of
+    }
+
+
+def starts(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> dict[Kind, int]:
+    """The kinds of which ``after`` asks for more than ``before``, and how many it asks for in all."""
+    there = counts(before)
+    return {kind: count for kind, count in counts(after).items() if count > there.get(kind, 0)}
+
+
+def groups(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> list[frozenset[str]]:
+    """The models that differ, those together that must change together: they lend to one another, or a unit task
+    goes from one to the other."""
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    ties: dict[str, set[str]] = {}
+    for models in (before, after):
+        for name, model in models.items():
+            for tie in _ties(name, model):
+                ties.setdefault(tie, set()).add(name)
+    found: list[frozenset[str]] = []
+    while changed:
+        together, fresh = set[str](), {min(changed)}
+        while fresh:
+            together |= fresh
+            fresh = {name for tied in ties.values() if tied & fresh for name in tied} - together
+        found.append(frozenset(together & changed))
+        changed -= together
+    return found
+
+
+def _asked(plan: Plan) -> Iterator[Wanted]:
+    for kind, replicas in counts(plan.models).items():
+        model = plan.models[kind.model]
+        deployed = model.options[kind.option]
+        yield Wanted(kind, replicas, deployed.service, deployed.gpus, _environment(kind, model), model.apps)
+
+
+def _environment(kind: Kind, model: ModelPlan) -> dict[str, str]:
+    deployed = model.options[kind.option]
+    told = {
+        "MODEL": kind.model,
+        "FAMILY": model.family,
+        "CHECKPOINT": model.checkpoint,
+        "CONTEXT": str(model.context),
+        "OPTION": kind.option,
+        "ORIGIN": kind.origin,
+        "COMPONENTS": ",".join(deployed.components),
+    }
+    if all(component in model.tasks for component in deployed.components):
+        told["TASKS"] = ",".join(model.tasks[component] for component in deployed.components)
+    if deployed.engine:
+        told["ENGINE"] = deployed.engine
+    return {f"OMNIBUS_EXECUTOR_{name}": value for name, value in told.items()}
+
+
+def _ties(name: str, model: ModelPlan) -> Iterable[str]:
+    yield f"model {name}"
+    for option in model.options.values():
+        if option.of:
+            yield f"model {option.of.rpartition('/')[0]}"
+    for task in model.tasks.values():
+        yield f"task {task}"

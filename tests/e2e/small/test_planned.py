@@ -1,0 +1,222 @@
+"""What is declared changes while requests run: start, ready, switch, drain, stop. No request fails."""
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from omnibus.bus import messages, subjects
+from omnibus.plan import ModelPlan, Plan
+from omnibus.store import Store
+from tests.e2e.small.load import busy, sent
+from tests.e2e.small.test_reconcile import ended, executor
+from tests.e2e.system import VL, System
+from tests.e2e.watch import Watch
+
+pytestmark = pytest.mark.e2e
+
+WITHIN = 90.0  # seconds for a change to be made
+
+
+class Operator:
+    """Changes the declarations of a running system."""
+
+    def __init__(self, system: System, store: Store) -> None:
+        self.system = system
+        self.store = store
+        self._file = Path(system.state.directory) / "models.json"
+        self.usual: dict[str, Any] = json.loads(self._file.read_text())["models"][VL]
+
+    def declare(self, *paths: list[str], **changes: Any) -> None:
+        """Only these paths, and what they need; without any the usual ones."""
+        declared = {**self.usual, **changes}
+        if paths:
+            named = {option for path in paths for option in path}
+            declared["options"] = {name: option for name, option in declared["options"].items() if name in named}
+            declared["paths"] = [{"options": path, "share": 1} for path in paths]
+        self._file.write_text(json.dumps({"models": {VL: declared}}))
+
+    def kill_planner(self) -> None:
+        next(one for one in self.system.processes() if "services.planner" in one.cmdline()).kill()
+
+    async def planned(self, *options: str, context: int = 0, thinkers: int = 2) -> Plan:
+        """The plan once the model is like this, and nothing is under way."""
+
+        def reached(model: ModelPlan) -> bool:
+            replicas = model.options["L"].replicas if "L" in model.options else thinkers
+            return (set(model.options), model.context, replicas) == (set(options), context, thinkers)
+
+        async with asyncio.timeout(WITHIN):
+            while True:
+                plan = await self.store.plan()
+                if plan is not None and reached(plan.models[VL]) and not (await self.store.stand()).staged:
+                    return plan
+                await asyncio.sleep(0.05)
+
+    async def said(self, line: str) -> None:
+        """Wait until a process has said so."""
+        async with asyncio.timeout(WITHIN):
+            while line not in self.system.log:
+                await asyncio.sleep(0.05)
+
+    async def staged(self) -> Plan:
+        async with asyncio.timeout(WITHIN):
+            while (plan := await self.store.staged()) is None:
+                await asyncio.sleep(0.01)
+        return plan
+
+
+@pytest.fixture
+async def operator(pair: System) -> AsyncIterator[Operator]:
+    await pair.whole()
+    await pair.becomes_ready()
+    async with pair.store() as store:
+        operator = Operator(pair, store)
+        yield operator
+        operator.declare()
+        await operator.planned(*operator.usual["options"])
+    await pair.whole()
+
+
+async def test_an_option_is_replaced_by_another_one_and_back(pair: System, operator: Operator):
+    both, one = executor("L", 0), executor("EL", 0)
+
+    async with busy(pair, [0, 1]) as answers, Watch.on(pair) as watch:
+        pids = await pair.whole()
+        operator.declare(["EL"])
+        await operator.planned("EL")
+        await ended(pids[both], pids[executor("E", 0)])
+        await watch.until(lambda: sent(watch)[-1].to == one)
+        operator.declare(["E", "L"])
+        apart = await operator.planned("E", "L")
+        await ended(pids[one])
+        await watch.until(lambda: sent(watch)[-1].to != one)
+
+    assert len(answers) == 1
+    assert first_ready(watch, both) < first_event(watch, apart.epoch)
+    assert all_follow(watch, apart.epoch) < first_state(watch, one, "draining")
+    await pair.ledger_is_empty()
+
+
+async def test_an_operator_goes_back_and_on_by_hand(pair: System, operator: Operator):
+    (before,) = [each.epoch for each in await operator.store.history(1)]
+
+    async with busy(pair, [0, 1]) as answers:
+        operator.declare(["EL"])
+        await operator.planned("EL")
+        back = said(pair, "rollback", str(before))
+        rolled = await operator.planned(*operator.usual["options"])
+        shown = json.loads(said(pair, "show", "--json"))
+        on = said(pair, "resume")
+        await operator.planned("EL")
+
+    assert f"epoch {before} is pinned" in back
+    assert rolled.reason == f"rollback to {before}"
+    assert (shown["plan"]["epoch"], shown["pin"]) == (rolled.epoch, before)
+    assert {each["option"]: each["count"] for each in shown["up"]} == {"E": 1, "L": 2, "EL": 1}
+    assert f"epoch {before} is pinned no more" in on
+    assert len(answers) == 1
+
+
+def said(system: System, *arguments: str) -> str:
+    """What ``omnibus plan ...`` prints."""
+    process = system.command("plan", *arguments)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    return output
+
+
+def first_ready(watch: Watch, id: str) -> int:
+    """When an executor said first that it is ready, after one of its name had left."""
+    return first_state(watch, id, "ready", first_gone(watch, id))
+
+
+def first_gone(watch: Watch, id: str) -> int:
+    return first_state(watch, id, "gone")
+
+
+def first_state(watch: Watch, id: str, state: str, after: int = 0) -> int:
+    for index, each in enumerate(watch.seen[after:], after):
+        if each.subject == subjects.event(subjects.EXECUTOR):
+            status = messages.decode_status(each.data)
+            if (status.id, status.state) == (id, state):
+                return index
+    raise AssertionError(f"{id} was never {state}")
+
+
+def all_follow(watch: Watch, epoch: int) -> int:
+    """When the last gateway said first that it goes by the plan of ``epoch``."""
+    found: dict[str, int] = {}
+    for index, each in enumerate(watch.seen):
+        if each.subject == subjects.event(subjects.GATEWAY):
+            status = messages.decode_gateway(each.data)
+            if status.epoch == epoch:
+                found.setdefault(status.id, index)
+    assert len(found) == 2
+    return max(found.values())
+
+
+def first_event(watch: Watch, epoch: int) -> int:
+    plans = ((index, each) for index, each in enumerate(watch.seen) if each.subject == subjects.event(subjects.PLAN))
+    return next(index for index, each in plans if messages.decode_plan_event(each.data).epoch == epoch)
+
+
+async def test_executors_that_do_otherwise_take_over_under_another_name(pair: System, operator: Operator):
+    pids = await pair.whole()
+
+    async with busy(pair, [0, 1]) as answers:
+        operator.declare(context=2000)
+        plan = await operator.planned(*operator.usual["options"], context=2000)
+        await ended(*pids.values())
+        news = {f"{id}-{plan.models[VL].origin(id.split('-')[-2])[:4]}" for id in pids}
+        await pair.whole(only=sorted(news))
+
+    assert len(answers) == 1
+
+
+@contextlib.asynccontextmanager
+async def stopped(system: System, id: str) -> AsyncIterator[psutil.Process]:
+    """The process of an executor that is about to start, stopped as soon as it is there."""
+    async with asyncio.timeout(WITHIN):
+        while (process := born(system, id)) is None:
+            await asyncio.sleep(0.001)
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+def born(system: System, id: str) -> psutil.Process | None:
+    for process in system.processes():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("OMNIBUS_EXECUTOR_ID") == id:
+                return process
+    return None
+
+
+async def test_a_planner_that_is_killed_in_the_middle_of_a_change_goes_on_with_it(pair: System, operator: Operator):
+    third = executor("L", 2)
+    options = {**operator.usual["options"], "L": {**operator.usual["options"]["L"], "replicas": 3}}
+
+    async with busy(pair, [0, 1], path="E>L") as answers:
+        operator.declare(options=options)
+        async with stopped(pair, third) as process:
+            before = await operator.staged()
+            operator.kill_planner()
+            await operator.said(f"plan epoch {before.epoch} (declarations changed) is staged already")
+            resumed = await operator.staged()
+        plan = await operator.planned(*operator.usual["options"], thinkers=3)
+        await pair.whole(only=[third])
+
+    assert resumed == before
+    assert plan.models == before.models
+    assert plan.epoch == before.epoch
+    assert process.is_running()
+    assert len(answers) == 1

@@ -1,0 +1,292 @@
+"""``omnibus plan`` on a real store and bus: what there is, what differs, what was, and back to it."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from omnibus.bus import subjects
+from omnibus.bus.messages import ExecutorStatus
+from omnibus.bus.nats import NatsBus
+from omnibus.cli import main, plantexts
+from omnibus.plan import ModelPlan, Option, Path, Plan
+from omnibus.settings import BusSettings, StoreSettings
+from omnibus.store import PlanProblem, Store
+from omnibus.wanted import Kind
+
+Say = Callable[..., str]
+
+
+def model(thinkers: int = 1, share: float = 70, checkpoint: str = "/m", both: bool = True) -> ModelPlan:
+    """The usual deployment of a model that sees."""
+    options = {
+        "E": Option(("vision",), "encoder"),
+        "L": Option(("thinker",), "llm", thinkers, gpus=1),
+        **({"EL": Option(("vision", "thinker"), "llm")} if both else {}),
+    }
+    apart = Path("E>L", {"vision": "E", "thinker": "L"}, share)
+    together = Path("EL", {"vision": "EL", "thinker": "EL"}, 100 - share)
+    paths = (apart, together) if both else (apart,)
+    return ModelPlan("f", checkpoint, ("vision", "thinker"), {}, options, {"vision+thinker": paths})
+
+
+def borrower() -> ModelPlan:
+    options = {"m/E": Option(("vision",), "encoder", 0, of="m/E"), "L": Option(("thinker",), "llm")}
+    return ModelPlan("f", "/n", ("vision", "thinker"), {}, options, {})
+
+
+def plan(epoch: int, reason: str = "declared", **models: ModelPlan) -> Plan:
+    return Plan(epoch, 0, time.time() - 300, models, reason=reason)
+
+
+@pytest.fixture
+def keep(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Write to the store, which is empty when a test begins, and which commands find."""
+    for name in ("OMNIBUS_STORE_URL", "OMNIBUS_BUS_URL"):
+        monkeypatch.delenv(name, raising=False)
+    with redis.Redis.from_url(valkey_url) as raw:
+        raw.flushall()
+
+    def kept(*works: Callable[[Store], Coroutine[Any, Any, Any]]) -> None:
+        async def work() -> None:
+            store = Store(StoreSettings(url=valkey_url))
+            for each in works:
+                await each(store)
+            await store.close()
+
+        asyncio.run(work())
+
+    return kept
+
+
+def swap(plan: Plan) -> Callable[[Store], Coroutine[Any, Any, Any]]:
+    return lambda store: store.swap_plan(plan)
+
+
+@pytest.fixture
+def say(valkey_url: str, capsys: pytest.CaptureFixture[str]) -> Say:
+    """What ``omnibus plan ...`` prints."""
+
+    def said(*arguments: str, code: int = 0) -> str:
+        assert main(["plan", *arguments, "--store", valkey_url]) == code
+        captured = capsys.readouterr()
+        return captured.err if code else captured.out
+
+    return said
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of the lines that are rows of tables."""
+    return [re.split(r"  +", line.strip()) for line in text.splitlines() if "  " in line]
+
+
+# show
+
+
+def test_a_plan_is_shown_with_options_paths_and_reason(keep: Callable[..., None], say: Say):
+    explain = {"throughput": {"vision+thinker": 12.34567}, "bottleneck": "L", "alternatives": [{"R": 1.0}, {"R": 2.0}]}
+    told = msgspec.structs.replace(plan(1, "load", m=model(2), n=borrower()), explain=explain)
+    keep(swap(told))
+
+    text = say("show")
+
+    assert ["plan", "epoch 1, made 5 min ago"] in rows(text)
+    assert ["reason", "load"] in rows(text)
+    assert ["m/L", "thinker", "llm", "1", "2", "?"] in rows(text)
+    assert ["n/m/E", "vision", "that of m/E"] in rows(text)
+    assert ["m", "vision+thinker", "E>L", "70.0%"] in rows(text)
+    assert "throughput:\n  vision+thinker: 12.35\nbottleneck: L\nalternatives 1:\n  R: 1\n" in text
+
+
+def test_what_is_staged_pinned_and_wrong_is_shown(keep: Callable[..., None], say: Say):
+    problem = PlanProblem(time.time(), "no executors", time.time() + 90)
+    keep(
+        swap(plan(1, m=model())),
+        swap(plan(2, m=model(2))),
+        lambda store: store.stage_plan(plan(3, "rollback to 1", m=model()), "me", 30.0),
+        lambda store: store.pin_plan(1),
+        lambda store: store.tell_problem("planner", problem),
+    )
+
+    text = say("show")
+    old = say("show", "1")
+
+    assert "staged   epoch 3 (rollback to 1)" in text
+    assert "pinned   epoch 1, until `omnibus plan resume`" in text
+    assert re.search(r"problem  planner, 0 s ago: no executors; again in (89|90) s", text)
+    assert "epoch 1, made" in old
+    assert "staged" not in old
+
+
+def test_who_is_up_is_asked_on_the_bus(
+    keep: Callable[..., None], say: Say, nats_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("omnibus.cli.plans.ANSWERS_WITHIN", 0.2)
+    made = model(2)
+    keep(swap(plan(1, m=made)))
+    monkeypatch.setattr("omnibus.cli.plans.NatsBus", _crowd([Kind("m", "L", made.origin("L"))] * 2))
+
+    text = say("show", "--nats", nats_url)
+    told = json.loads(say("show", "--nats", nats_url, "--json"))
+
+    assert ["m/L", "thinker", "llm", "1", "2", "2"] in rows(text)
+    assert ["m/E", "vision", "encoder", "-", "1", "0"] in rows(text)
+    assert {"model": "m", "option": "L", "origin": made.origin("L"), "count": 2} in told["up"]
+    assert told["plan"]["epoch"] == 1
+    assert told["staged"] is None
+
+
+def _crowd(kinds: list[Kind]) -> type:
+    """A connection on whose bus executors of ``kinds`` answer, as long as it lasts."""
+
+    class Crowded:
+        @staticmethod
+        async def connect(settings: BusSettings, name: str) -> NatsBus:
+            bus = await NatsBus.connect(settings, name)
+
+            def answer(_: object) -> None:
+                for number, kind in enumerate(kinds):
+                    status = ExecutorStatus(f"e{number}", *kind[:2], (), (), "n", "ready", 1, origin=kind.origin)
+                    bus.publish(subjects.event(subjects.EXECUTOR), msgspec.json.encode(status))
+
+            await bus.subscribe(subjects.event(subjects.CENSUS), answer)
+            return bus
+
+    return Crowded
+
+
+def test_without_a_plan_that_is_said(keep: Callable[..., None], say: Say):
+    keep()
+
+    assert say("show", code=1) == "omnibus: there is no plan yet\n"
+    assert "no plan of epoch 7" in say("show", "7", code=1)
+
+
+def test_a_plan_of_another_build_is_said(keep: Callable[..., None], say: Say, valkey_url: str):
+    keep(swap(plan(1)))
+    with redis.Redis.from_url(valkey_url) as raw:
+        raw.set("omnibus:plan:1", '{"v": 9}')
+
+    assert "cannot be read" in say("show", code=1)
+
+
+# diff
+
+
+def test_a_difference_names_executors_shares_and_models(keep: Callable[..., None], say: Say):
+    keep(swap(plan(1, m=model(1), n=borrower())), swap(plan(2, m=model(3, 50, both=False))))
+
+    text = say("diff")
+
+    assert rows(text) == [
+        ["WHAT", "EPOCH 1", "EPOCH 2"],
+        ["executors of m/L", "1", "3"],
+        ["executors of m/EL", "1", "-"],
+        ["m: vision+thinker, E>L", "70.0%", "100.0%"],
+        ["m: vision+thinker, EL", "30.0%", "-"],
+        ["m/EL: what it does", model().origin("EL")[:4], "-"],
+        ["model n", "served", "-"],
+        ["executors of n/L", "1", "-"],
+    ]
+
+
+def test_other_orders_are_a_difference(keep: Callable[..., None], say: Say):
+    keep(swap(plan(1, m=model())), swap(plan(2, m=model(checkpoint="/other"))))
+
+    changes = json.loads(say("diff", "1", "2", "--json"))["changes"]
+
+    assert {"what": "m checkpoint", "before": "/m", "after": "/other"} in changes
+    assert {change["what"] for change in changes} == {
+        "m checkpoint", "m/E: what it does", "m/L: what it does", "m/EL: what it does",
+    }  # fmt: skip
+
+
+def test_what_is_staged_is_compared_first(keep: Callable[..., None], say: Say):
+    keep(
+        swap(plan(1, m=model())),
+        swap(plan(2, m=model(2))),
+        lambda store: store.stage_plan(plan(3, m=model(4)), "me", 30.0),
+    )
+
+    assert rows(say("diff")) == [["WHAT", "EPOCH 2", "EPOCH 3"], ["executors of m/L", "2", "4"]]
+    assert rows(say("diff", "1")) == [["WHAT", "EPOCH 1", "EPOCH 2"], ["executors of m/L", "1", "2"]]
+
+
+def test_plans_that_do_the_same_are_said_to(keep: Callable[..., None], say: Say):
+    keep(swap(plan(1, m=model())), swap(plan(2, "load", m=model())))
+
+    assert say("diff") == "epochs 1 and 2 do the same\n"
+
+
+def test_a_first_plan_has_nothing_to_be_compared_with(keep: Callable[..., None], say: Say):
+    keep(swap(plan(1)))
+
+    assert "no plan before epoch 1" in say("diff", code=1)
+    assert "name two at most" in say("diff", "1", "2", "3", code=1)
+
+
+# history, rollback and resume
+
+
+def test_the_history_shows_why_and_which(keep: Callable[..., None], say: Say, valkey_url: str):
+    keep(
+        swap(plan(1, m=model())),
+        swap(plan(2, "app poem registered", m=model(2), n=borrower())),
+        swap(plan(3, "load")),
+        lambda store: store.pin_plan(2),
+    )
+    with redis.Redis.from_url(valkey_url) as raw:
+        raw.set("omnibus:plan:1", "{")
+
+    head, third, second, first = rows(say("history"))
+
+    assert head == ["EPOCH", "MADE", "EXECUTORS", "MODELS", "REASON"]
+    assert third == ["3", "5 min ago", "0", "none", "current", "load"]
+    assert second == ["2", "5 min ago", "5", "m, n", "pinned", "app poem registered"]
+    assert first[:2] == ["1", "-"]
+    assert "cannot be read" in first[-1]
+
+
+def test_the_history_is_as_long_as_asked_and_json(keep: Callable[..., None], say: Say):
+    keep(*(swap(plan(epoch, m=model(epoch))) for epoch in (1, 2, 3)))
+
+    told = json.loads(say("history", "--limit", "2", "--json"))
+
+    assert [each["epoch"] for each in told] == [3, 2]
+    assert told[0]["executors"] == {"m/E": 1, "m/L": 3, "m/EL": 1}
+    assert told[0]["reason"] == "declared"
+
+
+def test_an_epoch_is_pinned_and_pinned_no_more(keep: Callable[..., None], say: Say):
+    keep(swap(plan(1)), swap(plan(2)))
+
+    rolled = say("rollback", "1")
+    pinned = json.loads(say("show", "--json"))["pin"]
+    resumed = say("resume")
+    again = json.loads(say("resume", "--json"))
+
+    assert rolled.startswith("epoch 1 is pinned: the planner serves its models")
+    assert pinned == 1
+    assert resumed == "epoch 1 is pinned no more: the planner plans again\n"
+    assert again == {"pin": 0, "was": 0}
+    assert "no plan of epoch 9" in say("rollback", "9", code=1)
+
+
+def test_a_store_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", "show", "--store", "redis://127.0.0.1:1/0"]) == 1
+
+    assert capsys.readouterr().err.startswith("omnibus: no store at redis://127.0.0.1:1/0")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(-5, "0 s ago"), (119, "119 s ago"), (125, "2 min ago"), (7300, "2 h ago"), (200000, "2 d ago")],
+)
+def test_ages_are_rough(seconds: float, said: str):
+    assert plantexts.ago(time.time() - seconds) == said

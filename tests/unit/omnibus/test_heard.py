@@ -1,0 +1,190 @@
+"""What the bus says of executors and gateways."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from omnibus import heard
+from omnibus.bus import subjects
+from omnibus.bus.memory import MemoryBus
+from omnibus.bus.messages import ExecutorStatus, GatewayStatus
+from omnibus.heard import Gateways, ReadyExecutors
+from omnibus.settings import BusSettings
+from omnibus.wanted import Kind
+
+L, NEW = Kind("m", "L", "aaaa"), Kind("m", "L", "bbbb")
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[MemoryBus]:
+    bus = MemoryBus(BusSettings())
+    yield bus
+    await bus.drain()
+
+
+async def turn() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def executor(bus: MemoryBus, id: str, origin: str = "aaaa", state: str = "ready", option: str = "L") -> None:
+    status = ExecutorStatus(id, "m", option, (), (), "n", state, 1, origin=origin)
+    bus.publish(subjects.event(subjects.EXECUTOR), msgspec.json.encode(status))
+
+
+def gateway(bus: MemoryBus, id: str, created: float, state: str = "ready") -> None:
+    status = GatewayStatus(id, int(created), created, state)
+    bus.publish(subjects.event(subjects.GATEWAY), msgspec.json.encode(status))
+
+
+# Executors
+
+
+@pytest.fixture
+async def ready(bus: MemoryBus) -> ReadyExecutors:
+    ready = ReadyExecutors()
+    await ready.listen(bus)
+    return ready
+
+
+async def test_executors_are_counted_by_kind(bus: MemoryBus, ready: ReadyExecutors):
+    for id, origin in (("a", "aaaa"), ("b", "aaaa"), ("c", "bbbb")):
+        executor(bus, id, origin)
+    executor(bus, "d", option="E")
+    await turn()
+
+    assert (ready.count(L), ready.count(NEW)) == (2, 1)
+    assert ready.missing({L: 2, NEW: 3}) == {NEW: 1}
+    assert ready.ids() == {"a", "b", "c", "d"}
+
+
+async def test_one_of_no_origin_stands_for_any(bus: MemoryBus, ready: ReadyExecutors):
+    executor(bus, "a", "")
+    await turn()
+
+    assert (ready.count(L), ready.count(NEW)) == (1, 1)
+
+
+@pytest.mark.parametrize("state", ["draining", "gone"])
+async def test_who_leaves_is_not_counted(bus: MemoryBus, ready: ReadyExecutors, state: str):
+    executor(bus, "a")
+    executor(bus, "a", state=state)
+    await turn()
+
+    assert ready.count(L) == 0
+
+
+async def test_who_was_seen_to_die_is_not_counted(bus: MemoryBus, ready: ReadyExecutors):
+    executor(bus, "a")
+    bus.publish(subjects.event(subjects.GONE), b"a")
+    await turn()
+
+    assert ready.count(L) == 0
+
+
+async def test_who_is_silent_is_not_counted_until_it_speaks_again(
+    bus: MemoryBus, ready: ReadyExecutors, monkeypatch: pytest.MonkeyPatch
+):
+    executor(bus, "a")
+    await turn()
+    later = time.monotonic() + heard.SILENT + 1
+    monkeypatch.setattr(heard.time, "monotonic", lambda: later)
+    silent = ready.count(L)
+
+    executor(bus, "a")
+    await turn()
+
+    assert (silent, ready.count(L)) == (0, 1)
+
+
+async def test_waiting_ends_when_the_last_one_is_ready(bus: MemoryBus, ready: ReadyExecutors):
+    executor(bus, "a")
+    waiting = asyncio.ensure_future(ready.wait({L: 2}, 10.0))
+    named = asyncio.ensure_future(ready.wait_for({"a", "b"}, 10.0))
+    await turn()
+    assert not waiting.done()
+
+    executor(bus, "b")
+
+    assert await waiting
+    assert await named
+
+
+async def test_waiting_has_an_end(ready: ReadyExecutors):
+    assert not await ready.wait({L: 1}, 0.01)
+    assert not await ready.wait_for({"a"}, 0.01)
+    assert await ready.wait({}, 0.01)
+
+
+async def test_comings_and_goings_are_told_and_heartbeats_are_not(bus: MemoryBus):
+    told: list[int] = []
+    ready = ReadyExecutors()
+    await ready.listen(bus, lambda: told.append(ready.count(L)))
+
+    for state in ("ready", "ready", "draining", "gone"):
+        executor(bus, "a", state=state)
+    await turn()
+
+    assert told == [1, 0]
+
+
+async def test_what_another_build_says_is_not_heard(bus: MemoryBus, ready: ReadyExecutors):
+    bus.publish(subjects.event(subjects.EXECUTOR), b'{"v": 99}')
+    await turn()
+
+    assert ready.ids() == set()
+
+
+# Gateways
+
+
+@pytest.fixture
+async def gateways(bus: MemoryBus) -> Gateways:
+    gateways = Gateways()
+    await gateways.listen(bus)
+    return gateways
+
+
+async def test_without_gateways_nobody_is_waited_for(gateways: Gateways):
+    assert await gateways.follow(5.0, 0.0)
+
+
+async def test_gateways_are_waited_for_until_all_go_by_the_plan(bus: MemoryBus, gateways: Gateways):
+    gateway(bus, "one", 5.0)
+    gateway(bus, "two", 4.0)
+    await turn()
+
+    waiting = asyncio.ensure_future(gateways.follow(5.0, 10.0))
+    await turn()
+    assert not waiting.done()
+    gateway(bus, "two", 6.0)
+
+    assert await waiting
+
+
+async def test_a_gateway_that_ends_is_not_waited_for(bus: MemoryBus, gateways: Gateways):
+    gateway(bus, "one", 4.0)
+    gateway(bus, "one", 4.0, "gone")
+    await turn()
+
+    assert await gateways.follow(5.0, 0.1)
+
+
+async def test_one_that_says_nothing_costs_the_time_once(bus: MemoryBus, gateways: Gateways):
+    gateway(bus, "dead", 4.0)
+    await turn()
+
+    assert not await gateways.follow(5.0, 0.05)
+    assert await gateways.follow(5.0, 0.0)
+
+
+async def test_one_that_lives_and_lags_is_waited_for_each_time(bus: MemoryBus, gateways: Gateways):
+    await bus.subscribe(subjects.event(subjects.CENSUS), lambda _: gateway(bus, "slow", 4.0))
+    gateway(bus, "slow", 4.0)
+    await turn()
+
+    assert not await gateways.follow(5.0, 0.05)
+    assert not await gateways.follow(5.0, 0.05)

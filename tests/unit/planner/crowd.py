@@ -1,0 +1,79 @@
+"""Executors as the bus knows them: they do what the store's plans ask for, at least in their own words."""
+
+import asyncio
+from contextlib import suppress
+
+import msgspec
+
+from omnibus.bus import Bus, subjects
+from omnibus.bus.messages import ExecutorStatus
+from omnibus.errors import ProtocolError
+from omnibus.plan import Plan
+from omnibus.service import until_cancelled
+from omnibus.store import Store
+from omnibus.wanted import Kind, Wanted, wanted
+
+BEAT = 0.2  # seconds
+
+
+class Crowd:
+    """Follows the current and the staged plan. Options in ``broken`` (``m/E``) get no executors that are ready."""
+
+    def __init__(self, store: Store, bus: Bus) -> None:
+        self.broken: set[str] = set()
+        self.there: dict[str, Kind] = {}
+        self.spawned: list[str] = []
+        self._store = store
+        self._bus = bus
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        await self._bus.subscribe(subjects.event(subjects.CENSUS), lambda _: self._say())
+        self._tasks = [asyncio.create_task(work) for work in (self._follow(), self._beat())]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            await until_cancelled(task)
+
+    async def _follow(self) -> None:
+        current: Plan | None = None
+        async for stand in self._store.plan_changes():
+            staged: Plan | None = None
+            with suppress(ProtocolError):
+                current = await self._store.plan(stand.epoch) or current
+            with suppress(ProtocolError):
+                staged = await self._store.staged()
+            self.become([plan for plan in (current, staged) if plan is not None])
+
+    def become(self, plans: list[Plan]) -> None:
+        """Come and go."""
+        asked = {id: kind for each in wanted(*plans).values() for id, kind in _each(each)}
+        for id in self.there.keys() - asked.keys():
+            self._publish(id, self.there.pop(id), "gone")
+        self.spawned += sorted(id.rpartition("-")[0] for id in asked.keys() - self.there.keys())
+        self.there = asked
+        self._say()
+
+    def mend(self, option: str) -> None:
+        """Its executors are ready after all."""
+        self.broken.discard(option)
+        self._say()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT)
+            self._say()
+
+    def _say(self) -> None:
+        for id, kind in self.there.items():
+            if f"{kind.model}/{kind.option}" not in self.broken:
+                self._publish(id, kind, "ready")
+
+    def _publish(self, id: str, kind: Kind, state: str) -> None:
+        status = ExecutorStatus(id, kind.model, kind.option, (), (), "n", state, 64, origin=kind.origin)
+        self._bus.publish(subjects.event(subjects.EXECUTOR), msgspec.json.encode(status))
+
+
+def _each(asked: Wanted) -> list[tuple[str, Kind]]:
+    kind = asked.kind
+    return [(subjects.token(f"{kind.model}-{kind.option}-{n}-{kind.origin[:4]}"), kind) for n in range(asked.replicas)]

@@ -1,0 +1,271 @@
+"""Executors as workloads of a cluster: what is asked of its API server, over HTTPS."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnibus.errors import BadRequest, Retryable
+from omnibus.plan import ModelPlan, Option, Plan
+from omnibus.settings import KubernetesSettings, PlannerSettings
+from omnibus.up.ports import free_ports
+from omnibus.wanted import Wanted, wanted
+from services.planner import reconcile
+from services.planner.reconcile import Kubernetes
+from services.planner.reconcile.cluster import ClusterRefused, ClusterUnavailable
+from tests.unit.planner.cluster import CERTIFICATE, TOKEN, FakeCluster, serving
+
+IMAGE = "omnibus-llm:1"
+
+
+def template(kind: str = "Deployment", image: str = IMAGE) -> dict[str, Any]:
+    container = {
+        "name": "executor", "image": image, "resources": {"limits": {"memory": "1Gi"}},
+        "env": [{"name": "OMNIBUS_BUS_URL", "value": "nats://nats:4222"}, {"name": "OMNIBUS_EXECUTOR_MODEL", "value": "x"}],
+    }  # fmt: skip
+    pod = {"metadata": {"labels": {"team": "a"}}, "spec": {"containers": [container, {"name": "other"}]}}
+    return {"apiVersion": "apps/v1", "kind": kind, "spec": {"minReadySeconds": 3, "template": pod}}
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+@pytest.fixture
+def settings(cluster: FakeCluster, tmp_path: Path) -> Iterator[KubernetesSettings]:
+    account = tmp_path / "account"
+    account.mkdir()
+    for name, text in {"token": f"{TOKEN}\n", "namespace": "ns\n", "ca.crt": CERTIFICATE.read_text()}.items():
+        (account / name).write_text(text)
+    templates = tmp_path / "templates.json"
+    templates.write_text(json.dumps({"default": template()}))
+    with serving(cluster) as url:
+        yield KubernetesSettings(url=url, account=str(account), template=str(templates), timeout=5.0)
+
+
+@pytest.fixture
+def backend(settings: KubernetesSettings) -> Kubernetes:
+    return Kubernetes(settings)
+
+
+def asked(replicas: int = 1, gpus: int = 0, model: str = "Org/Model.A", checkpoint: str = "/m") -> Wanted:
+    option = Option(("thinker",), "llm", replicas, gpus)
+    plan = ModelPlan("f", checkpoint, ("thinker",), {}, {"L+x": option}, {}, tasks={"thinker": "think"})
+    (found,) = wanted(Plan(1, 0, 0.0, {model: plan})).values()
+    return found
+
+
+async def test_what_is_started_is_a_workload_of_its_own_and_is_found_again(backend: Kubernetes, cluster: FakeCluster):
+    one = asked(2, gpus=1)
+
+    await backend.start(one)
+    (found,) = await backend.running()
+
+    assert (found.kind, found.replicas, found.mark) == (one.kind, 2, backend.mark(one))
+    ((path, made),) = cluster.objects.items()
+    assert path == f"deployments/{found.name}"
+    assert found.name.startswith("omnibus-org-model-a-l-x-")
+    assert len(found.name) <= 46
+    assert made["spec"]["minReadySeconds"] == 3
+    assert made["spec"]["replicas"] == 2
+    labels = made["spec"]["template"]["metadata"]["labels"]
+    assert made["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert labels["team"] == "a"
+
+
+async def test_an_executor_is_told_who_it_is(backend: Kubernetes, cluster: FakeCluster):
+    await backend.start(asked(gpus=2, checkpoint="$(HOME)$"))
+
+    (made,) = cluster.objects.values()
+    container, other = made["spec"]["template"]["spec"]["containers"]
+    told = {each["name"]: each for each in container["env"]}
+    assert told["OMNIBUS_BUS_URL"]["value"] == "nats://nats:4222"
+    assert told["OMNIBUS_EXECUTOR_MODEL"]["value"] == "Org/Model.A"
+    assert told["OMNIBUS_EXECUTOR_ORIGIN"]["value"] == asked(gpus=2, checkpoint="$(HOME)$").kind.origin
+    assert told["OMNIBUS_EXECUTOR_CHECKPOINT"]["value"] == "$$(HOME)$$"  # the cluster would put a variable in
+    assert told["OMNIBUS_EXECUTOR_ID"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
+    assert len(told) == len(container["env"])
+    assert container["resources"]["limits"] == {"memory": "1Gi", "nvidia.com/gpu": "2"}
+    assert other == {"name": "other"}
+
+
+async def test_replicas_are_patched_alone(backend: Kubernetes, cluster: FakeCluster):
+    await backend.start(asked(1))
+    (found,) = await backend.running()
+    before = json.dumps(cluster.objects)
+
+    await backend.scale(found, 4)
+
+    assert [each.replicas for each in await backend.running()] == [4]
+    assert cluster.changes[-1] == ("PATCH", "deployments")
+    assert json.dumps(cluster.objects) == before.replace('"replicas": 1', '"replicas": 4')
+
+
+async def test_a_workload_that_is_gone_already_may_be_stopped(backend: Kubernetes, cluster: FakeCluster):
+    await backend.start(asked())
+    (found,) = await backend.running()
+
+    await backend.stop(found)
+    await backend.stop(found)
+
+    assert cluster.objects == {}
+
+
+async def test_another_template_makes_another_mark_and_is_put_in_place(
+    settings: KubernetesSettings, backend: Kubernetes, cluster: FakeCluster
+):
+    await backend.start(asked())
+    Path(settings.template).write_text(json.dumps({"llm": template(image="omnibus-llm:2")}))
+    newer = Kubernetes(settings)
+    (found,) = await newer.running()
+
+    await newer.change(found, asked(3))
+
+    assert backend.mark(asked()) == backend.mark(asked(3)) == found.mark != newer.mark(asked())
+    ((path, made),) = cluster.objects.items()
+    assert path == f"deployments/{found.name}"
+    assert made["spec"]["template"]["spec"]["containers"][0]["image"] == "omnibus-llm:2"
+    assert [each.mark for each in await newer.running()] == [newer.mark(asked())]
+
+
+async def test_a_workload_may_become_one_of_the_other_kind(
+    settings: KubernetesSettings, backend: Kubernetes, cluster: FakeCluster
+):
+    await backend.start(asked())
+    Path(settings.template).write_text(json.dumps({"default": template("StatefulSet")}))
+    newer = Kubernetes(settings)
+    (found,) = await newer.running()
+
+    await newer.change(found, asked())
+
+    assert list(cluster.objects) == [f"statefulsets/{found.name}"]
+
+
+async def test_what_is_not_ours_is_not_seen(settings: KubernetesSettings, backend: Kubernetes, cluster: FakeCluster):
+    await backend.start(asked())
+    (path,) = cluster.objects
+    labels = cluster.objects[path]["metadata"]["labels"]
+    cluster.objects["deployments/strange"] = {"metadata": {"name": "strange", "labels": labels}, "spec": {}}
+    cluster.objects["deployments/other"] = {"metadata": {"name": "other", "labels": {}}, "spec": {}}
+
+    assert [each.name for each in await backend.running()] == [path.partition("/")[2]]
+    other = KubernetesSettings(
+        **{**{name: getattr(settings, name) for name in settings.__struct_fields__}, "release": "b"}
+    )
+    assert await Kubernetes(other).running() == []
+
+
+def test_names_differ_where_kinds_do():
+    names = {
+        reconcile.kubernetes.manifests.name("omnibus", asked(model=model, checkpoint=checkpoint).kind)
+        for model, checkpoint in (("a.b", "/m"), ("a-b", "/m"), ("a.b", "/n"), ("a" * 200, "/m"), ("ä", "/m"))
+    }
+
+    assert len(names) == 5
+    assert all(len(name) <= 46 and name[0].isalpha() and name[-1].isalnum() and name.islower() for name in names)
+
+
+# What goes wrong
+
+
+async def test_the_certificate_is_checked(settings: KubernetesSettings, backend: Kubernetes):
+    (Path(settings.account) / "ca.crt").unlink()
+
+    with pytest.raises(ClusterUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        await backend.running()
+
+
+async def test_the_token_is_read_anew_each_time(settings: KubernetesSettings, backend: Kubernetes):
+    token = Path(settings.account) / "token"
+    token.write_text("an old one")
+    with pytest.raises(ClusterRefused, match="answers 401 to GET .*: Unauthorized"):
+        await backend.running()
+
+    token.write_text(TOKEN)
+
+    assert await backend.running() == []
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "said"),
+    [
+        (403, b'{"message": "may not list"}', ClusterRefused, "may not list"),
+        (422, b"no JSON", ClusterRefused, "no JSON"),
+        (404, b"", ClusterRefused, "Not Found"),
+        (429, b"{}", ClusterUnavailable, "429"),
+        (500, b"[]", ClusterUnavailable, "500"),
+        (302, b"", ClusterRefused, "302"),
+        (200, b"[]", ClusterUnavailable, "no JSON object"),
+        (200, b"{", ClusterUnavailable, "no API server"),
+    ],
+)
+async def test_a_refusal_is_typed_and_says_what_was_asked(
+    backend: Kubernetes, cluster: FakeCluster, status: int, body: bytes, kind: type, said: str
+):
+    cluster.refusals.append((status, body))
+
+    with pytest.raises(kind, match=said) as caught:
+        await backend.running()
+
+    assert isinstance(caught.value, Retryable) == (kind is ClusterUnavailable)
+    assert cluster.tokens == {f"Bearer {TOKEN}"}
+
+
+async def test_a_cluster_that_is_not_there_is_said(settings: KubernetesSettings):
+    [port] = free_ports(1)
+    values = {name: getattr(settings, name) for name in settings.__struct_fields__}
+    backend = Kubernetes(KubernetesSettings(**{**values, "url": f"https://127.0.0.1:{port}"}))
+
+    with pytest.raises(ClusterUnavailable, match=f"no API server at https://127.0.0.1:{port}"):
+        await backend.running()
+
+
+async def test_a_name_that_is_taken_is_tried_again(backend: Kubernetes):
+    await backend.start(asked())
+
+    with pytest.raises(ClusterUnavailable, match="already exists"):
+        await backend.start(asked())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "templates.json"),
+        ("{}", "must be a JSON object of Deployments"),
+        ('{"llm": {}}', "llm must be a Deployment or StatefulSet"),
+        ('{"llm": {"kind": "Pod"}}', "llm must be a Deployment or StatefulSet"),
+        ('{"llm": {"kind": "Deployment", "spec": {"template": {"spec": {"containers": []}}}}}', "with a container"),
+    ],
+)
+def test_templates_that_are_no_good_are_refused_at_the_start(settings: KubernetesSettings, text: str, said: str):
+    Path(settings.template).write_text(text)
+
+    with pytest.raises(BadRequest, match=said):
+        Kubernetes(settings)
+
+
+def test_a_service_without_template_is_said(settings: KubernetesSettings):
+    Path(settings.template).write_text(json.dumps({"encoder": template()}))
+
+    with pytest.raises(BadRequest, match="no template for 'llm'"):
+        Kubernetes(settings).mark(asked())
+
+
+def test_without_a_namespace_nothing_is_guessed(settings: KubernetesSettings):
+    (Path(settings.account) / "namespace").unlink()
+
+    with pytest.raises(BadRequest, match="OMNIBUS_KUBERNETES_NAMESPACE"):
+        Kubernetes(settings)
+
+
+def test_only_known_backends_are_taken(settings: KubernetesSettings, monkeypatch: pytest.MonkeyPatch):
+    for name in ("url", "account", "template"):
+        monkeypatch.setenv(f"OMNIBUS_KUBERNETES_{name.upper()}", getattr(settings, name))
+
+    assert reconcile.backend(PlannerSettings()) is None
+    assert isinstance(reconcile.backend(PlannerSettings(reconcile="kubernetes")), Kubernetes)
+    with pytest.raises(BadRequest, match="OMNIBUS_PLANNER_RECONCILE='nomad'"):
+        reconcile.backend(PlannerSettings(reconcile="nomad"))

@@ -1,0 +1,171 @@
+"""A cluster follows the plans of a real store: nothing stops that is needed, and nothing starts twice."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+import redis.asyncio as redis
+
+from omnibus.bus import subjects
+from omnibus.bus.memory import MemoryBus
+from omnibus.bus.messages import GatewayStatus
+from omnibus.heard import Gateways
+from omnibus.plan import ModelPlan, Option, Plan
+from omnibus.service import until_cancelled
+from omnibus.settings import BusSettings, KubernetesSettings, StoreSettings
+from omnibus.store import Store
+from omnibus.wanted import wanted
+from services.planner.reconcile import Kubernetes, Reconciler, manifests
+from tests.unit.planner.cluster import FakeCluster
+from tests.unit.planner.test_kubernetes import cluster, settings
+from tests.unit.sidecar.node import until
+
+__all__ = ["cluster", "settings"]
+
+
+def plan(epoch: int, **replicas: int) -> Plan:
+    options = {name: Option(("thinker",), "llm", count) for name, count in replicas.items()}
+    return Plan(epoch, 0, float(epoch), {"m": ModelPlan("f", "/m", ("thinker",), {}, options, {})})
+
+
+class Site:
+    """A store, a cluster, gateways, and a reconciler between them."""
+
+    def __init__(self, store: Store, raw: redis.Redis, bus: MemoryBus, cluster: FakeCluster) -> None:
+        self.store = store
+        self.raw = raw
+        self.bus = bus
+        self.cluster = cluster
+
+    def gateway(self, created: float) -> None:
+        """A gateway says which plan it goes by."""
+        status = GatewayStatus("g", int(created), created)
+        self.bus.publish(subjects.event(subjects.GATEWAY), msgspec.json.encode(status))
+
+    @property
+    def there(self) -> dict[str, int]:
+        found = [each for each in self.cluster.objects.values() if "annotations" in each["metadata"]]
+        return {each["metadata"]["annotations"]["omnibus/option"]: each["spec"]["replicas"] for each in found}
+
+    async def until(self, **replicas: int) -> None:
+        await until(lambda: self.there == replicas)
+
+
+@pytest.fixture
+async def site(valkey_url: str, cluster: FakeCluster, settings: KubernetesSettings) -> AsyncIterator[Site]:
+    raw = redis.Redis.from_url(valkey_url)
+    await raw.flushall()
+    store, bus, gateways = Store(StoreSettings(url=valkey_url)), MemoryBus(BusSettings()), Gateways()
+    await gateways.listen(bus)
+    values = {name: getattr(settings, name) for name in settings.__struct_fields__}
+    backend = Kubernetes(KubernetesSettings(**{**values, "resync": 0.2}))
+    work = asyncio.ensure_future(Reconciler(store, backend, gateways).run())
+    yield Site(store, raw, bus, cluster)
+    await until_cancelled(work)
+    await bus.drain()
+    await store.close()
+    await raw.aclose()
+
+
+async def test_workloads_follow_the_plan_and_equal_ones_are_left_alone(site: Site):
+    await site.store.swap_plan(plan(1, E=1, L=1))
+    await site.until(E=1, L=1)
+    site.cluster.asked.clear()
+
+    await site.store.swap_plan(plan(2, E=1, L=3))
+    await site.until(E=1, L=3)
+    await site.store.swap_plan(plan(3, E=1, X=2))
+    await site.until(E=1, X=2)
+
+    assert [method for method, _ in site.cluster.changes] == ["PATCH", "POST", "DELETE"]
+
+
+async def test_what_is_staged_runs_beside_what_is_current_until_it_takes_over(site: Site):
+    await site.store.swap_plan(plan(1, E=1, L=2))
+    await site.until(E=1, L=2)
+
+    await site.store.stage_plan(plan(2, EL=1, L=1), "me", 30.0)
+    await site.until(E=1, L=2, EL=1)
+    await site.store.swap_plan(plan(2, EL=1, L=1))
+    await site.until(EL=1, L=1)
+
+
+async def test_what_was_staged_and_given_up_goes(site: Site):
+    await site.store.swap_plan(plan(1, L=1))
+    await site.store.stage_plan(plan(2, EL=1), "me", 30.0)
+    await site.until(L=1, EL=1)
+
+    await site.store.unstage_plan("me")
+
+    await site.until(L=1)
+
+
+async def test_nothing_stops_before_every_gateway_has_left_its_plan(site: Site):
+    site.gateway(1.0)
+    await site.store.swap_plan(plan(1, E=1))
+    await site.until(E=1)
+
+    await site.store.swap_plan(plan(2, EL=1))
+    await site.until(E=1, EL=1)
+    await asyncio.sleep(0.5)  # some looks
+    still = site.there
+    site.gateway(2.0)
+    await site.until(EL=1)
+
+    assert still == {"E": 1, "EL": 1}
+
+
+async def test_what_somebody_removed_by_hand_comes_back(site: Site):
+    await site.store.swap_plan(plan(1, L=2))
+    await site.until(L=2)
+
+    site.cluster.objects.clear()
+
+    await site.until(L=2)
+
+
+async def test_a_refusal_is_said_and_tried_again(site: Site):
+    site.cluster.refusals += [(403, b'{"message": "may not list"}')] * 2
+    await site.store.swap_plan(plan(1, L=1))
+
+    async def said() -> bool:
+        return "may not list" in str(await site.store.problems())
+
+    async def quiet() -> bool:
+        return not await site.store.problems()
+
+    await until(said)
+    await site.until(L=1)
+    await until(quiet)
+
+
+async def test_one_workload_that_is_refused_stops_no_other(site: Site):
+    await site.store.swap_plan(plan(1, A=1))
+    await site.until(A=1)
+    taken = {**next(iter(site.cluster.objects.values())), "metadata": {"name": "x", "labels": {}}}
+    name = manifests.name("omnibus", next(kind for kind in wanted(plan(2, B=1))))
+    site.cluster.objects[f"deployments/{name}"] = taken  # not ours: B cannot be started
+
+    await site.store.swap_plan(plan(2, A=2, B=1, C=1))
+    await until(lambda: sorted(site.there.items()) == [("A", 2), ("C", 1)])
+    site.cluster.objects.pop(f"deployments/{name}")
+
+    await site.until(A=2, B=1, C=1)
+
+
+async def test_a_plan_of_another_build_changes_nothing(site: Site):
+    await site.store.swap_plan(plan(1, L=1))
+    await site.until(L=1)
+    site.cluster.asked.clear()
+
+    await site.raw.set("omnibus:plan:2", '{"v": 9}')
+    await site.raw.set("omnibus:plan:epoch", "2")
+    await site.raw.publish("omnibus:plan", "2")
+    await asyncio.sleep(0.3)
+    await site.raw.flushall()
+    await site.raw.publish("omnibus:plan", "0")
+    await asyncio.sleep(0.3)
+
+    assert site.there == {"L": 1}
+    assert site.cluster.changes == []

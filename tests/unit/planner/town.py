@@ -1,0 +1,90 @@
+"""Where planners run: a real store and bus, and executors that do as the plans say."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import redis.asyncio as redis
+
+from omnibus import catalog
+from omnibus.bus.nats import NatsBus
+from omnibus.plan import Plan
+from omnibus.store import Store
+from services.planner.service import PlannerService
+from tests.unit.planner.crowd import Crowd
+from tests.unit.sidecar.node import until
+
+
+class Town:
+    """Planners' environment, the store, the executors, and what was announced."""
+
+    def __init__(self, store: Store, raw: redis.Redis, bus: NatsBus, announced: list[int], models: Path) -> None:
+        self.store = store
+        self.raw = raw
+        self.bus = bus
+        self.announced = announced
+        self.crowd = Crowd(store, bus)
+        self.models = models
+
+    def declare(self, *paths: list[str], share: int = 70, **changes: Any) -> None:
+        """Write the declarations: the usual deployment, or these paths, and other ``changes``."""
+        usual = [{"options": ["E", "L"], "share": share}, {"options": ["EL"], "share": 100 - share}]
+        declared = {**catalog.declaration("qwen2_5_vl", "/m"), "paths": usual, **changes}
+        if paths:
+            named = {option for path in paths for option in path}
+            declared["options"] = {name: option for name, option in declared["options"].items() if name in named}
+            declared["paths"] = [{"options": path, "share": 1} for path in paths]
+        self.models.write_text(json.dumps({"models": {"m": declared}}))
+
+    @asynccontextmanager
+    async def planner(self) -> AsyncIterator[PlannerService]:
+        service = PlannerService()
+        try:
+            await service.startup()
+            yield service
+        finally:
+            await service.shutdown()
+
+    async def current(self, epoch: int) -> Plan:
+        """The plan once ``epoch`` is current."""
+
+        async def there() -> bool:
+            return await self.store.epoch() == epoch
+
+        await until(there)
+        plan = await self.store.plan()
+        assert plan is not None
+        return plan
+
+    async def staged(self, but: int = 0) -> Plan:
+        """The plan that is staged, once there is one, of another epoch than ``but``."""
+
+        async def there() -> bool:
+            return (await self.store.stand()).staged not in (0, but)
+
+        await until(there)
+        plan = await self.store.staged()
+        assert plan is not None
+        return plan
+
+    async def settled(self) -> None:
+        """Wait until nothing is staged."""
+
+        async def there() -> bool:
+            return not (await self.store.stand()).staged
+
+        await until(there)
+
+    async def until(self, holds: Callable[[Plan], bool]) -> Plan:
+        """The first plan of which this is true."""
+        found: list[Plan] = []
+
+        async def there() -> bool:
+            plan = await self.store.plan()
+            found[:] = [plan] if plan is not None and holds(plan) else []
+            return bool(found)
+
+        await until(there)
+        return found[0]

@@ -1,0 +1,87 @@
+"""A supervisor that follows the plans of a real store; small programs stand for executors."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omnibus.heard import Gateways
+from omnibus.plan import ModelPlan, Option, Plan
+from omnibus.settings import StoreSettings
+from omnibus.store import Store
+from omnibus.up import infra
+from omnibus.up.backoff import RestartPolicy
+from omnibus.up.executors import Executors
+from omnibus.up.keeper import Exit
+from omnibus.up.orders import specs
+from omnibus.up.spec import ProcessSpec
+from omnibus.up.supervisor import Supervisor
+from tests.unit.up.programs import SLEEPS, WITHIN, Lines, all_gone, log_to
+
+QUICK = RestartPolicy(first=0.01, longest=0.02, limit=2)
+
+
+def model(options: dict[str, Option], **fields: Any) -> ModelPlan:
+    return ModelPlan("f", "/m", ("vision", "thinker"), {}, options, {}, **fields)
+
+
+def plan(epoch: int, **replicas: int) -> Plan:
+    """A model with an option for each name in ``replicas``."""
+    options = {name: Option(("thinker",), "llm", count) for name, count in replicas.items()}
+    return Plan(epoch, 0, float(epoch), {"m": model(options)})
+
+
+class House:
+    """A supervisor with a store, in which small programs stand for executors."""
+
+    def __init__(self, supervisor: Supervisor, store: Store, lines: Lines, exits: list[Exit]) -> None:
+        self.supervisor = supervisor
+        self.store = store
+        self.lines = lines
+        self.exits = exits
+        self.programs: dict[str, str] = {}  # by the name of the process
+        self.env: dict[str, str] = {}
+        self.gateways = Gateways()
+        self.executors = Executors(supervisor, log_to(lines), self.make, gateways=self.gateways)
+
+    def make(self, *plans: Plan) -> dict[str, ProcessSpec]:
+        made = specs(*plans, env=self.env)
+        programs = {name: (sys.executable, "-c", self.programs.get(name, SLEEPS)) for name in made}
+        return {name: replace(spec, argv=programs[name], after=()) for name, spec in made.items()}
+
+    async def swap(self, plan: Plan) -> None:
+        await self.store.swap_plan(plan)
+
+    def pids(self) -> dict[str, int]:
+        return {name: pid for name, pid in self.supervisor.pids.items() if "/" in name}
+
+    async def until(self, *names: str, but: tuple[int, ...] = ()) -> dict[str, int]:
+        """Wait until exactly these executors run, in processes other than ``but``, and have said so."""
+        async with asyncio.timeout(WITHIN):
+            while set(pids := self.pids()) != set(names) or set(pids.values()) & set(but):
+                await asyncio.sleep(0.01)
+        return pids
+
+    async def up(self, name: str, times: int = 1) -> None:
+        await self.lines.until(rf"(?s)({name} +\| up\n.*){{{times}}}")
+
+
+@asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[House]:
+    """A house with a store of its own, where nothing is left at the end."""
+    lines, exits = Lines(), []
+
+    async def exited(end: Exit) -> None:
+        exits.append(end)
+
+    server = infra.valkey(directory)
+    async with Supervisor([server.spec], log=log_to(lines), policy=QUICK, on_exit=exited) as supervisor:
+        store = Store(StoreSettings(url=server.url))
+        house = House(supervisor, store, lines, exits)
+        yield house
+        await house.executors.close()
+        await store.close()
+    assert all_gone([end.pid for end in exits])
