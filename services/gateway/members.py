@@ -14,6 +14,9 @@ STUCK = 15.0
 TRUST = 0.1
 #: Less than this of another gateway's invocation is nothing.
 TRACE = 0.1
+#: Other gateways' invocations by which replicas may differ and count as equal: a heartbeat is one look at a number
+#: that changes all the time.
+NOISE = 1.0
 #: Invocations whose work is averaged.
 SEEN = 1000
 
@@ -145,8 +148,10 @@ class Members:
         pool = fit[0].pool
         first = (turn + pool.turn) % len(fit)
         pool.turn += 1
-        mean = pool.mean
-        return min(fit[first:] + fit[:first], key=lambda member: member.outstanding + member.foreign * mean)
+        mean, least = pool.mean, min(member.foreign for member in fit) + NOISE
+        return min(
+            fit[first:] + fit[:first], key=lambda member: member.outstanding + max(0.0, member.foreign - least) * mean
+        )
 
     def silent(self) -> Iterator[str]:
         """Executors that have missed their heartbeats."""

@@ -109,6 +109,9 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     v: int = WIRE_VERSION
     #: ``ModelPlan.origin`` of the plan that it was started by; empty when none was.
     origin: str = ""
+    #: Of each of ``components``: seconds that its engine has computed since the start, and jobs that it finished.
+    busy: tuple[float, ...] = ()
+    done: tuple[int, ...] = ()
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):
@@ -118,6 +121,33 @@ class GatewayStatus(msgspec.Struct, frozen=True):
     epoch: int
     created: float  # of the plan, in Unix seconds
     state: str = "ready"  # ready | gone
+    v: int = WIRE_VERSION
+
+
+class Load(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Requests of one type at one gateway since its last word: how many came, ended well, and ended otherwise.
+
+    ``quantities`` are sums of ``omnibus.profile.QUANTITIES`` over those that ended well; ``first`` and ``total``
+    sums of the seconds until their first output and until their end. ``refused`` had no room here.
+    """
+
+    came: int = 0
+    done: int = 0
+    failed: int = 0
+    refused: int = 0
+    quantities: dict[str, float] = {}
+    first: float = 0.0
+    total: float = 0.0
+
+
+class LoadEvent(msgspec.Struct, frozen=True):
+    """What came to a gateway in the last ``seconds``, by model and request type."""
+
+    gateway: str
+    epoch: int
+    seconds: float
+    inflight: int
+    models: dict[str, dict[str, Load]] = {}
     v: int = WIRE_VERSION
 
 
@@ -149,6 +179,7 @@ _edges = msgspec.json.Decoder(_Edges).decode
 _end = msgspec.json.Decoder(End).decode
 _status = msgspec.json.Decoder(ExecutorStatus).decode
 _gateway = msgspec.json.Decoder(GatewayStatus).decode
+_load = msgspec.json.Decoder(LoadEvent).decode
 _plan = msgspec.json.Decoder(PlanEvent).decode
 
 _HEAD = b'{"v":%d,"msgs":[' % WIRE_VERSION
@@ -211,6 +242,10 @@ def decode_status(body: bytes) -> ExecutorStatus:
 
 def decode_gateway(body: bytes) -> GatewayStatus:
     return _read(_gateway, body, "gateway status")
+
+
+def decode_load(body: bytes) -> LoadEvent:
+    return _read(_load, body, "load event")
 
 
 def decode_plan_event(body: bytes) -> PlanEvent:

@@ -21,7 +21,7 @@ RECORD_STREAM = "OMNIBUS_INVOCATIONS"
 RECORDS = f"{ROOT}.inv.>"
 
 #: Kinds of ``omnibus.event.<kind>``.
-EXECUTOR, GATEWAY, CENSUS, PLAN, GONE = "executor", "gateway", "census", "plan", "gone"
+EXECUTOR, GATEWAY, CENSUS, PLAN, GONE, LOAD = "executor", "gateway", "census", "plan", "gone", "load"
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 

@@ -1,0 +1,207 @@
+"""What was measured of a model: the file that the profiler writes and the planner reads. Data and checks, no I/O.
+
+{"model": "qwen", "family": "qwen2_5_vl", "components": ["vision", "thinker"], "order": [["vision", "thinker"]],
+ "types": {"vision+thinker": {"components": ["vision", "thinker"], "share": 0.6,
+                              "quantities": {"image_tokens": 650, "prompt_tokens": 700, "completion_tokens": 130}},
+           "thinker": {"components": ["thinker"], "share": 0.4, "quantities": {"prompt_tokens": 570, ...}}},
+ "options": {"E":  {"components": ["vision"], "service": "encoder", "gpus": 1, "rate": 9.1, "start_s": 20,
+                    "work": [{"type": "vision+thinker", "components": ["vision"], "seconds": 0.18}]},
+             "L":  {...}, "EL": {...}},
+ "lines": {"vision": {"base": 0.01, "per": {"image_tokens": 0.0002}}, ...}}
+
+Seconds are those of one replica that is busy all the time, per request: the inverse of a throughput. A
+*role* is the components of a request that an option runs; others of its components were done before, or
+are not used.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+import msgspec
+
+from omnibus.errors import BadRequest
+
+#: Version of the file's form.
+VERSION = 1
+
+#: Sums over requests that gateways count, per request type: tokens that were read and written, seconds of speech.
+QUANTITIES = (
+    "prompt_tokens",
+    "completion_tokens",
+    "image_tokens",
+    "video_tokens",
+    "audio_tokens",
+    "speech_seconds",
+)
+
+
+class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of a component per request: ``base`` and so much ``per`` unit of each quantity."""
+
+    base: float = 0.0
+    per: dict[str, float] = {}
+
+    def seconds(self, quantities: Mapping[str, float]) -> float:
+        """Of a request with these mean ``quantities``."""
+        return self.base + sum(each * quantities.get(name, 0.0) for name, each in self.per.items())
+
+
+class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one replica spends on a request of ``type`` (empty: of any) when its role is ``components``.
+
+    ``seconds`` under full load, ``latency`` in seconds when nothing else runs (0: not measured).
+    """
+
+    components: tuple[str, ...]
+    seconds: float
+    type: str = ""
+    latency: float = 0.0
+
+
+class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One load: requests at a time, req/s served, and 99th percentiles in seconds. 0: there was nothing to measure.
+
+    ``first_token``, ``token`` (between two), ``first_audio``, ``done``; ``real_time`` is seconds needed per
+    second of speech.
+    """
+
+    at_once: int
+    rate: float
+    done: float
+    median: float = 0.0
+    first_token: float = 0.0
+    token: float = 0.0
+    first_audio: float = 0.0
+    real_time: float = 0.0
+
+
+class OptionProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A deployment option as it was measured, or as it is estimated (``rate`` 0 and no ``work``).
+
+    One replica takes ``gpus`` of type ``gpu``, split into groups of ``tp`` (0: all in one). Type ``cpu`` takes none
+    of a machine's GPUs: its ``gpus`` are places for executors. ``rate`` is in req/s of the whole mix, also of
+    those requests that skip the option (Algorithm 3). ``start_s`` is seconds until a new replica is ready,
+    ``memory_gb`` what it then takes, ``weights_gb`` the part of it that are weights.
+    """
+
+    components: tuple[str, ...]
+    service: str = ""
+    engine: str = ""
+    gpus: Annotated[int, msgspec.Meta(ge=1)] = 1
+    gpu: str = ""
+    tp: int = 0
+    price: float | None = None
+    rate: float = 0.0
+    start_s: float = 1.0
+    memory_gb: float = 0.0
+    weights_gb: float = 0.0
+    work: tuple[Work, ...] = ()
+    curve: tuple[Point, ...] = ()
+
+    @property
+    def measured(self) -> bool:
+        return self.rate > 0 or bool(self.work)
+
+
+class TypeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request type in the workload that was measured: its share, and means of ``QUANTITIES`` per request."""
+
+    components: tuple[str, ...]
+    share: float
+    quantities: dict[str, float] = {}
+
+
+class EdgeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bytes per request that go from one component to another when different executors run them."""
+
+    source: str
+    target: str
+    bytes: float
+    type: str = ""
+
+
+class KeyValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Memory for keys and values: GB per token, and of a GPU the GB that there are (TriInfer, Algorithm 2)."""
+
+    component: str
+    gb_per_token: float
+    memory_gb: float
+
+
+class ModelProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All that the planner knows of a model. ``order`` says which component runs before which."""
+
+    model: str
+    family: str
+    components: tuple[str, ...]
+    types: dict[str, TypeProfile]
+    options: dict[str, OptionProfile]
+    order: tuple[tuple[str, str], ...] = ()
+    lines: dict[str, Line] = {}
+    edges: tuple[EdgeProfile, ...] = ()
+    kv: KeyValues | None = None
+    checkpoint: str = ""
+    created: float = 0.0
+    machine: str = ""
+    workload: str = ""
+    v: int = VERSION
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(ModelProfile).decode
+
+
+def encode(profile: ModelProfile) -> bytes:
+    return _encode(profile)
+
+
+def decode(body: bytes, name: str = "the profile") -> ModelProfile:
+    """Raises ``BadRequest`` that names the file and its first fault."""
+    try:
+        profile = _decode(body)
+    except msgspec.MsgspecError as error:
+        raise BadRequest(f"{name} is no profile: {error}; write it with `omnibus profile`") from error
+    if profile.v != VERSION:
+        raise BadRequest(f"{name} has version {profile.v}, this build reads {VERSION}: measure again")
+    for what, value in _numbers(profile):
+        if not (math.isfinite(value) and value >= 0):
+            raise BadRequest(f"{name}: {what} is {value}: it must be a finite number, 0 or more")
+    for what, parts in _parts(profile):
+        unknown = sorted({*parts} - {*profile.components})
+        if unknown or not parts:
+            named = ", ".join(unknown) or "no component"
+            raise BadRequest(f"{name}: {what} names {named}; there is {', '.join(profile.components)}")
+    return profile
+
+
+def _numbers(profile: ModelProfile) -> Iterator[tuple[str, float]]:
+    for kind, each in profile.types.items():
+        yield f"the share of {kind}", each.share
+        yield from ((f"{quantity} of {kind}", value) for quantity, value in each.quantities.items())
+    for option, measured in profile.options.items():
+        for field in ("rate", "start_s", "memory_gb", "weights_gb"):
+            yield f"{field} of option {option}", getattr(measured, field)
+        yield f"price of option {option}", measured.price or 0.0
+        for work in measured.work:
+            yield f"seconds of option {option}", work.seconds
+            yield f"latency of option {option}", work.latency
+        for point in measured.curve:
+            yield from ((f"{field} of option {option}", getattr(point, field)) for field in point.__struct_fields__)
+    for component, line in profile.lines.items():
+        yield f"base of {component}", line.base
+        yield from ((f"seconds per {quantity} of {component}", value) for quantity, value in line.per.items())
+    yield from ((f"bytes from {edge.source} to {edge.target}", edge.bytes) for edge in profile.edges)
+    if profile.kv is not None:
+        yield "gb_per_token of kv", profile.kv.gb_per_token
+        yield "memory_gb of kv", profile.kv.memory_gb
+
+
+def _parts(profile: ModelProfile) -> Iterator[tuple[str, tuple[str, ...]]]:
+    yield from ((f"request type {name}", each.components) for name, each in profile.types.items())
+    yield from ((f"the order {' before '.join(pair)}", pair) for pair in profile.order)
+    for name, option in profile.options.items():
+        yield f"option {name}", option.components
+        yield from ((f"a role of option {name}", work.components) for work in option.work)
+    yield from (("a line", (component,)) for component in profile.lines)
+    yield from (("an edge", (edge.source, edge.target)) for edge in profile.edges)
