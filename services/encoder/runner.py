@@ -1,6 +1,7 @@
 """The engine of an encoder component: media bytes in, one embedding out, batched across requests."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ class EncodeRunner:
     def __init__(
         self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: EncodeSettings
     ) -> None:
+        self.busy = 0.0
         self._source = (component, checkpoint, device, dtype)
         self._family = family
         self._compute = ThreadPoolExecutor(1, component, torch.set_num_threads, (settings.threads,))
@@ -88,8 +90,12 @@ class EncodeRunner:
 
     @torch.inference_mode()
     def _encode(self, items: Sequence[Prepared]) -> list[tuple[dict[str, Any], np.ndarray]]:
-        encoded = self._encoder.encode(items)
-        return [
-            ({"modality": item.modality, **one.meta}, one.embeds.float().cpu().numpy())
-            for item, one in zip(items, encoded, strict=True)
-        ]
+        began = time.perf_counter()
+        try:
+            encoded = self._encoder.encode(items)
+            return [
+                ({"modality": item.modality, **one.meta}, one.embeds.float().cpu().numpy())
+                for item, one in zip(items, encoded, strict=True)
+            ]
+        finally:
+            self.busy += time.perf_counter() - began

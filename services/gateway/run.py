@@ -26,10 +26,11 @@ from services.gateway.dispatch import Dispatcher
 from services.gateway.filling import Place, filled, marked
 from services.gateway.fingerprint import Fingerprint
 from services.gateway.keep import MediaKeep
+from services.gateway.load import Counted, Loads
 from services.gateway.placing import Tensors
 from services.gateway.records import Records
-from services.gateway.route import Route, Router, Ticket
-from services.gateway.running import Again, Running
+from services.gateway.route import Router, Ticket
+from services.gateway.running import Running
 from services.gateway.scope import Assignment
 from services.gateway.streams import ResultStream
 
@@ -48,6 +49,7 @@ class Runs:
         tensors: TensorClient,
         records: Records,
         keep: MediaKeep,
+        loads: Loads,
     ) -> None:
         self.settings = settings
         self.router = router
@@ -55,11 +57,14 @@ class Runs:
         self.tensors = tensors
         self.records = records
         self.kept = keep if records.full else None
+        self.loads = loads
         self._numbers: dict[str, count[int]] = defaultdict(count)  # by the letters in ids, which apps may share
 
     def open(self, app: str, model: str = "", *, seed: int | None = None, pinned: str = "") -> "Run":
         """A new request to ``app``, for ``model`` when it is one model's. Raises ``Overloaded`` at the limit."""
         if self.dispatcher.inflight >= self.settings.max_inflight:
+            if model:
+                self.loads.refused(model)
             raise Overloaded(f"{self.dispatcher.inflight} requests are in flight here: try again later")
         return Run(self, app, model, next(self._numbers[_name(app)]), seed, pinned)
 
@@ -81,6 +86,7 @@ class Run:
         self._seed = seed
         self._pinned = pinned
         self._holds = False
+        self._counted: list[Counted] = []  # of each segment
 
     @property
     def seed(self) -> int:
@@ -159,22 +165,30 @@ class Run:
         runs = self._runs
         try:
             assignment = runs.router.assign(nodes or segment.nodes, self.model)
+        except BaseException:
+            runs.tensors.end(self._name(step))
+            raise
+        counted = runs.loads.came(assignment)
+        try:
+            running = self._dispatch(segment, assignment, ticket, step)
+        except BaseException as error:
+            runs.loads.lost(counted, error)
+            raise
+        self.segments.append(running)
+        self._counted.append(counted)
+        runs.records.begin(running)
+        GATEWAY.path(assignment.model, assignment.kind, running.invocation.path).inc()
+        return running
+
+    def _dispatch(self, segment: Segment, assignment: Assignment, ticket: Ticket | None, step: int) -> Running:
+        runs, plan = self._runs, self._runs.router.plan
+        try:
             ticket = ticket or runs.router.ticket(assignment.model, assignment.kind, self._name(step))
             again = partial(runs.router.route, assignment, ticket, pins=segment.pins)
             route = again(pinned=self._pinned)  # a header asks for where to begin, not for failing there
         except BaseException:
             runs.tensors.end(self._name(step))
             raise
-        running = self._dispatch(segment, ticket, assignment, route, again, step)
-        self.segments.append(running)
-        runs.records.begin(running)
-        GATEWAY.path(assignment.model, assignment.kind, route.path).inc()
-        return running
-
-    def _dispatch(
-        self, segment: Segment, ticket: Ticket, assignment: Assignment, route: Route, again: Again, step: int
-    ) -> Running:
-        runs, plan = self._runs, self._runs.router.plan
         invocation = Invocation(
             v=WIRE_VERSION,
             id=ticket.id,
@@ -224,7 +238,8 @@ class Run:
             return
         self.over = True
         dispatcher = self._runs.dispatcher
-        for running in self.segments:
+        for running, counted in zip(self.segments, self._counted, strict=True):
+            self._runs.loads.ended(counted, running, status == "done", self._began(running))
             ended = partial(self._ended, running, status, got)
             if status == "done":
                 dispatcher.complete(running, ended)
@@ -233,6 +248,10 @@ class Run:
                 ended()
         if self._holds:
             self._runs.tensors.end(self.inputs)
+
+    def _began(self, running: Running) -> float:
+        """When the client began to wait for it."""
+        return self.created if running is self.segments[0] else running.invocation.created
 
     def _ended(self, running: Running, status: str, got: Collected | None) -> None:
         first = running is self.segments[0]

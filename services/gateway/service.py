@@ -24,6 +24,7 @@ from services.gateway.dispatch import Dispatcher
 from services.gateway.fetch import Fetcher, FetchRules
 from services.gateway.http import Frontend
 from services.gateway.keep import MediaKeep
+from services.gateway.load import Loads
 from services.gateway.members import Members
 from services.gateway.records import Records
 from services.gateway.replay import Replayer
@@ -52,6 +53,7 @@ class GatewayService:
         self._apps: Apps | None = None
         self._server: Server | None = None
         self._router: Router | None = None
+        self._loads: Loads | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def startup(self) -> None:
@@ -70,7 +72,8 @@ class GatewayService:
         ports = None if settings.allow_private else FetchRules().ports
         rules = FetchRules(allow_http=settings.allow_http, allow_private=settings.allow_private, ports=ports)
         fetcher = Fetcher(rules)
-        runs = Runs(settings, router, self._dispatcher, self._tensors, records, self._keep)
+        loads = self._loads = Loads(router, self._bus, limit)
+        runs = Runs(settings, router, self._dispatcher, self._tensors, records, self._keep, loads)
         chat = Chat(runs, fetcher)
         replayer = Replayer(router, self._dispatcher, self._tensors, records, self._keep)
         await self._bus.respond(subjects.REPLAY, replayer.respond, queue="gateways")
@@ -144,6 +147,8 @@ class GatewayService:
             await self._apps.shutdown()
         if self._dispatcher is not None:
             await self._dispatcher.shutdown()
+        if self._loads is not None:
+            self._loads.close()
         self._announce("gone")
         if self._bus is not None:
             await self._bus.drain()

@@ -5,6 +5,7 @@ same answer, so a stream skips what the client already has and checks that it is
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from itertools import chain
 from typing import Any
@@ -94,6 +95,7 @@ class Incoming:
         self.ended = False
         self.notify: Callable[[], None] | None = None
         self.first: Item | None = None  # kept, for graphs that use it later
+        self.began = 0.0  # when it came, Unix seconds
         self.fingerprint: Fingerprint | None = None  # of what is recorded of it
         self._ready: list[Item] = []
         self._failure: OmnibusError | None = None
@@ -101,7 +103,7 @@ class Incoming:
 
     def add(self, item: Item) -> None:
         if self.first is None:
-            self.first = item
+            self.first, self.began = item, time.time()
         if self.fingerprint is not None:
             self.fingerprint.feed(item)
         self._ready.append(item)
@@ -175,8 +177,9 @@ class ResultStream(Incoming):
         self.origin = (node, output)
         self._fetch = fetch
         self._expected = 0
+        self.closing: dict[str, Any] = {}  # what came with the last chunk
+        self.samples = 0  # array rows delivered in all attempts together
         self._told = _Told()
-        self._samples = 0  # array rows delivered in all attempts together
         self._skip = 0  # array rows still to be skipped in this attempt
 
     def feed(self, chunk: Chunk) -> None:
@@ -190,7 +193,8 @@ class ResultStream(Incoming):
             self._take(chunk)
         except StageFailed as error:
             self.fail(error)
-        self.ended = self.ended or chunk.last
+        if chunk.last:
+            self.ended, self.closing = True, chunk.data
         self.wake()
 
     def _take(self, chunk: Chunk) -> None:
@@ -208,13 +212,13 @@ class ResultStream(Incoming):
         dropped = min(self._skip, len(array))
         self._skip -= dropped
         if len(array) > dropped or not len(array):
-            self._samples += len(array) - dropped
+            self.samples += len(array) - dropped
             self.add(Item(chunk.data, array[dropped:]))
 
     def restart(self) -> None:
         """The invocation begins again elsewhere."""
         self._expected = 0
-        self._skip = self._samples
+        self._skip = self.samples
         self._told.restart()
 
 

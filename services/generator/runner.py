@@ -1,11 +1,12 @@
 """The engine of a vocoder: codec codes in, waveform out, piece by piece."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,6 +16,8 @@ from omnibus.errors import BadRequest
 from omnibus.executor.contract import Item, Job
 from omnibus_models.contract import Vocoder, Vocoding
 from omnibus_models.families import family as find
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class VocodeRunner:
     def __init__(
         self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: VocodeSettings
     ) -> None:
+        self.busy = 0.0
         self._source = (component, checkpoint, device, dtype)
         self._family = family
         self._settings = settings
@@ -88,18 +92,26 @@ class VocodeRunner:
             codes, last = await arrivals.take()
             if vocoding is None and codes:
                 loop = asyncio.get_running_loop()
-                vocoding = await loop.run_in_executor(self._compute, self._vocoder.open, voice, seed)
+                vocoding = await loop.run_in_executor(self._compute, self._timed, self._vocoder.open, voice, seed)
             if vocoding is not None:
                 total += await self._push(job, vocoding, codes, last)
         return total
 
     async def _push(self, job: Job, vocoding: Vocoding, codes: Sequence[int], last: bool) -> int:
         loop = asyncio.get_running_loop()
-        samples = await loop.run_in_executor(self._compute, _samples, vocoding, codes, last)
+        samples = await loop.run_in_executor(self._compute, self._timed, _samples, vocoding, codes, last)
         if samples.size:
             await job.send("audio", {"rate": self._vocoder.rate}, samples)
         self._samples += samples.size
         return int(samples.size)
+
+    def _timed(self, function: Callable[..., T], *arguments: Any) -> T:
+        """In the compute thread."""
+        began = time.perf_counter()
+        try:
+            return function(*arguments)
+        finally:
+            self.busy += time.perf_counter() - began
 
 
 class Arrivals:

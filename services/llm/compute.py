@@ -1,6 +1,7 @@
 """The one thread in which a runner's arithmetic runs, so that the event loop stays free."""
 
 import asyncio
+import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,19 +17,26 @@ warnings.filterwarnings("ignore", message="The given NumPy array is not writable
 
 
 class Compute:
-    """Calls functions one after another in one thread, without gradients. ``threads`` are torch's."""
+    """Calls functions one after another in one thread, without gradients. ``threads`` are torch's.
+
+    ``busy`` is how many seconds they took.
+    """
 
     def __init__(self, name: str, threads: int) -> None:
+        self.busy = 0.0
         self._pool = ThreadPoolExecutor(1, name, torch.set_num_threads, (threads,))
 
     async def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, _call, function, args, kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._call, function, args, kwargs)
 
     async def close(self) -> None:
         """Wait for the call in progress and end the thread."""
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
-
-@torch.inference_mode()
-def _call(function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-    return function(*args, **kwargs)
+    @torch.inference_mode()
+    def _call(self, function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        began = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.busy += time.perf_counter() - began

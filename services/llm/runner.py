@@ -105,6 +105,10 @@ class ThinkRunner:
         self._engine: Engine[Thinking]
         self._serving: asyncio.Task[None] | None = None
 
+    @property
+    def busy(self) -> float:
+        return self._compute.busy
+
     async def load(self) -> None:
         self._thinker = await self._compute(self._load)
         self._context = min(self._settings.context or self._thinker.context, self._thinker.context)
@@ -117,6 +121,7 @@ class ThinkRunner:
             share=self._settings.share,
         )
         await self._compute(self._engine.warm)
+        self._compute.busy = 0.0
         self._serving = asyncio.create_task(self._engine.serve(), name="engine")
 
     async def run(self, job: Job) -> None:

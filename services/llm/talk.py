@@ -116,6 +116,10 @@ class TalkRunner:
         self._engine: Engine[Talking]
         self._serving: asyncio.Task[None] | None = None
 
+    @property
+    def busy(self) -> float:
+        return self._compute.busy
+
     async def load(self) -> None:
         self._talker = await self._compute(self._load)
         self._context = min(self._settings.context or self._talker.context, self._talker.context)
@@ -128,6 +132,7 @@ class TalkRunner:
             share=self._settings.share,
         )
         await self._compute(self._engine.warm)
+        self._compute.busy = 0.0
         self._serving = asyncio.create_task(self._engine.serve(), name="engine")
 
     async def run(self, job: Job) -> None:

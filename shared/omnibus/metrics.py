@@ -23,6 +23,14 @@ class _Gateway:
     apps = Counter("omnibus_app_requests_total", "Requests by app and outcome.", ["app", "code"], registry=REGISTRY)
     #: Requests per path. Compare with the planned rates; a drift means missing executors.
     paths = Counter("omnibus_path_requests_total", "Requests by path.", ["model", "type", "path"], registry=REGISTRY)
+    #: Invocations that came, refused ones too, told once a second. Far above what is planned: plan again, or add GPUs.
+    arrivals = Counter("omnibus_arrivals_total", "What came, by type.", ["model", "type"], registry=REGISTRY)
+    #: Invocations by outcome: done, failed or refused. Refused ones found no room: more executors are needed.
+    ended = Counter("omnibus_ended_total", "What ended, by type.", ["model", "type", "outcome"], registry=REGISTRY)
+    #: Tokens and seconds of speech of what was done. More per request than the plan was made for: plan again.
+    quantities = Counter(
+        "omnibus_quantities_total", "Tokens and seconds.", ["model", "type", "quantity"], registry=REGISTRY
+    )
     #: From request to first output. High with idle executors: look at the waterfall of one invocation.
     first = Histogram(
         "omnibus_first_output_seconds",
@@ -70,6 +78,8 @@ class _Executor:
     job = Histogram("omnibus_job_seconds", "Job from taken to end.", ["component"], registry=REGISTRY, buckets=_SECONDS)
     #: Jobs by outcome.
     jobs = Counter("omnibus_jobs_total", "Jobs by outcome.", ["component", "code"], registry=REGISTRY)
+    #: Seconds that the engine has computed. Rises by nearly a second each second: it is at its limit.
+    busy = Gauge("omnibus_executor_busy_seconds", "Seconds computed.", ["component"], registry=REGISTRY)
 
     @cache  # noqa: B019
     def seconds(self, component: str) -> Any:

@@ -21,6 +21,7 @@ from omnibus.settings import BusSettings, GatewaySettings
 from omnibus.task import UnitTask, use
 from services.gateway.dispatch import Dispatcher
 from services.gateway.keep import MediaKeep
+from services.gateway.load import Loads
 from services.gateway.members import Members
 from services.gateway.records import Records
 from services.gateway.route import Router
@@ -72,7 +73,8 @@ class Estate:
         settings = GatewaySettings(media_dir=str(self._directory / "kept"), deadline=30.0)
         keep = MediaKeep(settings.media_dir, settings.media_bytes)
         records = Records(bus, True, keep)
-        self.runs = Runs(settings, self.router, self.dispatcher, tensors, records, keep)
+        loads = Loads(self.router, bus, LIMIT)
+        self.runs = Runs(settings, self.router, self.dispatcher, tensors, records, keep, loads)
         await bus.open_records(600.0, 1 << 30)
         await self.dispatcher.startup()
         self._closing.append(self.dispatcher.shutdown)

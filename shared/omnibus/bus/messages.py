@@ -128,7 +128,8 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
     """Requests of one type at one gateway since its last word: how many came, ended well, and ended otherwise.
 
     ``quantities`` are sums of ``omnibus.profile.QUANTITIES`` over those that ended well; ``first`` and ``total``
-    sums of the seconds until their first output and until their end. ``refused`` had no room here.
+    sums of the seconds until their first output and until their end. ``refused`` had no room here and did not come:
+    one that every executor turns away after it was counted is taken back, so that ``came`` may be negative.
     """
 
     came: int = 0
@@ -141,7 +142,10 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LoadEvent(msgspec.Struct, frozen=True):
-    """What came to a gateway in the last ``seconds``, by model and request type."""
+    """What came to a gateway in the last ``seconds``, by model and request type (empty: refused before it was known).
+
+    Told while there is something to tell; after that once with no models and nothing in flight, then no more.
+    """
 
     gateway: str
     epoch: int

@@ -8,7 +8,7 @@
 | ``omnibus.reply.<gateway>``         | accepted, busy, chunks, done, failed                |
 | ``omnibus.end.<invocation>``        | done, cancelled, expired, failed                    |
 | ``omnibus.inv.<app>.<invocation>``  | the recorded invocation and its end                 |
-| ``omnibus.event.<kind>``            | executors and gateways come and go, plan epochs     |
+| ``omnibus.event.<kind>``            | executors, gateways, their load, plan epochs        |
 | ``omnibus.replay``                  | a recorded invocation to run again                  |
 """
 

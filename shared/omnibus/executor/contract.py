@@ -82,6 +82,14 @@ class Runner(Protocol):
     job as ``StageFailed`` and leaves the executor alive.
     """
 
+    @property
+    def busy(self) -> float:
+        """Seconds that the engine has computed since it was loaded, waiting for work left out.
+
+        Read with each heartbeat: an attribute that grows by one number per batch. What computes for several
+        requests at once counts once. An engine without it is shown as idle.
+        """
+
     async def load(self) -> None: ...
 
     async def run(self, job: Job) -> None: ...

@@ -10,8 +10,11 @@ import asyncio
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -62,6 +65,7 @@ class Executor:
         self._early: dict[str, tuple[float, list[Chunk | Hop]]] = {}
         self._state = "ready"
         self._steps = 0
+        self._done: Counter[str] = Counter()  # jobs by component
         self._heart: asyncio.Task[None] | None = None
         self._confirmations = Confirmations(identity.id, self._outbox)
         self._comeback = Comeback(bus)
@@ -74,6 +78,8 @@ class Executor:
             await runner.load()
         me = self.identity
         EXECUTOR.inflight.set_function(lambda: len(self._live))
+        for component in self._runners:
+            EXECUTOR.busy.labels(component).set_function(partial(self._busy, component))
         await self._bus.subscribe(subjects.task("*", me.id), self._take)
         await self._bus.subscribe(subjects.edge(me.id), self._feed)
         await self._bus.subscribe(f"{subjects.unheard(me.id)}.*", self._nobody)
@@ -82,7 +88,7 @@ class Executor:
             f"omnibus-{subjects.token(me.option)}",
             {"executor": me.id, "model": me.model, "option": me.option, "node": me.node},
             {task: (subjects.task(task), self._by_hand) for task in me.tasks},
-            lambda task: self._runners[me.tasks[task]].stats(),
+            lambda task: self._stats(me.tasks[task]),
         )
         self._heart = asyncio.get_running_loop().create_task(self._beat())
         log.info("ready: %s of %s on %s", "+".join(me.tasks.values()), me.model, me.node)
@@ -118,7 +124,20 @@ class Executor:
             log.warning("status not sent: %s", error)
 
     def status(self) -> ExecutorStatus:
-        return self.identity.status(self._state, inflight=len(self._live), steps=self._steps)
+        return self.identity.status(
+            self._state,
+            inflight=len(self._live),
+            steps=self._steps,
+            busy=tuple(round(self._busy(component), 6) for component in self.identity.tasks.values()),
+            done=tuple(self._done[component] for component in self.identity.tasks.values()),
+        )
+
+    def _busy(self, component: str) -> float:
+        return float(getattr(self._runners[component], "busy", 0.0))  # engines of others may not say
+
+    def _stats(self, component: str) -> dict[str, Any]:
+        told = {"busy": round(self._busy(component), 6), "done": self._done[component]}
+        return {**self._runners[component].stats(), **told}
 
     def _purge(self) -> None:
         """End what is past its deadline, whether or not its gateway still lives; forget early edges."""
@@ -177,6 +196,7 @@ class Executor:
             self._report(live, job, hop)
             EXECUTOR.seconds(component).observe(hop.end - hop.taken)
             EXECUTOR.done(component, "ok").inc()
+            self._done[component] += 1
         except OmnibusError as error:
             self._fail(live, job, error)
         except Exception as error:  # the engine's own failure: one request fails, the executor lives

@@ -13,6 +13,7 @@ a thread, and gets streams as lists, read to their end.
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -39,18 +40,26 @@ class Job(Protocol):
 
 
 _END = object()
+_UNCOUNTED = nullcontext()
 
 
-async def execute(task: Any, job: Job) -> None:
-    """Run ``task`` once: inputs from ``job``, outputs to it. Raises ``BadRequest`` for inputs that do not fit."""
+async def execute(task: Any, job: Job, computing: AbstractContextManager[Any] = _UNCOUNTED) -> None:
+    """Run ``task`` once: inputs from ``job``, outputs to it. Raises ``BadRequest`` for inputs that do not fit.
+
+    ``computing`` is around the task's own ``run``, once all that it does not read by itself is there.
+    """
     inputs = await _inputs(task.inputs_type, job)
     if inspect.isasyncgenfunction(task.run):
-        async for told in task.run(inputs):
-            await _tell(task, job, told, _part)
+        with computing:
+            async for told in task.run(inputs):
+                await _tell(task, job, told, _part)
     elif inspect.iscoroutinefunction(task.run):
-        await _tell(task, job, await task.run(inputs), _parts_of)
+        with computing:
+            await _tell(task, job, await task.run(inputs), _parts_of)
     else:
-        await _in_thread(task, job, await _read(task.inputs_type, inputs))
+        inputs = await _read(task.inputs_type, inputs)
+        with computing:
+            await _in_thread(task, job, inputs)
     for name, (kind, _, _) in task.outputs_type.fields.items():
         if kind == STREAM:
             job.close(name)

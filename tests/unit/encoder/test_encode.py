@@ -114,3 +114,15 @@ async def test_a_cancelled_request_puts_nothing(runner: EncodeRunner) -> None:
     await asyncio.gather(*running, return_exceptions=True)
 
     assert [len(one.outputs["embedding"].items) for one in jobs] == [1, 0, 1]
+
+
+async def test_only_what_is_computed_counts_as_busy(runner: EncodeRunner) -> None:
+    before = runner.busy
+    await run(runner, job(jpeg(1)))
+    after = runner.busy
+    with pytest.raises(BadMedia):
+        await run(runner, job(np.frombuffer(b"no picture", np.uint8)))
+
+    assert before == 0.0
+    assert after > 0.0
+    assert runner.busy == after

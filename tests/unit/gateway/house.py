@@ -26,6 +26,7 @@ from services.gateway.dispatch import Dispatcher
 from services.gateway.fetch import Fetcher, FetchRules
 from services.gateway.http import Frontend
 from services.gateway.keep import MediaKeep
+from services.gateway.load import Loads
 from services.gateway.members import Members
 from services.gateway.records import Ended, Records
 from services.gateway.replay import Replayer
@@ -107,7 +108,8 @@ class House:
         self.keep = MediaKeep(settings.media_dir, settings.media_bytes)
         self.records = Records(self.bus, settings.record == "full", self.keep)
         fetcher = Fetcher(FetchRules())
-        self.runs = Runs(settings, self.router, self.dispatcher, self.tensors, self.records, self.keep)
+        self.loads = Loads(self.router, self.bus, LIMIT)
+        self.runs = Runs(settings, self.router, self.dispatcher, self.tensors, self.records, self.keep, self.loads)
         self.chat = Chat(self.runs, fetcher)
         self.replayer = Replayer(self.router, self.dispatcher, self.tensors, self.records, self.keep)
         self.app = Frontend(settings, self.chat, self.router, self.dispatcher).application()
@@ -174,6 +176,7 @@ class House:
     async def close(self) -> None:
         await self.http.aclose()
         await self.dispatcher.shutdown()
+        self.loads.close()
         self.keep.close()
 
 

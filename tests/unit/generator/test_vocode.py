@@ -151,3 +151,11 @@ async def test_a_cancelled_waveform_leaves_the_vocoder_free(runner: VocodeRunner
     np.testing.assert_allclose(one.whole("audio"), once(vocoder, codes(24)), atol=1e-5)
     assert not long.outputs["audio"].closed
     assert runner.stats()["used"] == 0
+
+
+async def test_waveforms_are_counted_as_busy(runner: VocodeRunner) -> None:
+    before = runner.busy
+    await run(runner, job([codes(12)]))
+
+    assert before == 0.0
+    assert runner.busy > 0.0

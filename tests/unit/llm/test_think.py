@@ -313,3 +313,11 @@ async def test_closing_fails_what_still_runs(vl) -> None:
     results = await asyncio.gather(*running, return_exceptions=True)
 
     assert [type(result) for result in results] == [StageUnavailable, StageUnavailable]
+
+
+async def test_only_what_comes_after_loading_counts_as_busy(runner: ThinkRunner) -> None:
+    before = runner.busy
+    await run(runner, job(text(3)))
+
+    assert before == 0.0
+    assert runner.busy > 0.0

@@ -46,6 +46,11 @@ class Simulated(ABC):
         self._place = place
         self._chunk = part.chunk or self.chunk
 
+    @property
+    def busy(self) -> float:
+        """Seconds of the device that went to this component."""
+        return self.lane.busy
+
     async def load(self) -> None:
         await self._machine.start()
 

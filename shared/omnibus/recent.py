@@ -1,0 +1,84 @@
+"""Load events of all gateways over a sliding window. Pure, no I/O.
+
+A gateway that has nothing to do is silent, and so is one that died: what either said last ages out.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from omnibus.bus.messages import LoadEvent
+
+#: Seconds within which a gateway that has something to tell tells more. Until then its last seconds are not known,
+#: so they do not count as silent ones.
+MORE = 1.5
+#: Counts are divided by no fewer seconds than this, however short the time since the first word.
+LEAST = 1.0
+
+
+class _Heard(NamedTuple):
+    at: float
+    event: LoadEvent
+
+    @property
+    def begin(self) -> float:
+        return self.at - max(0.0, self.event.seconds)
+
+
+class Recent:
+    """The events of the last ``seconds``; ``clock`` tells seconds."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = seconds
+        self._clock = clock
+        self._heard: deque[_Heard] = deque()
+        self._last: dict[str, float] = {}
+        self._since: float | None = None
+
+    def take(self, event: LoadEvent) -> float:
+        """Take one gateway's word; returns when what it tells of began."""
+        heard = _Heard(self._clock(), event)
+        self._since = heard.begin if self._since is None else min(self._since, heard.begin)
+        self._last[event.gateway] = heard.at
+        self._heard.append(heard)
+        return heard.begin
+
+    def aged(self) -> list[LoadEvent]:
+        """Drop what is too old; returns it."""
+        oldest, dropped = self._clock() - self.seconds - MORE, []
+        while self._heard and self._heard[0].at <= oldest:
+            dropped.append(self._heard.popleft().event)
+        self._last = {gateway: at for gateway, at in self._last.items() if at > oldest}
+        return dropped
+
+    def clear(self) -> list[LoadEvent]:
+        """Drop everything, for events were missed: a gap must not look like silence."""
+        dropped = [heard.event for heard in self._heard]
+        self._heard.clear()
+        self._last.clear()
+        self._since = None
+        return dropped
+
+    @property
+    def span(self) -> float:
+        """Seconds that rates are over by now."""
+        return self._covered(self._clock())
+
+    def rates(self) -> Iterator[tuple[LoadEvent, float]]:
+        """Each event with what its counts are to be multiplied by to become counts per second."""
+        now = self._clock()
+        ends = {gateway: at if now - at < MORE else now for gateway, at in self._last.items()}
+        for heard in self._heard:
+            end = ends.get(heard.event.gateway, now)
+            yield heard.event, _part(heard, end - self.seconds) / self._covered(end)
+
+    def _covered(self, end: float) -> float:
+        return max(LEAST, min(self.seconds, end - (end if self._since is None else self._since)))
+
+
+def _part(heard: _Heard, since: float) -> float:
+    """How much of the time that it tells of is after ``since``."""
+    if heard.begin >= since:
+        return 1.0
+    return max(0.0, heard.at - since) / (heard.at - heard.begin) if heard.at > heard.begin else 0.0

@@ -1,0 +1,157 @@
+"""``omnibus top`` on real servers: what runs is shown, and what is away is said."""
+
+import asyncio
+import io
+import logging
+import os
+import signal
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path as File
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from omnibus.bus import subjects
+from omnibus.bus.messages import Load, LoadEvent
+from omnibus.bus.nats import NatsBus
+from omnibus.cli import main, top
+from omnibus.settings import BusSettings, StoreSettings
+from omnibus.store import Store
+from omnibus.up import infra
+from tests.unit.bus.servers import running
+from tests.unit.cli.watched import TYPE, plan, rows, status
+from tests.unit.sidecar.node import PATIENCE, until
+
+
+@pytest.fixture
+def alone(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty store, and nothing in the environment that says where others are."""
+    for name in ("OMNIBUS_STORE_URL", "OMNIBUS_BUS_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(top, "LOOK", 0.5)
+    with redis.Redis.from_url(valkey_url) as raw:
+        raw.flushall()
+
+
+@pytest.mark.usefixtures("alone")
+def test_once_prints_what_runs_now(nats_url: str, valkey_url: str, capsys: pytest.CaptureFixture[str]):
+    async def run() -> int:
+        store = Store(StoreSettings(url=valkey_url))
+        await store.swap_plan(plan(1))
+        bus = await NatsBus.connect(BusSettings(url=nats_url), "crowd")
+        beats = asyncio.create_task(_beat(bus))
+        try:
+            return await top.top(options(nats_url, valkey_url, once=True))
+        finally:
+            beats.cancel()
+            await bus.drain()
+            await store.close()
+
+    assert asyncio.run(run()) == 0
+
+    table = rows(capsys.readouterr().out.splitlines())
+    assert table["plan"] == ["epoch 1, made 5 min ago"]
+    assert table["now"][0].startswith("1 gateway, 2 requests in flight; ")
+    assert float(table[TYPE][0]) > 0
+    assert table["m/L"][:2] == ["1", "1"]
+    assert table["m/E"][:2] == ["1", "0"]
+
+
+async def _beat(bus: NatsBus) -> None:
+    """One executor and one gateway, as they speak."""
+    for beat in range(1000):
+        bus.publish(subjects.event(subjects.EXECUTOR), msgspec.json.encode(status("a", busy=beat * 0.01)))
+        told = LoadEvent("g", 1, 0.05, 2, {"m": {TYPE: Load(came=1, done=1)}})
+        bus.publish(subjects.event(subjects.LOAD), msgspec.json.encode(told))
+        bus.publish(subjects.event(subjects.LOAD), b"of another build")
+        await asyncio.sleep(0.05)
+
+
+def options(nats_url: str, valkey_url: str, **more: Any) -> Namespace:
+    return Namespace(**{"nats": nats_url, "store": valkey_url, "once": False, "json": False, "every": 0.1, **more})
+
+
+@pytest.mark.usefixtures("alone")
+def test_ctrl_c_ends_it_well(nats_url: str, valkey_url: str, capsys: pytest.CaptureFixture[str]):
+    async def run() -> int:
+        watching = asyncio.create_task(top.top(options(nats_url, valkey_url, json=True)))
+        printed = io.StringIO()
+
+        def twice() -> bool:
+            printed.write(capsys.readouterr().out)
+            return printed.getvalue().count("\n") >= 2
+
+        await until(twice)
+        os.kill(os.getpid(), signal.SIGINT)
+        return await watching
+
+    assert asyncio.run(run()) == 0
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_store_or_a_bus_that_is_not_there_is_named(
+    nats_url: str, valkey_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OMNIBUS_BUS_CONNECT_TIMEOUT", "0.3")
+    monkeypatch.setenv("OMNIBUS_BUS_URL", "nats://127.0.0.1:1")
+
+    assert main(["top", "--store", "redis://127.0.0.1:1", "--nats", nats_url, "--once"]) == 1
+    assert "no store at redis://127.0.0.1:1" in capsys.readouterr().err
+    assert main(["top", "--store", valkey_url, "--once"]) == 1
+    assert "no NATS server at nats://127.0.0.1:1" in capsys.readouterr().err
+    assert main(["top", "--every", "0"]) == 1
+    assert "give seconds between" in capsys.readouterr().err
+
+
+async def test_restarts_of_the_bus_and_the_store_are_said_and_survived(tmp_path: File, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(top, "AGAIN", 0.05)
+    monkeypatch.setattr(top, "REREAD", 0.05)
+    monkeypatch.setattr(top, "ASK", 0.0)
+    (tmp_path / "bus").mkdir()
+    async with (
+        asyncio.timeout(PATIENCE * 2),
+        running(infra.nats(tmp_path / "bus")) as nats,
+        running(infra.valkey(tmp_path)) as valkey,
+    ):
+        store = Store(StoreSettings(url=valkey.server.url))
+        await store.swap_plan(plan(1))
+        bus = await NatsBus.connect(BusSettings(url=nats.server.url), "cli")
+        crowd = await NatsBus.connect(BusSettings(url=nats.server.url), "crowd")
+        await crowd.subscribe(
+            subjects.event(subjects.CENSUS),
+            lambda _: crowd.publish(subjects.event(subjects.EXECUTOR), msgspec.json.encode(status("a"))),
+        )
+        async with top.Watch(store, bus).following() as watch:
+
+            def says(word: str) -> Callable[[], bool]:
+                return lambda: any(word in each for each in watch.turn()) if word else not watch.turn()
+
+            def there() -> bool:
+                return not watch.turn() and bool(watch.seen.up()) and watch.seen.plan is not None
+
+            await until(there)
+            valkey.kill()
+            await until(says("the store, for"))
+            nats.kill()
+            await until(says("the bus, for"))
+            watch.seen.gone("a")
+            await nats.start()
+            await valkey.start()
+            await until(says(""))
+            await until(lambda: watch.seen.plan is None)  # it was in memory
+            await store.swap_plan(plan(1, thinkers=2))
+            await until(lambda: there() and watch.seen.plan.models["m"].options["L"].replicas == 2)  # type: ignore[union-attr]
+        for connection in (bus, crowd):
+            await connection.drain()
+        await store.close()
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """The command keeps warnings off the screen; tests after it want theirs."""
+    before = list(logging.getLogger().handlers)
+    yield
+    logging.getLogger().handlers[:] = before

@@ -1,0 +1,50 @@
+"""What there is to watch: a plan, executors, load; and the rows of what is shown."""
+
+import re
+import time
+from typing import Any
+
+from omnibus.bus.messages import ExecutorStatus, Load, LoadEvent
+from omnibus.cli import toptexts
+from omnibus.cli.seen import Seen
+from omnibus.plan import ModelPlan, Option, Path, Plan
+
+TYPE = "vision+thinker"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def model(thinkers: int = 1, rate: float = 70.0) -> ModelPlan:
+    options = {"E": Option(("vision",), "encoder"), "L": Option(("thinker",), "llm", thinkers, gpus=1)}
+    apart = Path("E>L", {"vision": "E", "thinker": "L"}, rate)
+    return ModelPlan("f", "/m", ("vision", "thinker"), {}, options, {TYPE: (apart,)})
+
+
+def plan(epoch: int = 3, thinkers: int = 1, rate: float = 70.0, **more: Any) -> Plan:
+    return Plan(epoch, 0, time.time() - 300, {"m": model(thinkers, rate)}, reason="load", **more)
+
+
+def status(id: str, option: str = "L", busy: float = 0.0, done: int = 0, **more: Any) -> ExecutorStatus:
+    component = "vision" if option == "E" else "thinker"
+    told = {"inflight": 0, "origin": model().origin(option), "state": "ready", **more}
+    return ExecutorStatus(id, "m", option, (component,), (), "n", credits=8, busy=(busy,), done=(done,), **told)
+
+
+def event(gateway: str = "g", inflight: int = 0, **types: Load) -> LoadEvent:
+    return LoadEvent(gateway, 3, 1.0, inflight, {"m": types} if types else {})
+
+
+def rows(lines: Any) -> dict[str, list[str]]:
+    """The cells of each row, by its name."""
+    found = [re.split(r"  +", line.strip()) for line in lines if "  " in line]
+    return {cells[0]: cells[1:] for cells in found}
+
+
+def shown(seen: Seen, *away: str, width: int = 100) -> dict[str, list[str]]:
+    return rows(toptexts.lines(seen, away, width))

@@ -1,0 +1,105 @@
+"""What an executor says of its work: seconds that its engines computed, and jobs that they finished."""
+
+from typing import Any
+
+import pytest
+
+from omnibus.errors import BadRequest
+from omnibus.executor.contract import Job
+from omnibus.executor.own import Computing
+from omnibus.metrics import exposition
+from omnibus.task.own import execute
+from tests.unit.executor.arithmetic import Place, call, forever, invocation, number
+from tests.unit.executor.simulated import bench, media, profile
+from tests.unit.jobs import MemoryJob
+from tests.unit.sidecar.node import until
+from tests.unit.task.tasks import ONE
+
+
+async def refuse(job: Job) -> None:
+    raise BadRequest("no")
+
+
+async def test_jobs_are_counted_by_component_when_they_finish(here: Place):
+    await here.executor("a", {"number": number, "other": refuse, "long": forever})
+    calls = [call("number", x=1), call("number", x=2), call("other"), call("long")]
+
+    here.office.send(invocation(calls, ["a"] * 4, []))
+    await until(lambda: here.status("a").done == (2, 0, 0))
+
+    assert here.status("a").components == ("number", "other", "long")
+    assert here.status("a").busy == (0.0, 0.0, 0.0)
+
+
+async def test_a_heartbeat_tells_what_the_engines_computed(here: Place):
+    made = await here.executor("a", {"number": number, "other": number})
+    made._runners["other"].busy = 1.25  # type: ignore[attr-defined]
+
+    await until(lambda: any(getattr(event, "busy", ()) == (0.0, 1.25) for event in here.office.events))
+
+    assert b'omnibus_executor_busy_seconds{component="other"} 1.25' in exposition()
+
+
+async def test_the_micro_service_tells_it_too(here: Place):
+    made = await here.executor("a", {"number": number})
+    here.office.send(invocation([call("number", x=1)], ["a"], []))
+    await until(lambda: here.status("a").done == (1,))
+
+    assert made._stats("number") == {"sums": 1, "busy": 0.0, "done": 1}
+
+
+async def test_a_simulated_engine_is_busy_for_its_own_part_of_the_device():
+    async with bench(profile()) as here:
+        await here.run("vision", *(media() for _ in range(6)))
+
+        assert here["vision"].busy == pytest.approx(8.0)
+        assert here["vocoder"].busy == 0.0
+
+
+# Tasks that are their own engine
+
+
+@pytest.fixture
+def clock() -> list[float]:
+    """The time, to be set by a test."""
+    return [100.0]
+
+
+@pytest.fixture
+def computing(clock: list[float]) -> Computing:
+    return Computing(lambda: clock[0])
+
+
+def test_jobs_side_by_side_count_once(clock: list[float], computing: Computing):
+    with computing:
+        clock[0] += 1
+        with computing:
+            clock[0] += 2
+        clock[0] += 4
+        assert computing.seconds == 7.0
+    clock[0] += 8
+    with computing:
+        clock[0] += 16
+
+    assert computing.seconds == 23.0
+
+
+def test_a_job_that_fails_was_computed_as_well(clock: list[float], computing: Computing):
+    with pytest.raises(ValueError, match="no"), computing:
+        clock[0] += 3
+        raise ValueError("no")
+    clock[0] += 5
+
+    assert computing.seconds == 3.0
+
+
+async def test_waiting_for_inputs_is_no_work(clock: list[float], computing: Computing):
+    class Late(MemoryJob):
+        async def value(self, name: str) -> Any:
+            clock[0] += 10
+            return await super().value(name)
+
+    await execute(ONE, Late({"x": 6}, ("n",)), computing)
+
+    assert clock[0] > 100.0
+    assert computing.seconds == 0.0
