@@ -72,6 +72,11 @@ class Changes:
         self._pending = self._open = True
         self._woken.set()
 
+    @property
+    def pinned(self) -> bool:
+        """Whether an operator has pinned an epoch: what is wanted has to wait."""
+        return self._pinned > 0
+
     def wake(self) -> None:
         """Something has changed: look again."""
         self._woken.set()

@@ -10,8 +10,11 @@
                 "EL": {"components": ["vision", "thinker"], "service": "llm"}},
     "paths": [{"options": ["E", "L"], "share": 70}, {"options": ["EL"], "share": 30}]}}}
 
-All but ``family`` and ``checkpoint`` may be left out: the family says it. A model may share components
-with another one, whose options it then names: ``"shares": {"vision": "a"}`` and ``"options": ["a/E", "L"]``.
+All but ``family`` and ``checkpoint`` may be left out: the family says it. Instead of options and paths a model
+may say ``"planned": {...}`` (``asked.py``), to be planned from its profile within the file's ``gpus`` and ``nodes``:
+{"gpus": {"H100": {"count": 8, "memory_gb": 80}}, "nodes": {"n1": {"gpus": 8}}, "models": {...}}. A model may
+share components with another one, whose options it then names: ``"shares": {"vision": "a"}`` and
+``"options": ["a/E", "L"]``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,22 +25,34 @@ import msgspec
 from omnibus.errors import BadRequest
 from omnibus.plan import ModelPlan, Option, Path, cut, request_type
 from services.planner import shares
+from services.planner.asked import GpuType, Machine, check_gpus
 from services.planner.model import Declared, Model, Share, require
 from services.planner.names import Names
 
-__all__ = ["Declarations", "Declared", "plans", "read"]
+__all__ = ["Declarations", "Declared", "declarations", "planned", "plans", "read"]
 
 
 class Declarations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     models: dict[str, Declared]
+    gpus: dict[str, GpuType] = {}
+    nodes: dict[str, Machine] = {}
 
 
 def read(path: str) -> dict[str, Declared]:
+    """The models of a declarations file. Raises as ``declarations`` does."""
+    return declarations(path).models
+
+
+def declarations(path: str) -> Declarations:
     """Read a declarations file; an empty ``path`` declares nothing. Raises ``BadRequest`` that names file and fault."""
     if not path:
-        return {}
+        return Declarations({})
     try:
-        return msgspec.json.decode(File(path).read_bytes(), type=Declarations).models
+        found = msgspec.json.decode(File(path).read_bytes(), type=Declarations)
+        check_gpus(found.gpus, found.nodes)
+        return found
+    except BadRequest as error:
+        raise BadRequest(f"{path}: {error.message}") from error
     except OSError as error:
         raise BadRequest(f"OMNIBUS_PLANNER_MODELS={path!r} cannot be read: {error.strerror}") from error
     except msgspec.MsgspecError as error:
@@ -47,14 +62,25 @@ def read(path: str) -> dict[str, Declared]:
 def plans(models: Mapping[str, Declared]) -> dict[str, ModelPlan]:
     """The plan of each model: for each request type every declared path that can serve it.
 
-    Raises ``BadRequest`` that names the model and its fault.
+    Models that are to be planned are checked and left out: ``planned`` has them. Raises ``BadRequest`` that names
+    the model and its fault.
     """
     whole = {name: Model(name, declared) for name, declared in models.items()}
     found, names = {}, Names()
     for name, model in whole.items():
+        for owner in model.shares.values():
+            both = owner in whole and (whole[owner].planned is None) == (model.planned is None)
+            require(both or owner not in whole, name, f"shares with {owner}: plan both of them, or none")
+        if model.planned is not None:
+            continue
         found[name] = _plan(model, whole)
         names.take(name, found[name], model.shares)
     return found
+
+
+def planned(models: Mapping[str, Declared]) -> dict[str, Model]:
+    """The models that are to be planned."""
+    return {name: Model(name, declared) for name, declared in models.items() if declared.planned is not None}
 
 
 def _plan(model: Model, models: Mapping[str, Model]) -> ModelPlan:
@@ -63,16 +89,8 @@ def _plan(model: Model, models: Mapping[str, Model]) -> ModelPlan:
         **shares.options(model, models),
     }
     paths = [Path("", dict(_runs(model, share, options)), share.share) for share in model.paths]
-    return ModelPlan(
-        family=model.declared.family,
-        checkpoint=model.declared.checkpoint,
-        components=model.components,
-        encoders=model.encoders,
-        options=options,
-        types={request_type(model.components, used): cut(paths, model.components, used) for used in model.types()},
-        voices=model.voices,
-        context=model.declared.context,
-        tasks={component: model.task(component) for component in model.components},
+    return model.plan(
+        options, {request_type(model.components, used): cut(paths, model.components, used) for used in model.types()}
     )
 
 

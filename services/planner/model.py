@@ -9,7 +9,8 @@ import msgspec
 from omnibus import catalog
 from omnibus.bus.subjects import task_name, token
 from omnibus.errors import BadRequest
-from omnibus.plan import Option
+from omnibus.plan import ModelPlan, Option, Path
+from services.planner import asked
 
 #: What runs executors.
 SERVICES = ("encoder", "llm", "generator")
@@ -30,7 +31,7 @@ class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model: its components in the order in which data flows, its options and its paths.
 
     ``tasks`` maps a component to the kind of its unit task; ``shares`` maps one to the model whose it is.
-    None is what the family says.
+    None is what the family says. A model that is ``planned`` has no options or paths of its own.
     """
 
     family: str
@@ -43,6 +44,7 @@ class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     voices: tuple[str, ...] | None = None
     context: int = 0
     shares: dict[str, str] = {}
+    planned: asked.PlannedModel | None = None
 
 
 class Model:
@@ -64,16 +66,38 @@ class Model:
             **(declared.tasks or {}),
         }
         self.voices = _or(declared.voices, tuple(family["voices"]))
-        self.paths = _or(declared.paths, _usual(declared.family, family["paths"], tuple[Share, ...]))
-        self.options = _or(declared.options, self._usual_options(family["options"]))
         self.shares = declared.shares
+        self.planned = declared.planned
+        #: The family's own options, of which a model that is planned takes the services.
+        self.usual = _usual(declared.family, family["options"], dict[str, Option])
+        self.paths: tuple[Share, ...] = ()
+        self.options: dict[str, Option] = {}
         _check(self)
+        if self.planned is None:
+            self.paths = _or(declared.paths, _usual(declared.family, family["paths"], tuple[Share, ...]))
+            self.options = _or(declared.options, self._usual_options())
+            _check_deployment(self)
+        else:
+            _check_planned(self, self.planned)
 
-    def _usual_options(self, options: Any) -> dict[str, Option]:
+    def _usual_options(self) -> dict[str, Option]:
         """The family's options that a path goes through: others would run for nothing."""
         named = {option for path in self.paths for option in path.options}
-        usual = _usual(self.declared.family, options, dict[str, Option])
-        return {name: option for name, option in usual.items() if name in named}
+        return {name: option for name, option in self.usual.items() if name in named}
+
+    def plan(self, options: dict[str, Option], types: dict[str, tuple[Path, ...]]) -> ModelPlan:
+        """The model deployed as ``options``, with the paths of each request type."""
+        return ModelPlan(
+            family=self.declared.family,
+            checkpoint=self.declared.checkpoint,
+            components=self.components,
+            encoders=self.encoders,
+            options=options,
+            types=types,
+            voices=self.voices,
+            context=self.declared.context,
+            tasks={component: self.task(component) for component in self.components},
+        )
 
     def task(self, component: str) -> str:
         """Name of the unit task that runs ``component``, which may be another model's."""
@@ -121,6 +145,16 @@ def _check(model: Model) -> None:
     strange = sorted(set(model.kinds) - known)
     require(not strange, model.name, f"tasks name {strange}, which are no components")
     require(bool(model.always()), model.name, "has nothing that every request uses, such as a thinker")
+
+
+def _check_planned(model: Model, planned: asked.PlannedModel) -> None:
+    for field in ("options", "paths"):
+        told = getattr(model.declared, field) is not None
+        require(not told, model.name, f"is planned, so it may not have {field!r} as well: leave one of both out")
+    asked.check(model.name, planned)
+
+
+def _check_deployment(model: Model) -> None:
     for name, option in model.options.items():
         _check_option(model, name, option)
     _check_paths(model)

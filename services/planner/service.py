@@ -11,7 +11,7 @@ from omnibus import bus as buses
 from omnibus.bus import subjects
 from omnibus.bus.messages import PlanEvent
 from omnibus.bus.nats import NatsBus
-from omnibus.errors import BadRequest, BusUnavailable, StoreUnavailable
+from omnibus.errors import BadRequest, BusUnavailable, ProtocolError, StoreUnavailable
 from omnibus.heard import Gateways, ReadyExecutors
 from omnibus.plan import ModelPlan, Plan
 from omnibus.registry import AppRecord
@@ -20,13 +20,15 @@ from omnibus.settings import BusSettings, PlannerSettings, StoreSettings, load
 from omnibus.store import PlanProblem, Store
 from services.planner import declare, own, reconcile
 from services.planner.changes import Changes, Target
+from services.planner.follow import Follow
+from services.planner.planning import Planning
 from services.planner.reasons import why
 
 log = logging.getLogger(__name__)
 
 #: Why a plan is as it is when no app has changed.
-DECLARED, REDECLARED = "declared", "declarations changed"
-#: Seconds between two looks at the declarations file.
+DECLARED, REDECLARED, MEASURED = "declared", "declarations changed", "profiles changed"
+#: Seconds between two looks at the declarations file, and between two attempts to read profiles.
 LOOK = 1.0
 
 
@@ -40,15 +42,16 @@ class PlannerService:
         self._bus: buses.Bus | None = None
         self._ready, self._gateways = ReadyExecutors(), Gateways()
         self._changes = Changes(self._store, settings, self._ready, self._announce)
+        self._planning = Planning(self._store, settings.models)
+        self._follow = Follow(settings, self._changes, self._planning, self._want)
         self._declared: dict[str, ModelPlan] = {}
         self._apps: dict[str, AppRecord] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def startup(self) -> None:
         read = _stamp(self._settings.models)
-        self._declared = declare.plans(declare.read(self._settings.models))
-        if not self._declared:
-            log.info("OMNIBUS_PLANNER_MODELS declares no models: there is what apps bring")
+        self._declare(declare.declarations(self._settings.models))
+        measured = [_stamp(each) for each in self._planning.files]
         backend = reconcile.backend(self._settings)
         self._bus = await NatsBus.connect(load(BusSettings), "planner")
         await self._ready.listen(self._bus, self._changes.wake)
@@ -56,9 +59,14 @@ class PlannerService:
         self._apps = await self._store.apps()
         if self._settings.models:
             await self._store.tell_problem(self._settings.models, None)
+        await self._follow.listen(self._bus)
+        running = await self._running()
+        await self._planning.plan(running, self._follow.load)
         self._want(DECLARED)
         await self._changes.begin()
-        work = [self._changes.run(), self._follow_plan(), self._follow_apps(), self._follow_file(read)]
+        files = self._follow_files(read, measured)
+        work = [self._changes.run(), self._follow_plan(), self._follow_apps(), files, self._follow_profiles()]
+        work.append(self._follow.run())
         if backend is not None:
             work.append(reconcile.Reconciler(self._store, backend, self._gateways).run())
         loop = asyncio.get_running_loop()
@@ -66,9 +74,39 @@ class PlannerService:
         for task in self._tasks:
             task.add_done_callback(_stopped)
 
+    def _declare(self, declared: declare.Declarations) -> None:
+        """Raises ``BadRequest``; then all is as it was."""
+        self._declared = declare.plans(declared.models)
+        self._planning.declare(declared, self._declared)
+        if not declared.models:
+            log.info("OMNIBUS_PLANNER_MODELS declares no models: there is what apps bring")
+
     def _want(self, reason: str) -> None:
-        models = {**self._declared, **own.models(self._apps, self._declared)}
-        self._changes.want(Target(models, reason))
+        planned = self._planning.planned
+        declared = {**self._declared, **planned.models}
+        self._changes.want(Target({**declared, **own.models(self._apps, declared)}, reason, planned.explain))
+
+    async def _replan(self, reason: str) -> None:
+        """Plan the planned models again, from their profiles as they are now."""
+        while True:
+            try:
+                await self._planning.plan(await self._running(), self._follow.load)
+                break
+            except StoreUnavailable as error:
+                log.warning("%s", error)
+                await asyncio.sleep(LOOK)
+        self._want(reason)
+
+    async def _running(self) -> dict[str, ModelPlan]:
+        """The models of the current plan; none when there is none that this build can read."""
+        plan = self._changes.plan
+        if plan is None:
+            try:
+                plan = await self._store.plan()
+                self._follow.remember(plan)
+            except ProtocolError:
+                plan = None
+        return plan.models if plan is not None else {}
 
     def _announce(self, plan: Plan) -> None:
         log.info("plan epoch %d (%s): %s", plan.epoch, plan.reason, ", ".join(plan.models) or "no models")
@@ -89,25 +127,38 @@ class PlannerService:
                 reason, self._apps = why(self._apps, apps), apps
                 self._want(reason)
 
-    async def _follow_file(self, read: object) -> None:
-        """Read the declarations again whenever their file is another one. A bad one is said and changes nothing."""
-        path = self._settings.models
+    async def _follow_profiles(self) -> None:
+        async for found in self._store.profile_changes():
+            reason = self._planning.concerned(found)
+            if reason:
+                await self._replan(reason)
+
+    async def _follow_files(self, read: object, measured: list[object]) -> None:
+        """Read the declarations again whenever their file is another one, and profiles whenever theirs are."""
         while True:
             await asyncio.sleep(LOOK)
-            stamp = await asyncio.to_thread(_stamp, path)
-            if stamp == read:
-                continue
-            read, problem = stamp, None
-            try:
-                self._declared = declare.plans(await asyncio.to_thread(declare.read, path))
-                self._want(REDECLARED)
-            except BadRequest as error:
-                log.error("the declarations stay as they were: %s", error)
-                problem = PlanProblem(time.time(), error.message)
-            try:
-                await self._store.tell_problem(path, problem)
-            except StoreUnavailable as error:
-                log.warning("%s", error)
+            stamp = await asyncio.to_thread(_stamp, self._settings.models)
+            if stamp != read:
+                read = stamp
+                await self._redeclare()
+            stamps = [await asyncio.to_thread(_stamp, each) for each in self._planning.files]
+            if stamps != measured:
+                measured = stamps
+                await self._replan(MEASURED)
+
+    async def _redeclare(self) -> None:
+        """Do as the declarations say now. Bad ones are said and change nothing."""
+        path, problem = self._settings.models, None
+        try:
+            self._declare(await asyncio.to_thread(declare.declarations, path))
+            await self._replan(REDECLARED)
+        except BadRequest as error:
+            log.error("the declarations stay as they were: %s", error)
+            problem = PlanProblem(time.time(), error.message)
+        try:
+            await self._store.tell_problem(path, problem)
+        except StoreUnavailable as error:
+            log.warning("%s", error)
 
     async def drain(self, seconds: float) -> None: ...
 

@@ -13,7 +13,7 @@ def options(model: Model, models: Mapping[str, Model]) -> dict[str, Option]:
     Raises ``BadRequest`` when a share or a path names what is not there, or does not fit.
     """
     for component, other in model.shares.items():
-        _check(model, component, other, models)
+        check(model, component, other, models)
     named = dict.fromkeys(name for path in model.paths for name in path.options if "/" in name)
     found = {name: _option(model, name, models) for name in named}
     for component, other in model.shares.items():
@@ -24,7 +24,9 @@ def options(model: Model, models: Mapping[str, Model]) -> dict[str, Option]:
     return found
 
 
-def _check(model: Model, component: str, other: str, models: Mapping[str, Model]) -> None:
+def check(model: Model, component: str, other: str, models: Mapping[str, Model]) -> None:
+    """Raises ``BadRequest`` when ``model`` cannot have ``component`` from ``other``."""
+
     def must(good: bool, fault: str) -> None:
         require(good, model.name, f"shares {component} with {other!r}, {fault}")
 

@@ -106,6 +106,16 @@ class PlannerSettings(Settings, frozen=True):
     #: What starts and stops executors. Empty: they follow the plan by themselves, as under `omnibus up`.
     #: ``kubernetes``: the planner, see ``KubernetesSettings``.
     reconcile: str = ""
+    #: Seconds of measured load that planned models are planned again by.
+    window: float = 15.0
+    #: Part of its capacity that the current plan must fall short of the best one by, for executors to change.
+    margin: float = 0.1
+    #: Seconds for which that must have been so; 0: two windows.
+    hold: float = 0.0
+    #: Seconds between two plans that follow the load, at least.
+    cooldown: float = 60.0
+    #: Requests in a window below which the load says nothing.
+    least: int = 30
 
 
 class KubernetesSettings(Settings, frozen=True):

@@ -11,7 +11,7 @@ from scipy import sparse
 
 from services.planner.solve.frame import Frame
 from services.planner.solve.highs import Program, Vector
-from services.planner.solve.terms import Terms, at_hand, counted
+from services.planner.solve.terms import Terms, at_hand, counted, covering
 
 
 class Goal(NamedTuple):
@@ -63,9 +63,9 @@ def assemble(frame: Frame, terms: Terms, asked: Asked, upper: Vector, *, packed:
         program = _packed(frame, terms, program, upper)
     if spawning:
         program = _spawning(frame, terms, program)
-    if asked.fresh is not None:
+    for group in [*covering(terms, frame), *([asked.fresh] if asked.fresh is not None else [])]:
         row = np.zeros(program.columns)
-        row[: frame.count] = asked.fresh
+        row[: frame.count] = group
         program = program.rows(_row(row), 1.0, np.inf)
     for goal, value in asked.held:
         program = program.rows(_row(goal.row(frame.count, program.columns)), -np.inf, value)

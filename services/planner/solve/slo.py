@@ -37,6 +37,17 @@ def admissible(utilisation: Mapping[int, float] | str, most: int) -> tuple[float
     return tuple(work)
 
 
+def scaled(alone: float, choice: str, most: int) -> tuple[float, ...]:
+    """As ``admissible``, from what was measured: one replica may be busy for the part ``alone`` of its time.
+
+    More replicas gain by pooling what those of ``choice`` (a name of ``UTILISATION``) do, up to all of their time.
+    """
+    require(0 < alone <= 1, f"one replica may be busy for {alone} of its time: it must be more than 0, at most 1")
+    require(choice in UTILISATION, f"{choice!r} is no way to choose; there is {', '.join(UTILISATION)}")
+    known = UTILISATION[choice]
+    return admissible({count: min(1.0, alone * part / known[1]) for count, part in known.items()}, most)
+
+
 def _between(known: Mapping[int, float], count: int) -> float:
     below = max((at for at in known if at <= count), default=min(known))
     above = min((at for at in known if at >= count), default=max(known))

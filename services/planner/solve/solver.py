@@ -101,6 +101,9 @@ class Solver:
         for mix in run.mixes:
             if kinds := unreached(self.frame.network, mix, arcs):
                 raise given.impossible(kinds)
+        for group in terms.covers:
+            if not set(group) - set(terms.without):
+                raise Infeasible(f"one of {', '.join(group) or 'no option'} must run, and none may")
         return run
 
     def bounds(self, run: Run, prices: Vector) -> list[Bound]:
@@ -156,7 +159,7 @@ class Solver:
         for name, levels in run.terms.admissible.items():
             at = network.number[name]
             found[at] = next((count for count, level in enumerate(levels, 1) if level >= work[at]), len(levels))
-        return found
+        return np.maximum(found, np.max([*given.covering(run.terms, self.frame), np.zeros(self.frame.count)], axis=0))
 
     def solution(
         self, run: Run, answer: Answer, goal: str, limit: float, gap: float, *, settled: bool, quick: bool = False

@@ -25,6 +25,7 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     option, the work per second that 1, 2, ... replicas may be given (``slo.py``), instead of 1, 2, ...
     ``scenarios``: mixes that the same replicas must serve, each with routing of its own; the first is the
     usual one. None of them: the declared shares. ``nodes``: machines that replicas must fit into.
+    ``covers``: groups of options, of each of which there must be a replica, whether requests use it or not.
     ``within``: seconds for the whole question.
     """
 
@@ -34,6 +35,7 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     admissible: dict[str, tuple[float, ...]] = {}
     scenarios: tuple[dict[str, float], ...] = ()
     nodes: dict[str, Node] = {}
+    covers: tuple[tuple[str, ...], ...] = ()
     within: float = 10.0
 
 
@@ -44,7 +46,8 @@ def check(terms: Terms, frame: Frame) -> None:
         require(count >= 0, f"there are {count} GPUs{kind and ' of type '}{kind}")
     for name, count in (terms.running or {}).items():
         require(count >= 0, f"{count} replicas of {name} run")
-    unknown = sorted({*terms.without, *terms.admissible} - set(frame.network.names))
+    covering = {name for group in terms.covers for name in group}
+    unknown = sorted({*terms.without, *terms.admissible, *covering} - set(frame.network.names))
     require(not unknown, f"the terms name {', '.join(unknown)}, which are no options")
     for name, work in terms.admissible.items():
         require(bool(work), f"the admissible work of {name} is empty")
@@ -102,6 +105,14 @@ def supply(terms: Terms, frame: Frame, replicas: Vector) -> Vector:
 def named(frame: Frame, vector: Vector) -> dict[str, int]:
     """Replicas by option; those with none are left out."""
     return {name: round(float(count)) for name, count in zip(frame.network.names, vector, strict=True) if count > 0.5}
+
+
+def covering(terms: Terms, frame: Frame) -> list[Vector]:
+    """Of each group of ``terms.covers``, 1 for the options in it."""
+    rows = [np.zeros(frame.count) for _ in terms.covers]
+    for row, group in zip(rows, terms.covers, strict=True):
+        row[[frame.network.number[name] for name in group]] = 1.0
+    return rows
 
 
 def counted(frame: Frame, replicas: Mapping[str, int] | None) -> Vector:

@@ -32,7 +32,7 @@ async def plan(options: argparse.Namespace) -> int:
         "rollback": _rollback,
         "resume": _resume,
     }
-    store = Store(_settings(options))
+    store = Store(settings(options))
     try:
         await commands[options.plan_command](store, options)
     finally:
@@ -40,7 +40,7 @@ async def plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(options: argparse.Namespace) -> StoreSettings:
+def settings(options: argparse.Namespace) -> StoreSettings:
     """The store that was named, that of the environment, or that of the running ``omnibus up``."""
     settings = load(StoreSettings)
     if not options.store and "OMNIBUS_STORE_URL" in os.environ:

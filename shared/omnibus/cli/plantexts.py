@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from omnibus.cli.plannedtexts import planned
 from omnibus.cli.tables import fields, table
 from omnibus.plan import ModelPlan, Path, Plan
 from omnibus.store import Past, PlanProblem
@@ -46,16 +47,26 @@ def head(plan: Plan, staged: Plan | None, missing: str, pin: int, problems: Mapp
     yield from fields(named)
 
 
-def explained(explain: Mapping[str, Any], indent: int = 0) -> Iterator[str]:
-    """What the plan's maker knows of it, a line for each value."""
+def explained(explain: Mapping[str, Any]) -> Iterator[str]:
+    """What the plan's maker knows of it: tables of what was planned, and a line for each other value."""
+    told = explain.get("planned")
+    if isinstance(told, Mapping):
+        yield from planned(told)
+    rest = {name: value for name, value in explain.items() if value is not told}
+    if rest:
+        yield from ([""] if told is not None else [])
+        yield from _lines(rest)
+
+
+def _lines(explain: Mapping[str, Any], indent: int = 0) -> Iterator[str]:
     for name, value in explain.items():
         label = f"{' ' * indent}{name.replace('_', ' ')}"
         if isinstance(value, Mapping) and value:
             yield f"{label}:"
-            yield from explained(value, indent + 2)
+            yield from _lines(value, indent + 2)
         elif isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value):
             for number, each in enumerate(value, 1):
-                yield from explained({f"{name} {number}": each}, indent)
+                yield from _lines({f"{name} {number}": each}, indent)
         else:
             yield f"{label}: {_value(value)}"
 

@@ -1,4 +1,4 @@
-"""The store on Redis or Valkey: plans by epoch and the registered apps.
+"""The store on Redis or Valkey: plans by epoch, the registered apps, and profiles of models.
 
 Keys, under ``<prefix>:``
 
@@ -9,9 +9,10 @@ Keys, under ``<prefix>:``
 ``apps``                                         hash of name to ``AppRecord``
 ``apps:life``                                    a random word that is gone when the store has lost everything
 ``app:source:<sha256>``                          text of an uploaded app
+``profiles``                                     hash of model to ``ModelProfile``
 
-Channels ``plan`` and ``apps`` announce changes. Each change is one function on the server that refuses
-whoever is late, so that two writers cannot cross.
+Channels ``plan``, ``apps`` and ``profiles`` announce changes. Each change is one function on the server that refuses
+whoever is late, so that two writers cannot cross; a profile is the last writer's.
 """
 
 from omnibus.store.apps import AppConflict
@@ -19,9 +20,10 @@ from omnibus.store.apps import Apps as _Apps
 from omnibus.store.connection import REREAD
 from omnibus.store.plans import Past, PlanLed, PlanProblem, StaleEpoch, Stand, mark
 from omnibus.store.plans import Plans as _Plans
+from omnibus.store.profiles import Profiles as _Profiles
 
 __all__ = ["REREAD", "AppConflict", "Past", "PlanLed", "PlanProblem", "StaleEpoch", "Stand", "Store", "mark"]
 
 
-class Store(_Plans, _Apps):
+class Store(_Plans, _Apps, _Profiles):
     """A connection to the store. Every call is bounded by ``settings.timeout`` seconds."""

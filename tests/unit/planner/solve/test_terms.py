@@ -3,12 +3,15 @@
 import itertools
 import random
 
+import msgspec
 import numpy as np
 import pytest
 
+from omnibus.errors import BadRequest
 from services.planner.solve import slo
 from services.planner.solve.network import lattice
 from services.planner.solve.problem import Infeasible, Option
+from services.planner.solve.replan import replan
 from services.planner.solve.solver import Solver
 from services.planner.solve.terms import Terms, mixes, supply
 from tests.unit.planner.solve.worlds import gpus, model, two
@@ -114,3 +117,52 @@ def test_an_option_may_be_forbidden():
     assert "EL" not in solver.most(gpus(6, without=("EL",))).replicas
     with pytest.raises(Infeasible, match="no path serves requests of type img"):
         solver.most(gpus(6, without=("E", "EL")))
+
+
+def test_each_group_is_covered_at_the_least_cost():
+    for seed in range(6):
+        dice = random.Random(seed)
+        solver = two(tau={"E": dice.uniform(0.1, 1), "L": dice.uniform(0.1, 1)}, alpha=dice.uniform(0.9, 1.5))
+        text = Terms(gpus={"": 6}, scenarios=({"txt": 1.0},), covers=(("E", "EL"),))
+        rate = dice.uniform(1, 3)
+        rates = brute(solver, text, 4, lambda vector: vector[0] + vector[2] >= 1)
+
+        fewest = min(sum(vector) for vector, served in rates.items() if served >= rate * (1 - 1e-7))
+        most = max(served for vector, served in rates.items() if sum(vector) <= 4)
+
+        for found in (solver.least(rate, text), solver.most(msgspec.structs.replace(text, gpus={"": 4}))):
+            assert found.replicas.get("E", 0) + found.replicas.get("EL", 0) >= 1
+        assert solver.least(rate, text).gpus == fewest
+        assert solver.most(msgspec.structs.replace(text, gpus={"": 4})).rate == pytest.approx(most, rel=1e-6)
+
+
+def test_a_group_that_nothing_may_cover_is_infeasible():
+    text = Terms(gpus={"": 4}, scenarios=({"txt": 1.0},), covers=(("E", "EL"),), without=("E", "EL"))
+
+    with pytest.raises(Infeasible, match="one of E, EL must run, and none may"):
+        two().most(text)
+    with pytest.raises(BadRequest, match="the terms name X, which are no options"):
+        two().most(gpus(4, covers=(("X",),)))
+
+
+def test_a_group_does_without_gpus_of_its_own_when_it_serves_as_well():
+    found = replan(two(), 2.0, {"E": 1, "L": 1}, Terms(scenarios=({"txt": 1.0},), covers=(("E", "EL"),)))
+
+    assert found.gpus == 1
+    assert found.replicas == {"EL": 1}
+
+
+def test_what_one_replica_keeps_is_scaled_by_what_others_gain():
+    work = slo.scaled(0.4, "shortest-queue", 4)
+
+    assert work == pytest.approx(
+        (0.4, 2 * 0.4 * 0.72 / 0.49, 3 * 0.4 * (0.72 + 0.87) / 2 / 0.49, 4 * 0.4 * 0.87 / 0.49)
+    )
+    assert slo.scaled(1.0, "shortest-queue", 3) == (1.0, 2.0, 3.0)
+    assert slo.scaled(0.4, "random", 3) == pytest.approx((0.4, 0.8, 1.2))
+
+
+@pytest.mark.parametrize(("alone", "choice"), [(0.0, "random"), (1.5, "random"), (0.5, "best")])
+def test_a_part_that_one_replica_cannot_be_busy_for_is_refused(alone, choice):
+    with pytest.raises(BadRequest):
+        slo.scaled(alone, choice, 4)

@@ -1,0 +1,123 @@
+"""What an operator asks of a model that is planned: from which profile, for which goal. Data and their checks.
+
+{"family": "...", "checkpoint": "...", "planned": {
+    "profile": "q.json", "goal": "throughput", "rate": 12.0, "mix": {"vision+thinker": 0.6, "thinker": 0.4},
+    "goals": {"first_token": 1.0}, "options": ["E", "L"], "headroom": 0.2}}
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from omnibus.errors import BadRequest
+
+#: The GPU type of executors that take no GPU: its count are places for them.
+CPU = "cpu"
+#: What may be planned for: most requests within the GPUs, or fewest GPUs for a rate.
+THROUGHPUT, GPUS = "throughput", "gpus"
+#: The value of ``options`` that adds every set of components to those that were measured.
+ALL = "all"
+#: The largest cell.
+LARGEST = 256
+
+
+class GpuType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """GPUs of one type: how many, the memory of one in GB (0: unknown), and its price in any unit."""
+
+    count: int
+    memory_gb: float = 0.0
+    price: float = 1.0
+
+
+class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node with ``gpus`` of type ``gpu``; a replica does not span two."""
+
+    gpus: int
+    gpu: str = ""
+
+
+class Goals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """99th percentiles to keep, in seconds; ``real_time`` is seconds needed per second of speech. 0: any."""
+
+    first_token: float = 0.0
+    token: float = 0.0
+    first_audio: float = 0.0
+    real_time: float = 0.0
+    done: float = 0.0
+
+    def wanted(self) -> dict[str, float]:
+        """Those that are not 0."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value}
+
+
+class PlannedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a model is planned.
+
+    ``profile`` is a file, relative to the declarations; empty: the store's profile of the model. ``rate`` in
+    req/s is what to plan for; with goal "throughput" only its proportion to other models counts. ``mix`` are
+    shares by request type (None: the profile's); one deployment also serves each of ``mixes``. ``options`` are
+    the only ones to use (None: those of the profile), or "all": also those that were not measured, estimated.
+    ``cells`` above 0: cells of 1, 2, 4, ... up to so many GPUs instead of one deployment. ``adapt``: plan again
+    as the load changes; ``headroom`` is the part of the rate to have spare, with goal "gpus".
+    """
+
+    profile: str = ""
+    goal: str = THROUGHPUT
+    rate: float = 0.0
+    mix: dict[str, float] | None = None
+    mixes: tuple[dict[str, float], ...] = ()
+    goals: Goals = Goals()
+    options: tuple[str, ...] | str | None = None
+    cells: int = 0
+    adapt: bool = True
+    headroom: float = 0.2
+
+
+def check(model: str, asked: PlannedModel) -> None:
+    """Raises ``BadRequest`` that names the model and the field at fault."""
+
+    def must(good: bool, fault: str) -> None:
+        if not good:
+            raise BadRequest(f"model {model}: planned {fault}")
+
+    must(asked.goal in (THROUGHPUT, GPUS), f"goal is {asked.goal!r}; there is {THROUGHPUT} and {GPUS}")
+    for name, value in _numbers(asked):
+        must(math.isfinite(value) and value >= 0, f"{name} is {value}: it must be a finite number, 0 or more")
+    must(asked.goal != GPUS or asked.rate > 0, f"goal {GPUS!r} needs a rate in req/s above 0")
+    for number, mix in enumerate([*([asked.mix] if asked.mix is not None else []), *asked.mixes]):
+        must(any(share > 0 for share in mix.values()), f"mix {number} gives no request type a share")
+    must(0 <= asked.cells <= LARGEST, f"cells is {asked.cells}: it must be 0 to {LARGEST} GPUs")
+    must(asked.cells == 0 or not asked.mixes, "cells cannot be planned for several mixes: leave out 'mixes'")
+    if isinstance(asked.options, str):
+        must(asked.options == ALL, f"options is {asked.options!r}: give a list of options, or {ALL!r}")
+    elif asked.options is not None:
+        must(bool(asked.options), "options is an empty list: leave it out to use all of the profile")
+
+
+def check_gpus(gpus: Mapping[str, GpuType], nodes: Mapping[str, Machine]) -> None:
+    """Raises ``BadRequest`` that names the GPU type or node at fault."""
+    for name, kind in gpus.items():
+        _must(kind.count >= 0, f"gpus: there are {kind.count} of type {name!r}")
+        for field in ("memory_gb", "price"):
+            value = getattr(kind, field)
+            _must(math.isfinite(value) and value >= 0, f"gpus: {field} of {name!r} is {value}: it must be 0 or more")
+    for name, node in nodes.items():
+        _must(node.gpus >= 0, f"nodes: {name} has {node.gpus} GPUs")
+        _must(
+            not gpus or node.gpu in gpus or (not node.gpu and len(gpus) == 1),
+            f"nodes: {name} has GPUs of type {node.gpu!r}; 'gpus' names {', '.join(gpus)}",
+        )
+
+
+def _must(good: bool, fault: str) -> None:
+    if not good:
+        raise BadRequest(fault)
+
+
+def _numbers(asked: PlannedModel) -> Iterator[tuple[str, float]]:
+    yield "rate", asked.rate
+    yield "headroom", asked.headroom
+    yield from ((f"goals.{name}", value) for name, value in msgspec.structs.asdict(asked.goals).items())
+    for mix in (asked.mix or {}, *asked.mixes):
+        yield from ((f"the share of {kind}", share) for kind, share in mix.items())

@@ -1,0 +1,19 @@
+"""What was planned. Data."""
+
+from typing import Any
+
+import msgspec
+
+from omnibus.plan import ModelPlan
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """The plan of each model, why it is as it is (``Plan.explain``), what it can serve and what it was planned for.
+
+    ``capacity`` and ``rate`` are in req/s of all of a model's requests.
+    """
+
+    models: dict[str, ModelPlan]
+    explain: dict[str, Any]
+    capacity: dict[str, float]
+    rate: dict[str, float]

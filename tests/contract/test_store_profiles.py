@@ -1,0 +1,123 @@
+"""The store contract for profiles of models, on a real server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import msgspec
+import pytest
+import redis.asyncio as redis
+
+from omnibus.errors import BadRequest, StoreUnavailable
+from omnibus.profile import ModelProfile, OptionProfile, TypeProfile, Work, decode
+from omnibus.settings import StoreSettings
+from omnibus.store import Store
+
+PATIENCE = 15.0  # seconds
+
+
+def profile(model: str, seconds: float = 0.5) -> ModelProfile:
+    return ModelProfile(
+        model=model,
+        family="qwen2_5_vl",
+        components=("thinker",),
+        types={"thinker": TypeProfile(("thinker",), 1.0)},
+        options={"L": OptionProfile(("thinker",), work=(Work(("thinker",), seconds),))},
+    )
+
+
+@pytest.fixture
+async def raw(valkey_url: str) -> AsyncIterator[redis.Redis]:
+    """A client that knows nothing of Omnibus; the server is empty when a test begins."""
+    client = redis.Redis.from_url(valkey_url)
+    await client.flushall()
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def store(valkey_url: str, raw: redis.Redis) -> AsyncIterator[Store]:
+    made = Store(StoreSettings(url=valkey_url, prefix="test"))
+    yield made
+    await made.close()
+
+
+async def test_a_profile_is_kept_by_its_model(store: Store, raw: redis.Redis):
+    await store.put_profile(profile("a"))
+    await store.put_profile(profile("google/b"))
+
+    assert await store.profile("a") == profile("a")
+    assert await store.profiles() == {"a": profile("a"), "google/b": profile("google/b")}
+    assert decode(await raw.hget("test:profiles", "a")) == profile("a")
+
+
+async def test_there_is_none_before_one_was_put(store: Store):
+    assert await store.profile("a") is None
+    assert await store.profiles() == {}
+
+
+async def test_the_last_one_counts(store: Store):
+    await store.put_profile(profile("a", 0.5))
+    await store.put_profile(profile("a", 0.7))
+
+    assert await store.profile("a") == profile("a", 0.7)
+
+
+async def test_a_profile_without_a_model_is_refused(store: Store):
+    with pytest.raises(BadRequest, match="the profile names no model"):
+        await store.put_profile(profile(""))
+
+
+@pytest.mark.parametrize("body", ["", "{", '{"v": 2}'])
+async def test_one_that_cannot_be_read_is_named_and_left_out_of_all(
+    store: Store, raw: redis.Redis, body: str, caplog: pytest.LogCaptureFixture
+):
+    await store.put_profile(profile("a"))
+    await raw.hset("test:profiles", "b", body)
+
+    with pytest.raises(BadRequest, match="the store's profile of b is no profile"):
+        await store.profile("b")
+    assert list(await store.profiles()) == list(await store.profiles()) == ["a"]
+    assert caplog.text.count("the store's profile of b is no profile") == 1
+
+
+async def test_changes_are_told_as_they_happen(store: Store, valkey_url: str):
+    other = Store(StoreSettings(url=valkey_url, prefix="test"))
+    async with asyncio.timeout(PATIENCE), aclosing(store.profile_changes()) as changes:
+        assert await anext(changes) == {}
+
+        await other.put_profile(profile("a"))
+
+        assert await anext(changes) == {"a": profile("a")}
+    await other.close()
+
+
+async def test_a_store_that_lost_them_gets_back_what_was_known(store: Store, raw: redis.Redis):
+    await store.put_profile(profile("a"))
+    await store.put_profile(profile("b"))
+    async with asyncio.timeout(PATIENCE), aclosing(store.profile_changes()) as changes:
+        assert set(await anext(changes)) == {"a", "b"}
+
+        await raw.flushall()
+        newer = profile("b", 0.9)
+        await store.put_profile(newer)
+
+        assert await anext(changes) == {"a": profile("a"), "b": newer}
+    assert await store.profiles() == {"a": profile("a"), "b": newer}
+
+
+async def test_a_store_that_is_not_there_is_said(raw: redis.Redis):
+    gone = Store(StoreSettings(url="redis://127.0.0.1:1/0", timeout=0.2))
+
+    with pytest.raises(StoreUnavailable):
+        await gone.put_profile(profile("a"))
+    with pytest.raises(StoreUnavailable):
+        await gone.profile("a")
+    await gone.close()
+
+
+async def test_other_fields_of_another_build_are_said(store: Store, raw: redis.Redis):
+    await raw.hset("test:profiles", "a", msgspec.json.encode({**msgspec.to_builtins(profile("a")), "v": 2}))
+
+    with pytest.raises(BadRequest, match="the store's profile of a has version 2, this build reads 1: measure again"):
+        await store.profile("a")

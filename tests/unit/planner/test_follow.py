@@ -1,0 +1,233 @@
+"""Planned models follow the load that gateways tell of."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnibus import profile
+from omnibus.bus import subjects
+from omnibus.bus.memory import MemoryBus
+from omnibus.bus.messages import Load, LoadEvent
+from omnibus.heard import ReadyExecutors
+from omnibus.plan import ModelPlan, Plan
+from omnibus.profile import Line, ModelProfile, OptionProfile, TypeProfile, Work
+from omnibus.settings import PlannerSettings, StoreSettings
+from omnibus.store import Store
+from services.planner.asked import GpuType, PlannedModel
+from services.planner.changes import Changes
+from services.planner.declare import Declarations, Declared
+from services.planner.follow import Follow, remembered
+from services.planner.planned import Planned
+from services.planner.planning import Planning
+
+SETTINGS = PlannerSettings(window=10.0, hold=20.0, cooldown=30.0, least=20, ready=100.0)
+SEEN, TEXT = "vision+thinker", "thinker"
+TOKENS = 100.0
+GPUS = 8
+LOOK = 5.0  # seconds
+
+
+def measured() -> ModelProfile:
+    """An encoder that does 10 images in a second, and a thinker that does 10 answers of ``TOKENS``."""
+    words = {"completion_tokens": TOKENS}
+    options = {
+        "E": OptionProfile(("vision",), "encoder", gpu="cpu", start_s=2.0, work=(Work(("vision",), 0.1),)),
+        "L": OptionProfile(("thinker",), "llm", gpu="cpu", start_s=2.0, work=(Work(("thinker",), 0.1),)),
+    }
+    return ModelProfile(
+        "vl",
+        "qwen2_5_vl",
+        ("vision", "thinker"),
+        {SEEN: TypeProfile(("vision", "thinker"), 0.8, words), TEXT: TypeProfile(("thinker",), 0.2, words)},
+        options,
+        order=(("vision", "thinker"),),
+        lines={"thinker": Line(0.0, {"completion_tokens": 0.1 / TOKENS}), "vision": Line(0.1)},
+    )
+
+
+class House:
+    """A planner's ``Follow``, gateways that tell it of their load, and a clock that the test turns."""
+
+    def __init__(self, directory: Path, store: Store) -> None:
+        self.now = 0.0
+        self.bus = MemoryBus()
+        self.changes = Changes(store, SETTINGS, ReadyExecutors(), lambda plan: None)
+        self.planning = Planning(store, str(directory / "models.json"))
+        self.wanted: list[tuple[Planned, str]] = []
+        self.follow = Follow(SETTINGS, self.changes, self.planning, self._want, lambda: self.now)
+        (directory / "vl.json").write_bytes(profile.encode(measured()))
+
+    def _want(self, reason: str) -> None:
+        self.wanted.append((self.planning.planned, reason))
+
+    async def declare(self, **asked: Any) -> None:
+        model = Declared("qwen2_5_vl", "/m", planned=PlannedModel("vl.json", **asked))
+        self.planning.declare(Declarations({"vl": model}, {"cpu": GpuType(GPUS)}), {})
+        before = self.changes.plan.models if self.changes.plan is not None else {}
+        self.current((await self.planning.plan(before, self.follow.load)).models)
+
+    def current(self, models: dict[str, ModelPlan]) -> None:
+        epoch = self.changes.plan.epoch + 1 if self.changes.plan is not None else 1
+        self.changes.plan = Plan(epoch, 0, 0.0, models)
+
+    async def second(self, seen: int, text: int, tokens: float = TOKENS, gateway: str = "g") -> None:
+        """One second of so many requests of each type."""
+        self.now += 1.0
+        models = {"vl": {SEEN: _load(seen, tokens), TEXT: _load(text, tokens)}} if seen + text else {}
+        event = LoadEvent(gateway, 1, 1.0, 0, models)
+        self.bus.publish(subjects.event(subjects.LOAD), msgspec.json.encode(event))
+        await asyncio.sleep(0)
+        if not self.now % LOOK:
+            await self.follow.look()
+
+    async def run(self, seconds: int, seen: int, text: int, tokens: float = TOKENS) -> list[tuple[Planned, str]]:
+        """What was wanted in so many seconds."""
+        before = len(self.wanted)
+        for _ in range(seconds):
+            await self.second(seen, text, tokens)
+        return self.wanted[before:]
+
+
+def _load(count: int, tokens: float) -> Load:
+    return Load(came=count, done=count, quantities={"completion_tokens": count * tokens})
+
+
+def replicas(planned: Planned) -> dict[str, int]:
+    return {name: option.replicas for name, option in planned.models["vl"].options.items()}
+
+
+@pytest.fixture
+async def house(valkey_url: str, tmp_path: Path) -> AsyncIterator[House]:
+    store = Store(StoreSettings(url=valkey_url))
+    house = House(tmp_path, store)
+    await house.follow.listen(house.bus)
+    yield house
+    await store.close()
+
+
+async def test_another_mix_is_planned_for_with_a_reason_and_the_load_that_it_was(house: House):
+    await house.declare()
+    assert await house.run(40, 16, 4) == []
+
+    ((planned, reason),) = await house.run(40, 4, 16)
+
+    assert reason == "load: vl 20 req/s, 20 % vision+thinker (was 80 %)"
+    assert replicas(planned) == {"E": 2, "L": 6}
+    assert planned.capacity["vl"] == pytest.approx(60.0)
+    plan = Plan(2, 0, 0.0, planned.models, explain=planned.explain)
+    assert remembered(plan)["vl"].shares == {SEEN: pytest.approx(0.2), TEXT: pytest.approx(0.8)}
+
+
+async def test_nothing_is_decided_while_executors_of_the_last_decision_start(house: House):
+    await house.declare()
+    await house.run(40, 16, 4)
+    ((planned, _),) = await house.run(40, 4, 16)
+
+    starting = await house.run(40, 16, 4)
+    house.current(planned.models)
+    first = await house.run(25, 16, 4)
+    later = await house.run(30, 16, 4)
+
+    assert starting == first == []
+    assert [replicas(each) for each, _ in later] == [{"E": 4, "L": 4}]
+
+
+async def test_a_change_that_was_put_off_is_not_waited_for_longer_than_executors_may_take(house: House):
+    await house.declare()
+    await house.run(40, 16, 4)
+    await house.run(40, 4, 16)
+
+    wanted = await house.run(int(SETTINGS.ready + SETTINGS.cooldown + SETTINGS.hold), 20, 0)
+
+    assert len(wanted) == 0  # 4 + 4 are the best for images alone as well, and they run
+    assert len(await house.run(100, 4, 16)) == 1
+
+
+async def test_longer_answers_at_the_same_rate_are_planned_for(house: House):
+    await house.declare(goal="gpus", rate=10.0, headroom=0.2, mix={SEEN: 0.5, TEXT: 0.5})
+    assert await house.run(40, 5, 5) == []
+
+    ((planned, reason),) = await house.run(10, 5, 5, tokens=300)
+
+    assert reason.startswith("load: vl 10 req/s, ")
+    assert reason.endswith("completion_tokens (were 100)")
+    assert replicas(planned)["L"] > 2
+
+
+async def test_more_requests_are_planned_for_at_once_and_fewer_after_long(house: House):
+    await house.declare(goal="gpus", rate=10.0, headroom=0.2)
+    await house.run(40, 5, 5)
+
+    ((up, reason),) = await house.run(10, 10, 10)
+    house.current(up.models)
+    await house.run(20, 10, 10)
+    down = await house.run(80, 2, 2)
+
+    assert reason.startswith("load: vl ")
+    assert "(was 10)" in reason
+    assert [sum(replicas(each).values()) for each, _ in (*[(up, "")], *down)] == [5, 2]
+
+
+async def test_models_that_do_not_adapt_are_left_alone(house: House):
+    await house.declare(adapt=False)
+
+    assert await house.run(100, 1, 19) == []
+
+
+async def test_a_gateway_that_starts_again_changes_nothing(house: House):
+    await house.declare(goal="gpus", rate=20.0)
+    await house.run(60, 16, 4)
+
+    for _ in range(5):
+        await house.second(0, 0)
+    for _ in range(60):
+        await house.second(16, 4, gateway="another")
+
+    assert house.wanted == []
+
+
+async def test_declared_anew_it_is_planned_for_the_load_as_it_is(house: House):
+    await house.declare(goal="gpus", rate=10.0, headroom=0.2)
+    ((up, _),) = await house.run(20, 15, 5)
+    house.current(up.models)
+
+    await house.declare(goal="gpus", rate=10.0, headroom=0.25)
+
+    assert replicas(house.planning.planned) == replicas(up)
+    assert await house.run(100, 15, 5) == []
+
+
+async def test_a_planner_that_starts_goes_on_from_the_load_that_the_plan_was_made_for(house: House):
+    await house.declare()
+    await house.run(40, 16, 4)
+    ((planned, _),) = await house.run(40, 4, 16)
+
+    later = Follow(SETTINGS, house.changes, house.planning, lambda reason: None)
+    later.remember(Plan(2, 0, 0.0, planned.models, explain=planned.explain))
+    known = dict(later.load)
+    again = await house.planning.plan(planned.models, known)
+    await house.declare(adapt=False)
+
+    assert known["vl"].shares == {SEEN: pytest.approx(0.2), TEXT: pytest.approx(0.8)}
+    assert again.models == planned.models
+    assert later.load == {}
+
+
+async def test_what_is_said_in_another_language_is_passed_over(house: House):
+    await house.declare()
+
+    house.bus.publish(subjects.event(subjects.LOAD), b"?")
+    await asyncio.sleep(0)
+
+    assert await house.run(40, 16, 4) == []
+
+
+async def test_a_plan_of_another_kind_remembers_no_load():
+    models: dict[str, ModelPlan] = {}
+
+    assert remembered(None) == remembered(Plan(1, 0, 0.0, models)) == {}
+    assert remembered(Plan(1, 0, 0.0, models, explain={"load": {"vl": {"rate": "many"}}})) == {}
