@@ -47,12 +47,14 @@ def declaration(family: str, checkpoint: Path, **changes: Any) -> dict[str, Any]
 
 
 @contextlib.contextmanager
-def running(directory: Path, models: Mapping[str, Any], *flags: str, **settings: str) -> Iterator["System"]:
+def running(
+    directory: Path, models: Mapping[str, Any], *flags: str, more: Mapping[str, Any] | None = None, **settings: str
+) -> Iterator["System"]:
     """Run ``models`` until the block ends; ``flags`` are those of ``omnibus up``, ``settings`` environment variables.
 
-    Fails when a process, a port or shared memory is left afterwards.
+    ``more`` is declared beside the models. Fails when a process, a port or shared memory is left afterwards.
     """
-    system = System(directory, models, settings, flags)
+    system = System(directory, models, settings, flags, more)
     try:
         system.start()
         yield system
@@ -68,11 +70,16 @@ class System:
     """The processes of one ``omnibus up``."""
 
     def __init__(
-        self, directory: Path, models: Mapping[str, Any], settings: Mapping[str, str], flags: Sequence[str] = ()
+        self,
+        directory: Path,
+        models: Mapping[str, Any],
+        settings: Mapping[str, str],
+        flags: Sequence[str] = (),
+        more: Mapping[str, Any] | None = None,
     ) -> None:
         self._flags = flags
         declared = directory / "models.json"
-        declared.write_text(json.dumps({"models": models}))
+        declared.write_text(json.dumps({**(more or {}), "models": models}))
         self._models = ["--models", str(declared)] if models else ["--no-models"]
         paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
         # A private place for the file that says where everything is: other runs of this user stay apart.

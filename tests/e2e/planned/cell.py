@@ -1,0 +1,101 @@
+"""A simulated Qwen2.5-VL: how long everything takes, and the same as a profile for the planner."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from omnibus.executor import sim
+from omnibus.executor.sim import Demand, Load
+from omnibus.profile import ModelProfile, OptionProfile, TypeProfile, Work
+
+MODEL, FAMILY = "vl", "qwen2_5_vl"
+VISION, THINKER = "vision", "thinker"
+SEEN, TEXT = "vision+thinker", "thinker"
+ENCODER, LLM = "encoder", "llm"
+
+#: Tokens of a request, the same as the load sends them.
+IMAGE, WORDS, ANSWER = 300, 40, 32
+INFLIGHT, SLOTS, ITEMS = 24, 8, 4  # per executor: requests at a time, sequences, images
+START = 1.0  # seconds
+SLOWER = 1.5  # everything takes so many times as long as is written here
+
+#: An encoder and a thinker do about 10 requests in a second; in one executor they hinder each other, and cost more.
+SIMULATED: dict[str, Any] = {
+    "seed": 1,
+    "jitter": 0.05,
+    "time_scale": SLOWER,
+    "default": {
+        "startup": START,
+        "components": {
+            VISION: {
+                "slots": ITEMS,
+                "batch": {"points": [[1, 0.14], [ITEMS, 0.4]]},
+                "tokens": {"image": IMAGE},
+                "width": 8,
+            },
+            THINKER: {
+                "slots": SLOTS,
+                "chunk": 64,
+                "batch": {"base": 0.004, "per_token": 2e-5},
+                "step": {"base": 0.02, "per_item": 2e-4},
+                "steps": {"mean": ANSWER, "cv": 0.2, "most": 64},
+                "width": 8,
+            },
+        },
+    },
+    "options": {"EL": {"alpha": 1.3}},
+}
+OPTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "E": (ENCODER, (VISION,)),
+    "L": (LLM, (THINKER,)),
+    "EL": (LLM, (VISION, THINKER)),
+}
+
+
+def profile(seen: float = 0.5) -> ModelProfile:
+    """What a profiler would measure of ``SIMULATED`` with a share of ``seen`` requests with an image."""
+    given = sim.decode(msgspec.json.encode(SIMULATED))
+    return ModelProfile(
+        model=MODEL,
+        family=FAMILY,
+        components=(VISION, THINKER),
+        order=((VISION, THINKER),),
+        types={
+            SEEN: TypeProfile((VISION, THINKER), seen, _quantities(IMAGE)),
+            TEXT: TypeProfile((THINKER,), 1 - seen, _quantities(0)),
+        },
+        options={
+            name: OptionProfile(
+                parts, service=service, gpu="cpu", start_s=START * SLOWER, work=_work(given, name, parts, seen)
+            )
+            for name, (service, parts) in OPTIONS.items()
+        },
+    )
+
+
+def _quantities(image: int) -> dict[str, float]:
+    return {"prompt_tokens": WORDS + image, "image_tokens": image, "completion_tokens": ANSWER}
+
+
+def _work(given: sim.Profile, option: str, parts: tuple[str, ...], seen: float) -> tuple[Work, ...]:
+    """Each role that ``option`` may have, in a saturated replica."""
+    found: dict[tuple[str, tuple[str, ...]], Work] = {}
+    for mine in (parts, parts[1:]):  # all that it can do; what is left when others did the first part
+        measured = sim.predicted(given, option, demands(mine, seen), inflight=INFLIGHT) if mine else None
+        for kind, seconds in measured.seconds.items() if measured is not None else ():
+            role = tuple(part for part in mine if part in kind.split("+"))
+            found.setdefault((kind, role), Work(role, seconds, kind))
+    return tuple(found.values())
+
+
+def demands(parts: tuple[str, ...], seen: float) -> dict[str, Demand]:
+    """What the mix brings to an executor that runs ``parts`` of every request."""
+    image, text = Load(modality="image"), WORDS
+    loads = {
+        SEEN: {VISION: image, THINKER: Load(tokens=text + IMAGE)},
+        TEXT: {THINKER: Load(tokens=text)},
+    }
+    shares = {SEEN: seen, TEXT: 1 - seen}
+    mine = {kind: {part: load for part, load in each.items() if part in parts} for kind, each in loads.items()}
+    return {kind: Demand(shares[kind], each) for kind, each in mine.items() if each and shares[kind] > 0}

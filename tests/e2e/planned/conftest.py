@@ -1,0 +1,43 @@
+"""Systems of simulated executors whose model is planned. Each test has one of its own: it changes the plan."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnibus import profile as profiles
+from tests.e2e.planned.cell import FAMILY, MODEL, SIMULATED, profile
+from tests.e2e.system import System, running
+
+GPUS = 8  # places for executors
+#: Load is followed within seconds, so that a test takes no longer than it must.
+SETTINGS = {
+    "OMNIBUS_PLANNER_WINDOW": "3",
+    "OMNIBUS_PLANNER_HOLD": "4",
+    "OMNIBUS_PLANNER_COOLDOWN": "8",
+    "OMNIBUS_PLANNER_LEAST": "10",
+    "OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim",
+    "OMNIBUS_EXECUTOR_CREDITS": "256",
+    "OMNIBUS_GATEWAY_RECORD": "digest",
+}
+
+Planned = Callable[..., contextlib.AbstractContextManager[System]]
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Planned:
+    """Runs the model with what is asked of it: ``with planned(goal="gpus", rate=4.0) as system``."""
+
+    @contextlib.contextmanager
+    def run(**asked: Any) -> Iterator[System]:
+        simulated, measured = tmp_path / "simulated.json", tmp_path / "profile.json"
+        simulated.write_bytes(msgspec.json.encode(SIMULATED))
+        measured.write_bytes(profiles.encode(profile()))
+        model = {"family": FAMILY, "checkpoint": str(simulated), "planned": {"profile": str(measured), **asked}}
+        with running(tmp_path, {MODEL: model}, more={"gpus": {"cpu": {"count": GPUS}}}, **SETTINGS) as system:
+            yield system
+
+    return run

@@ -1,0 +1,95 @@
+"""Requests all the time, of a mix that may change: as many at a time, or so many a second. Every answer is counted."""
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from itertools import count
+
+import httpx
+
+from tests.e2e.planned.cell import MODEL, WORDS
+from tests.e2e.questions import ask, image
+from tests.e2e.system import System
+
+PICTURE = ask(image(1, 32, 24)).messages[0]["content"][0]
+GOLDEN = 0.6180339887498949  # multiples of it fill [0, 1) evenly
+
+
+class Traffic:
+    """Requests of which a share of ``seen`` has an image. ``answers`` counts their statuses."""
+
+    def __init__(self, http: httpx.AsyncClient, seen: float) -> None:
+        self.seen = seen
+        self.answers: Counter[int | str] = Counter()
+        self.done: list[float] = []
+        self._http = http
+        self._numbers = count()
+
+    async def ask(self) -> None:
+        number = next(self._numbers)
+        words = f"question {number:06d} ".ljust(4 * WORDS, ".")
+        content = [PICTURE, {"type": "text", "text": words}] if number * GOLDEN % 1 < self.seen else words
+        body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 64}
+        try:
+            answer = await self._http.post("/v1/chat/completions", json=body)
+        except httpx.HTTPError as error:
+            self.answers[repr(error)] += 1
+            return
+        self.answers[answer.status_code if answer.status_code == 200 else answer.text] += 1
+        self.done.append(time.monotonic())
+
+    async def rate(self, seconds: float) -> float:
+        """Answers per second from now on, for so many seconds."""
+        began, before = time.monotonic(), len(self.done)
+        await asyncio.sleep(seconds)
+        return (len(self.done) - before) / (time.monotonic() - began)
+
+
+@contextlib.asynccontextmanager
+async def saturating(system: System, seen: float, at_once: int) -> AsyncIterator[Traffic]:
+    """``at_once`` requests at all times inside the block; whoever has its answer asks the next question."""
+    stop = asyncio.Event()
+
+    async def worker(traffic: Traffic) -> None:
+        while not stop.is_set():
+            await traffic.ask()
+
+    limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
+    async with httpx.AsyncClient(base_url=system.url, timeout=60, limits=limits) as http:
+        traffic = Traffic(http, seen)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(at_once):
+                group.create_task(worker(traffic))
+            try:
+                yield traffic
+            finally:
+                stop.set()
+
+
+class Pace:
+    """So many requests a second; may be changed at any time."""
+
+    def __init__(self, traffic: Traffic, rate: float) -> None:
+        self.traffic = traffic
+        self.rate = rate
+
+
+@contextlib.asynccontextmanager
+async def paced(system: System, seen: float, rate: float) -> AsyncIterator[Pace]:
+    """Requests that come whether others are answered or not; at the end the last ones are waited for."""
+    async with httpx.AsyncClient(base_url=system.url, timeout=60, limits=httpx.Limits(max_connections=None)) as http:
+        pace = Pace(Traffic(http, seen), rate)
+        async with asyncio.TaskGroup() as group:
+
+            async def send() -> None:
+                while True:
+                    group.create_task(pace.traffic.ask())
+                    await asyncio.sleep(1 / pace.rate)
+
+            sender = group.create_task(send())
+            try:
+                yield pace
+            finally:
+                sender.cancel()

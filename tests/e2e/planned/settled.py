@@ -1,0 +1,57 @@
+"""The plan of a running system: when it has changed, and what it promises."""
+
+import asyncio
+import contextlib
+
+import psutil
+
+from omnibus.errors import StoreUnavailable
+from omnibus.plan import Plan
+from omnibus.store import Store
+from tests.e2e.planned.cell import MODEL
+from tests.e2e.system import System
+
+WITHIN = 40.0  # seconds for the load to be noticed and executors to start
+FOLLOWED = "load: "
+
+
+async def settled(system: System, store: Store, after: int = 0) -> Plan:
+    """The plan that follows the load since epoch ``after`` (0: the first plan), once its executors run and no others."""
+    async with asyncio.timeout(WITHIN):
+        while True:
+            with contextlib.suppress(StoreUnavailable):
+                plan, stand = await store.plan(), await store.stand()
+                if plan is not None and _fits(plan, after) and not stand.staged and runs(system, plan):
+                    return plan
+            await asyncio.sleep(0.1)
+
+
+def _fits(plan: Plan, after: int) -> bool:
+    return plan.epoch > after and (not after or plan.reason.startswith(FOLLOWED))
+
+
+def runs(system: System, plan: Plan) -> bool:
+    """Whether there are as many executors as ``plan`` asks for."""
+    return executors(system) == sum(replicas(plan).values())
+
+
+def executors(system: System) -> int:
+    """How many run, those that are about to end among them."""
+    return sum(_executes(process) for process in system.processes())
+
+
+def _executes(process: psutil.Process) -> bool:
+    try:
+        return not {"services.encoder", "services.llm"}.isdisjoint(process.cmdline())
+    except psutil.Error:  # it has just ended
+        return False
+
+
+def replicas(plan: Plan) -> dict[str, int]:
+    return {name: option.replicas for name, option in plan.models[MODEL].options.items()}
+
+
+async def followed(store: Store) -> list[str]:
+    """Reasons of all plans that followed the load, oldest first."""
+    plans = [past.plan for past in reversed(await store.history(100)) if past.plan is not None]
+    return [plan.reason for plan in plans if plan.reason.startswith(FOLLOWED)]

@@ -1,0 +1,67 @@
+"""A rate rises and falls: executors come and go, and no request fails, nor does one when store or planner die."""
+
+import asyncio
+
+import pytest
+
+from tests.e2e.planned.cell import SEEN, TEXT
+from tests.e2e.planned.conftest import Planned
+from tests.e2e.planned.load import paced
+from tests.e2e.planned.settled import FOLLOWED, replicas, settled
+from tests.e2e.system import System
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+LOW, HIGH = 4.0, 20.0  # req/s
+PLANNED = "planned vl in"
+ASKED = {"goal": "gpus", "rate": LOW, "mix": {SEEN: 0.5, TEXT: 0.5}}
+
+
+async def test_executors_come_with_the_rate_and_go_with_it_also_when_the_planner_dies(planned: Planned):
+    with planned(**ASKED) as system:
+        async with system.store() as store, paced(system, 0.5, LOW) as pace:
+            low = await settled(system, store)
+            pace.rate = HIGH
+            high = await settled(system, store, low.epoch)
+            await planner_dies(system)
+            pace.rate = LOW
+            again = await settled(system, store, high.epoch)
+            epochs = [past.epoch for past in await store.history()]
+
+    assert set(pace.traffic.answers) == {200}
+    assert sum(replicas(low).values()) < sum(replicas(high).values()) > sum(replicas(again).values())
+    assert replicas(again) == replicas(low)
+    assert epochs == [again.epoch, high.epoch, low.epoch]
+    assert high.reason.startswith(FOLLOWED)
+
+
+async def test_a_plan_that_is_wanted_while_the_store_is_away_comes_later(planned: Planned):
+    with planned(**ASKED) as system:
+        async with system.store() as store, paced(system, 0.5, LOW) as pace:
+            low = await settled(system, store)
+            valkey = system.server("valkey-server")
+            valkey.suspend()
+            pace.rate = HIGH
+            try:
+                await said(system, FOLLOWED)
+            finally:
+                valkey.kill()
+            high = await settled(system, store, low.epoch)
+
+    assert set(pace.traffic.answers) == {200}
+    assert sum(replicas(low).values()) < sum(replicas(high).values())
+    assert high.reason.startswith(FOLLOWED)
+
+
+async def planner_dies(system: System) -> None:
+    """Returns when the next one has planned."""
+    plans = system.log.count(PLANNED)
+    next(one for one in system.processes() if "services.planner" in one.cmdline()).kill()
+    await said(system, PLANNED, plans + 1)
+
+
+async def said(system: System, words: str, times: int = 1) -> None:
+    """Wait until processes have said so as often."""
+    async with asyncio.timeout(60):
+        while system.log.count(words) < times:
+            await asyncio.sleep(0.05)

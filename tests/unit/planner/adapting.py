@@ -1,0 +1,110 @@
+"""A model that is deployed and adapted in a small world: replicas of an encoder and a thinker."""
+
+from typing import NamedTuple
+
+from services.planner.adapt import Adapt, Deployment, Goal, Rules, Scene, Verdict
+from services.planner.planned import ModelLoad
+
+RULES = Rules(window=10.0, margin=0.1, hold=20.0, cooldown=60.0, least=20)
+START = 8.0  # seconds
+PATIENCE = 40.0  # seconds: five starts
+SEEN, TEXT = "vision+thinker", "thinker"
+GPUS = 8
+IMAGE, TOKEN = 0.1, 0.001  # seconds of an encoder per image, of a thinker per token
+
+
+def load(rate: float, seen: float = 0.5, tokens: float = 100.0) -> ModelLoad:
+    words = {"completion_tokens": tokens}
+    return ModelLoad(rate, {SEEN: seen, TEXT: 1 - seen}, {SEEN: words, TEXT: words})
+
+
+class Cells(NamedTuple):
+    """Replicas of an encoder and of a thinker."""
+
+    encoders: int
+    thinkers: int
+
+    def serves(self, load: ModelLoad) -> float:
+        seen, tokens = load.shares[SEEN], load.quantities[TEXT]["completion_tokens"]
+        image = self.encoders / (seen * IMAGE) if seen else float("inf")
+        return min(image, self.thinkers / (tokens * TOKEN))
+
+
+ALL = [Cells(e, n - e) for n in range(2, GPUS + 1) for e in range(1, n)]
+
+
+class House:
+    """A model that is deployed and adapted, under a clock that the test turns."""
+
+    def __init__(self, goal: Goal | None = None, cells: Cells | None = None) -> None:
+        self.now = 0.0
+        self.goal = goal or Goal()
+        self.cells = cells or Cells(4, 4)
+        self.changes: list[tuple[float, Verdict, Cells]] = []
+        self.adapt = Adapt({"vl": self.goal}, RULES, START, lambda: self.now)
+
+    def best(self, wanted: ModelLoad) -> Cells:
+        """The fewest replicas for the rate and its headroom, or those of all that serve most."""
+        if self.goal.gpus:
+            rate = wanted.rate * (1 + self.goal.headroom)
+            return next((cells for cells in ALL if cells.serves(wanted) >= rate), self._most(wanted))
+        return self._most(wanted)
+
+    def _most(self, wanted: ModelLoad) -> Cells:
+        return max(ALL, key=lambda cells: cells.serves(wanted))
+
+    def second(self, measured: ModelLoad | None) -> Verdict:
+        """One second later this is measured; what is decided is done."""
+        self.now += 1.0
+        loads = {"vl": measured} if measured is not None else {}
+        expected = self.adapt.expected(loads)
+        if expected is None:
+            return Verdict.KEEP
+        wanted = expected["vl"]
+        if not wanted.shares:  # never measured
+            wanted = load(wanted.rate)
+        best = self.best(wanted)
+        now = deployment(self.cells, wanted, self.cells)
+        verdict = self.adapt.judge(Scene(loads, now, now, deployment(best, wanted, self.cells)))
+        if verdict is not Verdict.KEEP:
+            self.cells = best
+            self.changes.append((self.now, verdict, best))
+            self.adapt.changed()
+        return verdict
+
+    def run(self, seconds: int, measured: ModelLoad | None) -> list[tuple[float, Verdict, Cells]]:
+        """The changes in so many seconds of the same load."""
+        before = len(self.changes)
+        for _ in range(seconds):
+            self.second(measured)
+        return self.changes[before:]
+
+
+def deployment(cells: Cells, wanted: ModelLoad, running: Cells) -> Deployment:
+    fresh = sum(max(0, want - have) for want, have in zip(cells, running, strict=True))
+    return Deployment({"vl": cells.serves(wanted)}, sum(cells), fresh * START)
+
+
+def fewest(rate: float = 20.0) -> House:
+    """Planned for ``rate`` with a fifth to spare."""
+    house = House(Goal(gpus=True, headroom=0.2, rate=rate))
+    house.cells = house.best(load(rate))
+    return house
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def held(adapt: Adapt, clock: Clock, scene: Scene, seconds: int) -> Verdict:
+    """The last verdict after so many seconds of the same."""
+    verdict = Verdict.KEEP
+    for _ in range(seconds):
+        clock.now += 1.0
+        if adapt.expected(scene.load) is not None:
+            verdict = adapt.judge(scene)
+    return verdict
