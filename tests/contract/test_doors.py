@@ -49,6 +49,8 @@ ALLOWED: dict[str, set[str]] = {
     "omnibus.metrics": set(),
     "omnibus.plan": set(),
     "omnibus.plugins": set(),
+    "omnibus.profile": set(),
+    "omnibus.profiling": set(),
     "omnibus.service": set(),
     "omnibus.settings": set(),
     "omnibus.store": {"redis"},

@@ -33,6 +33,7 @@ async def run_app(options: argparse.Namespace) -> int:
         apps_dir=root,
         log=Log(quiet) if once else None,
         nursery=models != NONE,
+        passing=once,
     )
     try:
         async with stack:

@@ -34,7 +34,7 @@ async def demo(options: argparse.Namespace) -> int:
     models = await tiny_models()
     log = io.StringIO()
     try:
-        async with Stack(models, log=Log(log)) as stack:
+        async with Stack(models, log=Log(log), passing=True) as stack:
             took = time.monotonic() - began
             _say(f"up after {took:.1f} s: {len(stack.supervisor.pids)} processes, API at {stack.url}/v1\n")
             id = await asyncio.to_thread(_ask, stack.url, options, content, speaks)

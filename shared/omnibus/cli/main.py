@@ -35,6 +35,8 @@ def _command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
         return _app(options)
     if options.command == "plan":
         return _plan(options)
+    if options.command in ("profile", "top"):
+        return _measure(options)
     from omnibus.cli import look
 
     return {"tail": look.tail, "show": look.show, "replay": look.replay}[options.command](options)
@@ -64,6 +66,16 @@ def _plan(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
     return look(options)
 
 
+def _measure(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
+    if options.command == "profile":
+        from omnibus.cli.profile import profile_model
+
+        return profile_model(options)
+    from omnibus.cli.top import top
+
+    return top(options)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="omnibus", description="Serve any-to-any multimodal models on a message bus.")
     parser.add_argument("--version", action="version", version=f"omnibus {__version__}")
@@ -71,8 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_demo(commands)
     _add_look(commands)
+    _add_top(commands)
     _add_app(commands)
     _add_plan(commands)
+    _add_profile(commands)
     return parser
 
 
@@ -115,6 +129,15 @@ def _add_look(commands: Any) -> None:
         command.add_argument("--json", action="store_true", help="print JSON")
     for command in (tail, show, replay):
         command.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
+
+
+def _add_top(commands: Any) -> None:
+    top = commands.add_parser("top", help="watch what comes, what runs and how busy it is")
+    top.add_argument("--once", action="store_true", help="look for two seconds, print, and end")
+    top.add_argument("--json", action="store_true", help="print JSON, one line each time")
+    top.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="how often (default 1)")
+    top.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
+    top.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
 
 
 def _add_app(commands: Any) -> None:
@@ -177,3 +200,29 @@ def _add_plan(commands: Any) -> None:
     solve = own.add_parser("solve", help="print {id: answer} for the cases of a JSON file")
     solve.add_argument("file", metavar="FILE", help="a JSON list of cases")
     solve.add_argument("--within", type=float, default=60.0, metavar="SECONDS", help="for each case (default 60)")
+
+
+def _add_profile(commands: Any) -> None:
+    add = commands.add_parser("profile", help="measure a model's deployment options under a workload").add_argument
+    add("app", metavar="APP", help="a model: a tiny one, or of --models; or an app (module or file) that uses one")
+    add("--workload", metavar="FILE", required=True, help="JSON requests, or a CSV of sizes (docs/profiling.md)")
+    add("--out", metavar="FILE", help="where the profile goes, its plot beside it (default MODEL.profile.json)")
+    add("--models", metavar="FILE", help="declarations of models; without it the tiny ones")
+    add("--model", default="", metavar="NAME", help="which model, when the app uses several")
+    add("--option", action="append", default=[], metavar="NAME", help="measure only this option (repeatable)")
+    add("--all-options", action="store_true", help="measure every set of components")
+    add("--seconds", type=float, default=5.0, help="how long each load is kept up (default 5)")
+    add("--requests", type=int, default=16, metavar="N", help="and until so many have ended (default 16)")
+    add("--most", type=int, default=64, metavar="N", help="requests at a time at most (default 64)")
+    add("--others", type=int, default=1, metavar="N", help="replicas of what else a path needs (default 1)")
+    add("--sample", type=int, default=64, metavar="N", help="rows of a CSV to take (default 64)")
+    add("--scale", type=float, default=1.0, metavar="FACTOR", help="of a CSV's numbers of tokens (default 1)")
+    add("--seed", type=int, default=0, help="of the rows taken and of what is made up (default 0)")
+    add("--gpu", default="", metavar="TYPE", help="the type of GPU that options run on (default cpu, on CPUs)")
+    add("--engine", default="", metavar="MODULE:FUNCTION", help="what runs components (services.engines:sim)")
+    add("--engine-profile", default="", metavar="FILE", help="the times that a simulated engine follows")
+    add("--start-within", type=float, default=300.0, metavar="SECONDS", help="for an option to start (default 300)")
+    add("--resume", action="store_true", help="go on with what a run that was interrupted has measured")
+    add("--put", action="store_true", help="put the profile into the store of the running `omnibus up`, too")
+    add("--store", default="", metavar="URL", help="put it into this store")
+    add("--json", action="store_true", help="no progress; print JSON")

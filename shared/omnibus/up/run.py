@@ -43,11 +43,15 @@ class RunDirectory:
     """A private directory (mode 0700) that belongs to one supervisor while the context is open.
 
     Without ``path`` a fresh temporary one, removed at the end. What an earlier supervisor left behind
-    when it was killed is removed first.
+    when it was killed is removed first. A ``passing`` run is not the one that other commands find while
+    another one of this user goes on.
     """
 
-    def __init__(self, path: Path | None = None, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, path: Path | None = None, environ: Mapping[str, str] | None = None, *, passing: bool = False
+    ) -> None:
         self._temporary = path is None
+        self._passing = passing
         self._given = path
         self._pointer = pointer(environ)
 
@@ -78,8 +82,14 @@ class RunDirectory:
         """Publish ``state``: readers see the old one or the new one, never half of one."""
         text = msgspec.json.format(msgspec.json.encode(state))
         _replace(self.path / _STATE, text)
+        if self._passing and self._other_runs():
+            return
         self._pointer.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _replace(self._pointer, text)
+
+    def _other_runs(self) -> bool:
+        there = _load(self._pointer)
+        return there is not None and there.directory != str(self.path) and _held(Path(there.directory))
 
 
 def pointer(environ: Mapping[str, str] | None = None) -> Path:

@@ -53,7 +53,8 @@ class Stack:
     first of ``gateways`` listens on ``port``, 0 being a free one, the others on free ones; apps that are
     directories may be registered from below ``apps_dir``, by default the current one.
     Executors are forked from a nursery on Linux, for the default engine on CPUs, unless ``nursery`` or
-    ``OMNIBUS_UP_NURSERY`` says no; then, and elsewhere, they are processes of their own.
+    ``OMNIBUS_UP_NURSERY`` says no; then, and elsewhere, they are processes of their own. ``passing``: see
+    ``RunDirectory``.
     """
 
     def __init__(
@@ -65,8 +66,8 @@ class Stack:
         apps_dir: Path | None = None,
         log: Log | None = None,
         env: Mapping[str, str] | None = None,
-        directory: Path | None = None,
         nursery: bool = True,
+        passing: bool = False,
     ) -> None:
         if gateways < 1:
             raise BadRequest(f"{gateways} gateways: one at least must run")
@@ -77,7 +78,7 @@ class Stack:
         self._models = models
         self._log = log or Log()
         self._extra = dict(env or {})
-        self._directory = directory
+        self._passing = passing
         self._asked_port = port
         self._gateways = gateways
         self._stack = AsyncExitStack()
@@ -97,7 +98,7 @@ class Stack:
         await self._stack.aclose()
 
     async def _start(self) -> None:
-        run = self._stack.enter_context(RunDirectory(self._directory))
+        run = self._stack.enter_context(RunDirectory(passing=self._passing))
         self.directory = run.path
         self._nursery_socket = str(run.path / "nursery.sock")
         (run.path / "models.json").write_text(self._models)

@@ -37,10 +37,11 @@ def test_wrong_arguments_are_explained_with_exit_code_2(arguments: list[str], ca
     assert "usage: omnibus" in capsys.readouterr().err
 
 
+PLAN = ["plan solve", "plan show", "plan diff", "plan history", "plan rollback", "plan resume"]
 APP = ["app register", "app list", "app show", "app invoke", "app update", "app unregister", "app check", "app run"]
 
 
-@pytest.mark.parametrize("command", ["up", "demo", "tail", "show", "replay", "tasks", *APP])
+@pytest.mark.parametrize("command", ["up", "demo", "tail", "show", "replay", "tasks", "profile", "top", *PLAN, *APP])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as caught:
         main([*command.split(), "--help"])

@@ -90,6 +90,17 @@ def test_an_earlier_run_does_not_take_the_pointer_of_a_later_one_with_it():
         assert run.read().directory == str(later.path)
 
 
+def test_a_passing_run_is_found_only_while_there_is_no_other():
+    with RunDirectory(passing=True) as passing:
+        with RunDirectory() as stays:
+            stays.write(state_of(stays))
+            passing.write(state_of(passing))
+            assert run.read().directory == str(stays.path)
+
+        passing.write(state_of(passing))
+        assert run.read().directory == str(passing.path)
+
+
 def test_state_files_are_whole_and_private():
     with RunDirectory() as directory:
         for _ in range(3):

@@ -1,0 +1,244 @@
+"""``omnibus profile``: measure the deployment options of a model under a workload."""
+
+import argparse
+import hashlib
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from omnibus import catalog, profile
+from omnibus.cli import targets
+from omnibus.cli.check import load as load_app
+from omnibus.cli.tables import table
+from omnibus.cli.up import declarations
+from omnibus.errors import BadRequest, Rejected
+from omnibus.profile import ModelProfile
+from omnibus.profiling import model, plot, run, trials, workload
+from omnibus.profiling.measure import Found, How
+from omnibus.profiling.partial import Keeper, write
+from omnibus.profiling.rows import Sampling
+from omnibus.settings import ExecutorSettings, StoreSettings, load
+from omnibus.store import Store
+from omnibus.up import run as running
+from omnibus.up.logs import Log
+from omnibus.up.tiny import tiny_models
+
+ENGINE, ENGINE_PROFILE = "OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_PROFILE"
+CREDITS = "OMNIBUS_EXECUTOR_CREDITS"
+_BAR = 24  # characters
+
+
+async def profile_model(options: argparse.Namespace) -> int:
+    """Measure, write the profile and its picture, print a table."""
+    store = _store(options)  # before a stack of our own is the one that runs
+    asked = await _asked(options)
+    out = Path(options.out or f"{asked.subject.name.replace('/', '-')}.profile.json")
+    keeper = Keeper(out, asked.key)
+    keeper.open(options.resume)
+    said, bar = io.StringIO(), Bar(sys.stderr, silent=options.json)
+    try:
+        measured = await run.profile(asked, keeper, Log(said, {"NO_COLOR": "1"}), bar.tell)
+    except BaseException as error:
+        bar.close()
+        _explain(error, said, keeper)
+        raise
+    bar.close()
+    picture = out.with_name(f"{out.name.removesuffix('.json')}.svg")
+    write(out, msgspec.json.format(profile.encode(measured), indent=1) + b"\n")
+    write(picture, plot.svg(measured).encode())
+    if store is not None:
+        await _put(store, measured)
+    notes = [*asked.workload.notes, *(note for found in keeper.found.values() for note in found.notes)]
+    _say(options, measured, keeper.found, notes, [str(out), str(picture)])
+    keeper.remove()
+    return 0
+
+
+async def _asked(options: argparse.Namespace) -> run.Asked:
+    """What is asked for. Raises ``BadRequest`` for what is not known, before anything is started."""
+    _check(options)
+    name, declared = await _declared(options)
+    subject = model.find(name, declared)
+    return run.Asked(
+        subject=subject,
+        workload=workload.read(Path(options.workload), subject, Sampling(options.sample, options.seed, options.scale)),
+        options=trials.chosen(subject, options.option, options.all_options),
+        how=How(options.seconds, options.requests, options.most, options.others, options.gpu or _device()),
+        env=_environment(options),
+        marks=_marks(options),
+        start_within=options.start_within,
+    )
+
+
+def _environment(options: argparse.Namespace) -> dict[str, str]:
+    """What executors are told beside the environment; they must take as many requests as are sent."""
+    told = {}
+    if options.engine:
+        told[ENGINE] = options.engine
+    if options.engine_profile:
+        told[ENGINE_PROFILE] = str(Path(options.engine_profile).resolve())
+    if options.most > load(ExecutorSettings).credits:
+        told[CREDITS] = str(options.most)
+    return told
+
+
+def _marks(options: argparse.Namespace) -> dict[str, str]:
+    if not options.engine_profile:
+        return {}
+    return {"engine profile": hashlib.sha256(Path(options.engine_profile).read_bytes()).hexdigest()[:12]}
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name, least in (("seconds", 0.05), ("requests", 1), ("most", 1), ("others", 1), ("sample", 1), ("scale", 1e-6)):
+        if not getattr(options, name) >= least:
+            raise BadRequest(f"--{name} must be at least {least:g}")
+    if options.engine_profile and not Path(options.engine_profile).is_file():
+        raise BadRequest(f"--engine-profile {options.engine_profile}: no such file")
+
+
+def _device() -> str:
+    """The GPU type where nobody names one: that of the processor, or the one there is."""
+    device = load(ExecutorSettings).device
+    return "" if device.startswith("cuda") else device
+
+
+async def _declared(options: argparse.Namespace) -> tuple[str, str]:
+    """The model and the declarations that have it."""
+    app = options.app
+    if options.models:
+        declared = await declarations(argparse.Namespace(no_models=False, models=options.models, only=[]))
+        known = model.names(declared)
+        if app not in known and _is_app(app):
+            return _one(app, [each for each in await _called(app) if each in known], options.model), declared
+        return app, declared
+    if app in catalog.TINY or app in catalog.TWINS:
+        return app, await tiny_models([app])
+    if not _is_app(app):
+        named = ", ".join([*catalog.TINY, *catalog.TWINS])
+        raise BadRequest(f"no model and no app {app!r}; there is {named}, or name a file with --models FILE")
+    tiny = [each for each in await _called(app) if each in catalog.TINY or each in catalog.TWINS]
+    name = _one(app, tiny, options.model)
+    return name, await tiny_models([name])
+
+
+def _is_app(app: str) -> bool:
+    return targets.is_file(app) or all(part.isidentifier() for part in app.split("."))
+
+
+async def _called(app: str) -> list[str]:
+    """The models whose unit tasks ``app`` calls."""
+    description = await load_app(app)
+    return list(dict.fromkeys(task.model for task in description.tasks if task.model and not task.own))
+
+
+def _one(app: str, models: list[str], chosen: str) -> str:
+    if chosen and chosen not in models:
+        raise BadRequest(f"{app} does not use {chosen}; it uses {', '.join(models) or 'no model that is known here'}")
+    if not chosen and len(models) != 1:
+        many = f"uses {', '.join(models)}: choose one with --model" if models else "uses no model that is known here"
+        raise BadRequest(f"{app} {many}")
+    return chosen or models[0]
+
+
+def _store(options: argparse.Namespace) -> StoreSettings | None:
+    """Where the profile is put: the store that was named, or that of the running ``omnibus up``."""
+    if not options.store and not options.put:
+        return None
+    settings = load(StoreSettings)
+    if not options.store and "OMNIBUS_STORE_URL" in os.environ:
+        return settings
+    return msgspec.structs.replace(settings, url=options.store or running.read().store_url)
+
+
+async def _put(settings: StoreSettings, measured: ModelProfile) -> None:
+    store = Store(settings)
+    try:
+        await store.put_profile(measured)
+    finally:
+        await store.close()
+
+
+def _explain(error: BaseException, said: io.StringIO, keeper: Keeper) -> None:
+    """What helps whoever sees ``error``: the services' last lines, and how to go on."""
+    lines = said.getvalue().splitlines()
+    if isinstance(error, Exception) and not isinstance(error, Rejected) and lines:
+        print("\n".join(lines[-12:]), file=sys.stderr)
+    done = [name for name, found in keeper.found.items() if found.option.measured]
+    if done and keeper.path.exists():
+        print(f"{', '.join(done)} kept in {keeper.path}: go on with --resume", file=sys.stderr)
+
+
+def _say(
+    options: argparse.Namespace, measured: ModelProfile, found: dict[str, Found], notes: list[str], files: list[str]
+) -> None:
+    if options.json:
+        told = {"model": measured.model, "profile": files[0], "plot": files[1], "notes": notes}
+        rates = {name: each.rate for name, each in measured.options.items()}
+        print(json.dumps({**told, "rates": rates}))
+        return
+    kinds = list(measured.types)
+    head = ["OPTION", "REQ/S", "BUSY", *(f"S OF {kind or 'ANY'}" for kind in kinds), "START S", "GB"]
+    print("\n".join(table(head, [row for name in measured.options for row in _rows(name, measured, found[name])])))
+    print("".join(f"\n{note}" for note in notes) + f"\n{'   '.join(files)}")
+
+
+def _rows(name: str, measured: ModelProfile, found: Found) -> Iterator[list[str]]:
+    """An option, and below it what it does when others have done a part."""
+    option = measured.options[name]
+    busy = f"{min(found.busy, 1):.0%}" if found.busy >= 0 else ""
+    if not option.measured:
+        yield [name, "not measured", *[""] * (len(measured.types) + 3)]
+        return
+    roles = dict.fromkeys(
+        tuple(part for part in option.components if part not in work.components and part in _used(measured, work.type))
+        for work in option.work
+    )
+    for done in sorted(roles, key=len):
+        seconds = {
+            work.type: f"{work.seconds:.3g}"
+            for work in option.work
+            if {*work.components} == {*_used(measured, work.type)} & {*option.components} - {*done}
+            and {*done} <= {*_used(measured, work.type)}
+        }
+        cells = [seconds.get(kind, "") for kind in measured.types]
+        if not done:
+            yield [name, f"{option.rate:.3g}", busy, *cells, f"{option.start_s:.2f}", f"{option.memory_gb:.2f}"]
+        else:
+            yield [f"  after {'+'.join(done)}", "", "", *cells, "", ""]
+
+
+def _used(measured: ModelProfile, kind: str) -> tuple[str, ...]:
+    return measured.types[kind].components if kind in measured.types else ()
+
+
+class Bar:
+    """What is being done, on one line of a terminal; elsewhere line by line."""
+
+    def __init__(self, stream: TextIO, silent: bool) -> None:
+        self._stream = stream
+        self._silent = silent
+        self._terminal = stream.isatty()
+        self._width = 0
+
+    def tell(self, option: str, done: int, count: int, words: str) -> None:
+        if self._silent:
+            return
+        if not self._terminal:
+            print(f"{option or 'omnibus'}: {words} ({done} of {count})", file=self._stream, flush=True)
+            return
+        full = round(_BAR * done / max(1, count))
+        line = f"[{'#' * full}{'.' * (_BAR - full)}] {done}/{count} {option} {words}"
+        self._stream.write(f"\r{line:<{self._width}}")
+        self._stream.flush()
+        self._width = len(line)
+
+    def close(self) -> None:
+        if self._width:
+            self._stream.write("\n")
+            self._width = 0

@@ -1,0 +1,185 @@
+"""One streamed chat request over HTTP, and the times of what comes back.
+
+A client of its own: a load generator must cost little, and must know when each token came.
+"""
+
+import asyncio
+import base64
+import struct
+import time
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from omnibus.errors import Fatal, OmnibusError, Problem, StageUnavailable, from_problem
+
+#: Seconds that a connection may be idle in the middle of an answer.
+SILENT = 600.0
+_RATE = 24000
+_LINE = 1 << 22  # bytes of one event at most
+_decode = msgspec.json.Decoder().decode
+
+
+class Answer(msgspec.Struct):
+    """One answer. Times are seconds from the request to the first token, the first sound, the end; 0: there was none.
+
+    ``gaps`` are seconds between tokens, ``speech`` seconds of sound, ``spoken`` those after its first piece, which
+    took ``speaking`` seconds to come. ``usage`` is as OpenAI has it.
+    """
+
+    done: float = 0.0
+    first_token: float = 0.0
+    first_audio: float = 0.0
+    gaps: list[float] = []
+    speech: float = 0.0
+    spoken: float = 0.0
+    speaking: float = 0.0
+    usage: dict[str, Any] = {}
+
+    @property
+    def real_time(self) -> float:
+        """Seconds needed per second of speech, from its first piece on; 0 when it came in one."""
+        return self.speaking / self.spoken if self.spoken > 0 else 0.0
+
+
+class Client:
+    """One keep-alive connection to a gateway; one request at a time."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.transport.abort()
+        self._reader = self._writer = None
+
+    async def ask(self, body: bytes, path: str = "") -> Answer:
+        """Send a chat request along ``path`` and read its answer.
+
+        Raises the gateway's error, typed, and ``StageUnavailable`` when it does not answer.
+        """
+        try:
+            async with asyncio.timeout(SILENT):
+                return await self._ask(body, path)
+        except (OSError, EOFError, ValueError, LookupError, asyncio.LimitOverrunError) as error:
+            self.close()
+            raise StageUnavailable(f"the gateway's answer broke off: {error!r}", stage="gateway") from error
+        except BaseException:
+            self.close()
+            raise
+
+    async def _ask(self, body: bytes, path: str) -> Answer:
+        began = time.perf_counter()
+        reader, writer = await self._connection()
+        pin = b"x-omnibus-path: %b\r\n" % path.encode() if path else b""
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: profiler\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n%b\r\n" % (len(body), pin)
+        )
+        writer.write(body)
+        await writer.drain()
+        status, length = await _head(reader)
+        if status != 200:
+            raise _refusal(status, await reader.readexactly(length) if length else b"")
+        told = _Listening(began)
+        if length >= 0:
+            told.event(await reader.readexactly(length))
+        else:
+            await _chunks(reader, told)
+        if not told.ended:
+            raise ValueError("it did not end with [DONE]")
+        return told.answer
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._reader is None or self._writer is None or self._reader.at_eof():
+            self.close()
+            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=_LINE)
+        return self._reader, self._writer
+
+
+class _Listening:
+    """Takes server-sent events as they come."""
+
+    def __init__(self, began: float) -> None:
+        self.answer = Answer(gaps=[])
+        self.ended = False
+        self._began = self._latest = began
+        self._rest = b""
+        self._rate = 0
+
+    def event(self, data: bytes) -> None:
+        """Take what has come: whole events, and the beginning of the next one."""
+        now = time.perf_counter()
+        *lines, self._rest = (self._rest + data).split(b"\n\n")
+        for line in lines:
+            if line == b"data: [DONE]":
+                self.ended = True
+                self.answer.done = now - self._began
+            elif line.startswith(b"data: "):
+                self._take(_decode(line[6:]), now)
+
+    def _take(self, event: dict[str, Any], now: float) -> None:
+        if event.get("error"):
+            raise _problem(event["error"])
+        self.answer.usage = event.get("usage") or self.answer.usage
+        for choice in event.get("choices", ()):
+            delta = choice.get("delta", {})
+            sound = delta.get("audio") or {}
+            if delta.get("content") or sound.get("transcript"):
+                self._token(now)
+            if sound.get("data"):
+                self._sound(base64.b64decode(sound["data"]), now)
+
+    def _token(self, now: float) -> None:
+        if self.answer.first_token:
+            self.answer.gaps.append(now - self._latest)
+        else:
+            self.answer.first_token = now - self._began
+        self._latest = now
+
+    def _sound(self, data: bytes, now: float) -> None:
+        answer = self.answer
+        if not self._rate:
+            self._rate = struct.unpack_from("<I", data, 24)[0] if data[:4] == b"RIFF" else _RATE
+            data = data[44:] if data[:4] == b"RIFF" else data
+            answer.first_audio = now - self._began
+        else:
+            answer.spoken += len(data) / 2 / self._rate
+            answer.speaking = now - self._began - answer.first_audio
+        answer.speech += len(data) / 2 / self._rate
+
+
+async def _head(reader: asyncio.StreamReader) -> tuple[int, int]:
+    """Status, and length of the body; -1 when it comes in chunks."""
+    lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+    fields = dict(line.split(b": ", 1) for line in lines[1:] if b": " in line)
+    length = -1 if b"chunked" in fields.get(b"transfer-encoding", b"") else int(fields.get(b"content-length", 0))
+    return int(lines[0].split(b" ")[1]), length
+
+
+async def _chunks(reader: asyncio.StreamReader, told: _Listening) -> None:
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        told.event((await reader.readexactly(size + 2))[:-2])
+    await reader.readuntil(b"\r\n")
+
+
+def _refusal(status: int, body: bytes) -> OmnibusError:
+    try:
+        return _problem(_decode(body)["error"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return Fatal(f"the gateway answered {status}")
+
+
+def _problem(detail: dict[str, Any]) -> OmnibusError:
+    return from_problem(Problem(code=str(detail.get("code")), message=str(detail.get("message"))))

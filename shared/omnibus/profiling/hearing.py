@@ -1,0 +1,214 @@
+"""What the bus says while a model is measured: how busy executors are, which of them end, what goes between them."""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from omnibus import graph
+from omnibus.bus import Bus, Delivery, messages, subjects
+from omnibus.bus.messages import Chunk, ExecutorStatus, Hop
+from omnibus.errors import BusUnavailable, OmnibusError, ProtocolError, StageFailed
+from omnibus.graph import Invocation
+
+#: Seconds that an executor may take to say how busy it is, and that word of its end may take.
+ANSWERS, NOTICED = 3.0, 2.0
+
+T = TypeVar("T")
+
+
+class Busy(NamedTuple):
+    """Seconds that each component of an executor had computed at the time ``at`` (monotonic). None: it does not say."""
+
+    at: float
+    seconds: dict[str, float] | None
+
+
+class Hearing:
+    """Executors by their own word. ``listen`` first."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._known: dict[str, tuple[float, ExecutorStatus]] = {}
+        self._first: dict[str, float] = {}
+        self._ends: dict[str, int] = {}
+        self._news = asyncio.Event()
+
+    async def listen(self) -> None:
+        await self._bus.subscribe(subjects.event(subjects.EXECUTOR), self._on_status)
+        await self._bus.subscribe(subjects.event(subjects.GONE), lambda delivery: self._gone(delivery.data.decode()))
+
+    def ready(self, model: str, option: str) -> list[ExecutorStatus]:
+        """The executors of an option that are ready."""
+        return [each for _, each in self._known.values() if (each.model, each.option) == (model, option)]
+
+    def since(self, executor: str) -> float:
+        """When ``executor`` was first heard to be ready, on the monotonic clock; 0 before."""
+        return self._first.get(executor, 0.0)
+
+    def ends(self, model: str, option: str) -> int:
+        """How often executors of an option have ended so far."""
+        prefix = subjects.token(f"{model}-{option}-")
+        return sum(count for id, count in self._ends.items() if id.startswith(prefix))
+
+    async def until(self, true: Callable[[], bool], seconds: float) -> bool:
+        """Whether ``true`` becomes so within ``seconds``; asked whenever somebody has said something."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not true():
+                    self._news.clear()
+                    await self._news.wait()
+        return true()
+
+    async def busy(self, executor: str) -> Busy:
+        """How busy ``executor`` has been by now. Raises ``StageFailed`` when it does not answer."""
+        asked = time.monotonic()
+        with suppress(BusUnavailable):
+            self._bus.publish(subjects.event(subjects.CENSUS), b"{}")
+        if not await self.until(lambda: self._heard(executor) > asked, ANSWERS):
+            raise StageFailed(f"executor {executor} has fallen silent", executor=executor)
+        at, status = self._known[executor]
+        named = dict(zip(status.components, status.busy, strict=False))
+        return Busy(at, named if len(named) == len(status.components) else None)
+
+    async def unless_ended(self, executors: dict[str, str], work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``; raises ``StageFailed`` when one of ``executors``, id to option, ends meanwhile."""
+        task = asyncio.ensure_future(work)
+        watch = asyncio.ensure_future(self._end_of(executors))
+        try:
+            await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and isinstance(task.exception(), OmnibusError) and not watch.done():
+                await asyncio.wait({watch}, timeout=NOTICED)  # its end may be why
+            if watch.done():
+                raise watch.result()
+        finally:
+            for each in (task, watch):
+                each.cancel()
+            await asyncio.gather(task, watch, return_exceptions=True)
+        return task.result()
+
+    async def _end_of(self, executors: dict[str, str]) -> StageFailed:
+        before = {id: self._ends.get(id, 0) for id in executors}
+        while True:
+            for id, option in executors.items():
+                if self._ends.get(id, 0) > before[id]:
+                    return StageFailed(f"executor {id} of option {option} ended while it was measured", executor=id)
+            self._news.clear()
+            await self._news.wait()
+
+    def _heard(self, executor: str) -> float:
+        return self._known[executor][0] if executor in self._known else 0.0
+
+    def _on_status(self, delivery: Delivery) -> None:
+        try:
+            status = messages.decode_status(delivery.data)
+        except ProtocolError:
+            return
+        now = time.monotonic()
+        if status.state == "ready":
+            self._first.setdefault(status.id, now)
+            self._known[status.id] = (now, status)
+        else:
+            self._forget(status.id)
+        self._news.set()
+
+    def _gone(self, executor: str) -> None:
+        self._ends[executor] = self._ends.get(executor, 0) + 1
+        self._forget(executor)
+        self._news.set()
+
+    def _forget(self, executor: str) -> None:
+        self._known.pop(executor, None)
+        self._first.pop(executor, None)
+
+
+class Edges:
+    """Bytes from component to component and seconds in an executor, of requests of type ``kind`` that end well."""
+
+    def __init__(self, model: str, kind: str) -> None:
+        self._about = (model, kind)
+        self._invocations: dict[str, Invocation] = {}
+        self._done: set[str] = set()
+        self._bytes: dict[tuple[str, str, str], float] = defaultdict(float)
+        self._hops: dict[tuple[str, int], Hop] = {}
+        self._stops: list[Callable[[], Awaitable[None]]] = []
+
+    async def listen(self, bus: Bus) -> None:
+        takes = (("task.*.*", self._sent), ("edge.*", self._edge), ("reply.*", self._reply), ("end.*", self._end))
+        for subject, take in takes:
+            self._stops.append(await bus.subscribe(f"{subjects.ROOT}.{subject}", take))
+
+    async def close(self) -> None:
+        for stop in self._stops:
+            await stop()
+
+    def bytes(self) -> dict[tuple[str, str], float]:
+        """Per request, by producing and consuming component."""
+        found: dict[tuple[str, str], float] = defaultdict(float)
+        for (invocation, source, target), nbytes in self._bytes.items():
+            if invocation in self._done:
+                found[source, target] += nbytes / len(self._done)
+        return found
+
+    def latency(self, executor: str) -> float:
+        """Mean seconds from the inputs of a request's work in ``executor`` to its end; 0 when none was seen."""
+        spans: dict[str, list[Hop]] = defaultdict(list)
+        for (invocation, _), hop in self._hops.items():
+            if hop.executor == executor and invocation in self._done:
+                spans[invocation].append(hop)
+        found = [max(hop.end for hop in hops) - min(hop.ready for hop in hops) for hops in spans.values()]
+        return sum(found) / len(found) if found else 0.0
+
+    def _sent(self, delivery: Delivery) -> None:
+        with suppress(ProtocolError):
+            invocation = graph.decode(delivery.data)
+            if (invocation.model, invocation.type) == self._about:
+                self._invocations.setdefault(invocation.id, invocation)
+
+    def _end(self, delivery: Delivery) -> None:
+        with suppress(ProtocolError):
+            end = messages.decode_end(delivery.data)
+            if end.status == "done" and end.inv in self._invocations:
+                self._done.add(end.inv)
+
+    def _edge(self, delivery: Delivery) -> None:
+        if not delivery.data:
+            return
+        executor = delivery.subject.rpartition(".")[2]
+        with suppress(ProtocolError):
+            for message in messages.decode_edges(delivery.data):
+                if isinstance(message, Hop):
+                    self._hops[message.inv, message.node] = message
+                elif isinstance(message, Chunk):
+                    self._count(message, executor)
+
+    def _reply(self, delivery: Delivery) -> None:
+        if not delivery.data:
+            return
+        with suppress(ProtocolError):
+            for message in messages.decode_replies(delivery.data):
+                if isinstance(message, Hop):
+                    self._hops[message.inv, message.node] = message
+
+    def _count(self, chunk: Chunk, executor: str) -> None:
+        invocation = self._invocations.get(chunk.inv)
+        if invocation is None or chunk.node >= len(invocation.nodes):
+            return
+        readers = invocation.consumers(chunk.node).get(chunk.output, [])
+        size = _size(chunk)
+        for part in {invocation.nodes[each].component for each in readers if invocation.route[each] == executor}:
+            self._bytes[chunk.inv, invocation.nodes[chunk.node].component, part] += size
+
+
+def _size(chunk: Chunk) -> float:
+    """Bytes that a chunk brings: its data, and of its tensor the rows that it adds."""
+    size = float(len(msgspec.json.encode(chunk.data))) if chunk.data else 0.0
+    if chunk.handle is None:
+        return size
+    rows = chunk.handle.shape[0] if chunk.handle.shape else 0
+    part = (chunk.rows[1] - chunk.rows[0]) / rows if chunk.rows is not None and rows else 1.0
+    return size + chunk.handle.nbytes * part

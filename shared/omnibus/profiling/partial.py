@@ -1,0 +1,60 @@
+"""What is measured so far, in a file beside the one that it will become: a long run may be interrupted, and go on."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from omnibus.errors import BadRequest, Conflict
+from omnibus.profiling.measure import Found
+
+
+class Partial(msgspec.Struct, frozen=True):
+    """``key``: what was asked for, in words; ``found``: options that are done."""
+
+    key: dict[str, str]
+    found: dict[str, Found] = {}
+
+
+class Keeper:
+    """Keeps ``found`` in ``<name>.partial.json`` beside ``out``."""
+
+    def __init__(self, out: Path, key: Mapping[str, str]) -> None:
+        self.path = out.with_name(f"{out.name.removesuffix('.json')}.partial.json")
+        self._key = dict(key)
+        self.found: dict[str, Found] = {}
+
+    def open(self, resume: bool) -> None:
+        """Read what is there. Raises ``Conflict`` when it is not to be gone on with, or is of something else."""
+        if not self.path.exists():
+            return
+        if not resume:
+            raise Conflict(f"{self.path} is there: go on with --resume, or remove it to begin anew")
+        try:
+            partial = msgspec.json.decode(self.path.read_bytes(), type=Partial)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise BadRequest(f"{self.path} cannot be read: {error}; remove it to begin anew") from error
+        differs = [name for name in self._key if partial.key.get(name) != self._key[name]]
+        if differs:
+            was = ", ".join(f"{name} {partial.key.get(name, 'unknown')}" for name in differs)
+            raise Conflict(f"{self.path} was begun with {was}: ask for the same again, or remove it to begin anew")
+        # What did not start may do so now.
+        self.found = {name: found for name, found in partial.found.items() if found.option.measured}
+
+    def keep(self, option: str, found: Found) -> None:
+        """Write at once; raises ``BadRequest`` when that fails."""
+        self.found[option] = found
+        write(self.path, msgspec.json.format(msgspec.json.encode(Partial(self._key, self.found))))
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def write(path: Path, data: bytes) -> None:
+    """Put ``data`` at ``path``: others see the old file or the new one. Raises ``BadRequest``."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.write_bytes(data)
+        draft.replace(path)
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,125 @@
+"""All options of a model one after the other, and the profile that comes of them."""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from omnibus.errors import StageUnavailable
+from omnibus.plan import Option
+from omnibus.profile import EdgeProfile, Line, ModelProfile, TypeProfile
+from omnibus.profiling import lines, measure
+from omnibus.profiling.house import House
+from omnibus.profiling.measure import Found, How
+from omnibus.profiling.model import Subject
+from omnibus.profiling.partial import Keeper
+from omnibus.profiling.trials import trial
+from omnibus.profiling.workload import Workload
+from omnibus.up.logs import Log
+
+#: Hears what is being done: the option, how many are done of how many, and words.
+Tell = Callable[[str, int, int, str], None]
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What to measure, and how. ``env`` is added to the environment of the services; ``marks`` are what else must be
+    the same for a run to be gone on with."""
+
+    subject: Subject
+    workload: Workload
+    options: dict[str, Option]
+    how: How
+    env: dict[str, str] = {}
+    marks: dict[str, str] = {}
+    start_within: float = 300.0
+
+    @property
+    def key(self) -> dict[str, str]:
+        """What must be the same for a run to go on with what another one has measured."""
+        named = {name: str(value) for name, value in msgspec.structs.asdict(self.how).items()}
+        return {
+            "model": self.subject.name,
+            "checkpoint": self.subject.checkpoint,
+            "workload": self.workload.label,
+            "options": ",".join(self.options),
+            "environment": ",".join(f"{name}={value}" for name, value in sorted(self.env.items())),
+            **named,
+            **self.marks,
+        }
+
+
+async def profile(asked: Asked, keeper: Keeper, log: Log, tell: Tell) -> ModelProfile:
+    """Measure what ``keeper`` does not have yet. Raises ``StageUnavailable`` when no option could be measured."""
+    missing = [name for name in asked.options if name not in keeper.found]
+    if missing:
+        tell("", len(keeper.found), len(asked.options), "starting the system")
+        async with House(asked.subject, log, asked.env, asked.start_within) as house:
+            await house.stack.supervisor.unless_over(_all(asked, missing, keeper, house, tell))
+    if not any(found.option.measured for found in keeper.found.values()):
+        raise StageUnavailable("; ".join(note for found in keeper.found.values() for note in found.notes))
+    return assembled(asked, keeper.found)
+
+
+async def _all(asked: Asked, missing: list[str], keeper: Keeper, house: House, tell: Tell) -> None:
+    for name in missing:
+        done, count = len(keeper.found), len(asked.options)
+        plan = trial(asked.subject, name, asked.options[name], asked.how.others)
+
+        said = partial(tell, name, done, count)
+        found = await measure.option(house, asked.subject, asked.workload, plan, asked.how, said)
+        keeper.keep(name, found)
+        tell(name, done + 1, count, "done")
+
+
+def assembled(asked: Asked, found: Mapping[str, Found]) -> ModelProfile:
+    """The profile of what was ``found``."""
+    subject, workload = asked.subject, asked.workload
+    brought: dict[str, dict[str, float]] = {}
+    edges: dict[tuple[str, str, str], EdgeProfile] = {}
+    for each in found.values():
+        brought = {**each.quantities, **brought}
+        edges = {**{(edge.source, edge.target, edge.type): edge for edge in each.edges}, **edges}
+    used = {request.kind: request.used for request in workload.requests}
+    return ModelProfile(
+        model=subject.name,
+        family=subject.family,
+        components=subject.components,
+        types={kind: TypeProfile(used[kind], share, brought.get(kind, {})) for kind, share in workload.kinds.items()},
+        options={name: found[name].option for name in asked.options if name in found},
+        order=subject.order,
+        lines=dict(_lines(subject, found)),
+        edges=tuple(edges.values()),
+        checkpoint=subject.checkpoint,
+        created=time.time(),
+        machine=machine(),
+        workload=workload.label,
+    )
+
+
+def _lines(subject: Subject, found: Mapping[str, Found]) -> dict[str, Line]:
+    """A line for each component whose requests differ, by the smallest option that has it."""
+    fitted = {}
+    for component in subject.components:
+        hosts = [each for each in found.values() if component in each.option.components and each.samples]
+        for host in sorted(hosts, key=lambda each: len(each.option.components)):
+            samples = [(each.quantities, each.seconds[component]) for each in host.samples if component in each.seconds]
+            line = lines.fit(samples, lines.quantities(subject, component))
+            if line is not None:
+                fitted[component] = line
+                break
+    return fitted
+
+
+def machine() -> str:
+    """What this machine computes with, in words."""
+    name = ""
+    try:
+        info = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next((line.partition(":")[2].strip() for line in info if line.startswith("model name")), "")
+    except OSError:
+        pass
+    return f"{os.cpu_count()} x {name or platform.processor() or platform.machine()}"

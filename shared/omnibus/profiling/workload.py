@@ -1,0 +1,234 @@
+"""The workload that a model is measured with: a file to requests that are ready to be sent. Two forms.
+
+JSON: OpenAI chat bodies with their shares (equal ones may be left out). Paths are relative to the file.
+
+    {"requests": [{"share": 0.6, "body": {"messages": [{"role": "user", "content": [
+                      {"image": [448, 448]}, {"type": "text", "text": "What is this?"}]}], "max_tokens": 64}},
+                  {"share": 0.4, "body": {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64}}]}
+
+| a part of `content` | |
+|---|---|
+| `{"image": [448, 448]}`, `{"audio": 3.5}`, `{"video": [224, 224, 2]}` | made here: pixels, seconds |
+| `{"image": "cat.jpg"}`, also `audio`, `video` | a file, or a URL |
+| `{"words": 500}` | a text of so many words, each about a token |
+| `{"type": "image_url", ...}` and all else | as OpenAI has it; the URL may be a file's path |
+
+CSV (`.csv` or `.csv.gz`): sizes, one request a row; see ``omnibus.profiling.rows``.
+"""
+
+import base64
+import gzip
+import hashlib
+import json
+import mimetypes
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omnibus.errors import BadRequest
+from omnibus.profiling import media, rows
+from omnibus.profiling.model import Subject
+from omnibus.profiling.rows import TOKEN, USUAL, Sampling
+
+MODALITIES = ("image", "audio", "video")
+#: Tokens that a second of sound or a frame of video is taken for when requests are sorted by size.
+_SECOND = 25
+_WORDS = (
+    "the", "time", "of", "day", "when", "light", "falls", "over", "water", "and", "stone", "is", "what", "people",
+    "like", "to", "see", "in", "a", "small", "town", "by", "where", "each", "house", "has", "its", "own",
+)  # fmt: skip
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One request: its share of all, its type, and its body, also as one whose answer has a single token.
+
+    ``size`` says which of two is larger, about in tokens.
+    """
+
+    share: float
+    kind: str
+    used: tuple[str, ...]
+    media: tuple[str, ...]
+    body: bytes
+    short: bytes
+    size: float
+    where: str
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """Requests, shares summing to 1. ``label`` names file and content, ``notes`` say what was left out."""
+
+    label: str
+    requests: tuple[Request, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def kinds(self) -> dict[str, float]:
+        """Share of each request type."""
+        found: dict[str, float] = {}
+        for request in self.requests:
+            found[request.kind] = found.get(request.kind, 0.0) + request.share
+        return found
+
+    def of(self, kind: str) -> tuple[Request, ...]:
+        return tuple(request for request in self.requests if request.kind == kind)
+
+
+def read(path: Path, subject: Subject, how: Sampling = USUAL) -> Workload:
+    """The workload of ``path`` for ``subject``. Raises ``BadRequest`` that names what is wrong with it."""
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the workload {path} cannot be read: {error}") from error
+    notes: list[str] = []
+    if path.name.endswith((".csv", ".csv.gz")):
+        entries = list(rows.bodies(path, text, subject, how, notes))
+    else:
+        entries = list(_entries(path, text))
+    found = [_request(path, subject, how.seed, *entry) for entry in entries]
+    found = [request for request in found if request.share > 0]
+    if not found:
+        raise BadRequest(f"the workload {path} has no requests")
+    total = sum(request.share for request in found)
+    digest = hashlib.sha256(b"".join(request.body for request in found) + data).hexdigest()[:12]
+    return Workload(
+        label=f"{path.name} {digest}",
+        requests=tuple(msgspec.structs.replace(request, share=request.share / total) for request in found),
+        notes=tuple(notes),
+    )
+
+
+def _entries(path: Path, text: str) -> Iterator[tuple[str, float, dict[str, Any]]]:
+    try:
+        requests = json.loads(text)["requests"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadRequest(
+            f'the workload {path} must be JSON, {{"requests": [...]}}, or a .csv file ({error})'
+        ) from error
+    for index, entry in enumerate(requests if isinstance(requests, list) else []):
+        where = f"requests[{index}]"
+        if not isinstance(entry, dict) or not isinstance(entry.get("body"), dict):
+            raise BadRequest(f"{path}: {where} must have a `body`, an OpenAI chat request")
+        share = entry.get("share", 1.0)
+        if not isinstance(share, int | float) or not 0 <= share < float("inf"):
+            raise BadRequest(f"{path}: the share of {where} is {share!r}: it must be a number, 0 or more")
+        yield where, float(share), entry["body"]
+
+
+def _request(path: Path, subject: Subject, seed: int, where: str, share: float, body: dict[str, Any]) -> Request:
+    reader = _Reader(path, seed, where)
+    try:
+        messages = [reader.message(message) for message in body["messages"]]
+        speaks = "audio" in (body.get("modalities") or ())
+        used = subject.used(reader.modalities, speaks)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadRequest(f"{path}: {where} is no chat request: {error!r}") from error
+    except BadRequest as error:
+        raise BadRequest(f"{path}: {where}: {error.message}") from error
+    plain = {key: value for key, value in body.items() if key not in ("n", "model")}
+    whole = {**plain, "model": subject.name, "messages": messages, "stream": True}
+    whole["stream_options"] = {"include_usage": True}
+    if speaks and isinstance(whole.get("audio"), dict):
+        whole["audio"] = {**whole["audio"], "format": "wav"}  # what streams, and says its rate
+    return Request(
+        share=share,
+        kind=subject.kind(used),
+        used=subject.named(used),
+        media=tuple(sorted(reader.modalities)),
+        body=json.dumps(whole).encode(),
+        short=json.dumps(_short(whole, speaks)).encode(),
+        size=reader.size + _limit(body),
+        where=where,
+    )
+
+
+def _short(body: dict[str, Any], speaks: bool) -> dict[str, Any]:
+    """The same with an answer of one token."""
+    short = {key: value for key, value in body.items() if key != "max_completion_tokens"} | {"max_tokens": 1}
+    return short | ({"audio": {**body["audio"], "max_tokens": 1}} if speaks and body.get("audio") else {})
+
+
+def _limit(body: dict[str, Any]) -> float:
+    limit = body.get("max_completion_tokens") or body.get("max_tokens") or 0
+    return float(limit) if isinstance(limit, int | float) else 0.0
+
+
+class _Reader:
+    """Reads one request's messages: which media they bring, and how large they are together."""
+
+    def __init__(self, path: Path, seed: int, where: str) -> None:
+        self.modalities: set[str] = set()
+        self.size = 0.0
+        self._near = path.parent
+        self._seeds = random.Random(f"{seed}/{where}")
+
+    def message(self, message: dict[str, Any]) -> dict[str, Any]:
+        content = message["content"]
+        if not isinstance(content, list):
+            self._text(str(content))
+            return message
+        return {**message, "content": [self._part(part) for part in content]}
+
+    def _part(self, part: Any) -> dict[str, Any]:
+        if isinstance(part, str):
+            return self._text(part)
+        kind = part.get("type", "")
+        if "words" in part:
+            return self._text(" ".join(self._seeds.choices(_WORDS, k=int(part["words"]))))
+        if kind == "text":
+            return self._text(str(part["text"]))
+        if kind == "input_audio":
+            self._took("audio", _SECOND)
+            return dict(part)
+        modality = next((each for each in MODALITIES if each in part or kind == f"{each}_url"), "")
+        if not modality:
+            raise ValueError(f"a part of content must be text, words, {', '.join(MODALITIES)}, not {str(part)[:80]}")
+        value = part[modality] if modality in part else part[kind]["url"]
+        url = self._url(modality, value) if isinstance(value, str) else self._made(modality, value)
+        return {"type": f"{modality}_url", f"{modality}_url": {**part.get(kind, {}), "url": url}}
+
+    def _text(self, text: str) -> dict[str, Any]:
+        self.size += len(text.split())
+        return {"type": "text", "text": text}
+
+    def _took(self, modality: str, tokens: float) -> None:
+        self.modalities.add(modality)
+        self.size += tokens
+
+    def _url(self, modality: str, url: str) -> str:
+        if url.startswith(("data:", "http:", "https:")):
+            self._took(modality, len(url) / 1000)
+            return url
+        path = self._near / url
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise BadRequest(f"{path} cannot be read: {error.strerror}") from error
+        self._took(modality, len(data) / 1000)
+        return _data_url(mimetypes.guess_type(path.name)[0] or f"{modality}/*", data)
+
+    def _made(self, modality: str, size: Any) -> str:
+        """A medium of that size as data URL. Raises ``ValueError`` for a size that is none."""
+        seed = self._seeds.randrange(1 << 31)
+        makers: dict[str, tuple[int, Callable[..., bytes], str]] = {
+            "image": (2, media.picture, "image/png"),
+            "audio": (1, media.sound, "audio/wav"),
+            "video": (3, media.video, "video/mp4"),
+        }
+        count, make, mime = makers[modality]
+        numbers: Sequence[Any] = size if isinstance(size, list) else [size]
+        if len(numbers) != count or not all(isinstance(each, int | float) and each > 0 for each in numbers):
+            raise ValueError(f"the size of {modality} must be {count} numbers above 0, not {size!r}")
+        pixels = [int(each) for each in numbers[:2]] if count > 1 else []
+        area = pixels[0] * pixels[1] / TOKEN**2 if pixels else 1.0
+        seconds = list(numbers[len(pixels) :])
+        self._took(modality, area * (seconds[0] * media.FRAMES if seconds else 1) if pixels else seconds[0] * _SECOND)
+        return _data_url(mime, make(*pixels, *seconds, seed))
+
+
+def _data_url(mime: str, data: bytes) -> str:
+    return f"data:{mime};base64,{base64.b64encode(data).decode()}"

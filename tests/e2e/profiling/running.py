@@ -1,0 +1,126 @@
+"""``omnibus profile`` as a person runs it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from omnibus.up.lineage import die_with_parent
+from omnibus.up.shm import SHARED_MEMORY
+from tests.e2e.system import ROOT, VL
+
+WITHIN = 200.0  # seconds
+
+#: Service times of tens of milliseconds, so that neither the machine nor the client is what limits.
+SIM = {
+    "time_scale": 0.5,
+    "default": {
+        "startup": 0.2,
+        "components": {
+            "vision": {"slots": 4, "batch": {"base": 0.02, "per_item": 0.03}, "tokens": {"image": 64}, "width": 16},
+            "thinker": {
+                "slots": 4, "batch": {"base": 0.001, "per_token": 1e-4}, "step": {"base": 0.01, "per_item": 0.001},
+                "steps": 12, "width": 16, "chunk": 16,
+            },
+        },
+    },
+    "options": {"EL": {"alpha": 1.2}},
+}  # fmt: skip
+
+
+def question(words: int, tokens: int, *pictures: list[int]) -> dict[str, Any]:
+    content = [*({"image": size} for size in pictures), {"type": "text", "text": "word" * words}]
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": tokens, "ignore_eos": True}
+
+
+class Run:
+    """One ``omnibus profile``: its process, and what it says."""
+
+    def __init__(self, here: Path, *arguments: str) -> None:
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "omnibus.cli", "profile", *arguments],
+            cwd=here,
+            env={**os.environ, "PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(here)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=die_with_parent(),
+        )
+        self.said = ""
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            with self._news:
+                self.said += line
+                self._news.notify_all()
+
+    def until(self, words: str) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: words in self.said, WITHIN), self.said
+
+    def executor(self, option: str) -> psutil.Process:
+        """The process that runs ``option``."""
+        mine = psutil.Process(self._process.pid).children(recursive=True)
+        return next(one for one in mine if one.environ().get("OMNIBUS_EXECUTOR_OPTION") == option)
+
+    def interrupt(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and output; nothing may be left."""
+        family = psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []
+        assert self._process.stdout is not None
+        output = self._process.stdout.read()
+        code = self._process.wait(WITHIN)
+        self._reader.join(WITHIN)
+        alive = [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+        assert alive == []
+        assert list(SHARED_MEMORY.glob(f"omnibus-local-{self._process.pid}*")) == []
+        return code, output
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+
+
+@contextmanager
+def running(here: Path, *arguments: str) -> Iterator[Run]:
+    run = Run(here, *arguments)
+    try:
+        yield run
+    finally:
+        run.kill()
+
+
+def finished(here: Path, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, output and what was said of a whole run."""
+    with running(here, *arguments) as run:
+        code, output = run.end()
+        return code, output, run.said
+
+
+def simulated(here: Path, profile: dict[str, Any], *requests: tuple[float, dict[str, Any]]) -> list[str]:
+    """Arguments of a run on the ``sim`` engine with ``profile``; ``requests`` are shares and bodies."""
+    (here / "sim.json").write_text(json.dumps(profile))
+    entries = [{"share": share, "body": body} for share, body in requests]
+    (here / "workload.json").write_text(json.dumps({"requests": entries}))
+    (here / "models.json").write_text(
+        json.dumps({"models": {VL: {"family": "qwen2_5_vl", "checkpoint": str(here / "nothing")}}})
+    )
+    return [
+        VL, "--models", "models.json", "--workload", "workload.json", "--out", "vl.json",
+        "--engine", "services.engines:sim", "--engine-profile", "sim.json",
+    ]  # fmt: skip

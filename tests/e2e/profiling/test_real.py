@@ -1,0 +1,47 @@
+"""A real model, briefly: what comes out is what the planner plans with."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from omnibus import profile
+from omnibus.settings import StoreSettings
+from omnibus.store import Store
+from services.planner.asked import GpuType
+from services.planner.model import Declared, Model
+from services.planner.planned.planner import Planner
+from tests.e2e.profiling.running import finished
+from tests.e2e.system import ROOT, VL
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+@pytest.mark.timeout(200)
+async def test_the_tiny_model_is_measured_and_planned(tmp_path: Path, valkey_url: str):
+    code, output, said = finished(
+        tmp_path, VL, "--workload", str(ROOT / "examples" / "workload.json"),
+        "--seconds", "0.2", "--requests", "3", "--most", "4", "--out", "vl.json", "--store", valkey_url,
+    )  # fmt: skip
+
+    assert code == 0, said
+    found = profile.decode((tmp_path / "vl.json").read_bytes())
+    assert set(found.options) == {"E", "L", "EL"}
+    assert all(option.rate > 0 and option.weights_gb > 0 and option.curve for option in found.options.values())
+    assert all(work.seconds > 0 and work.latency > 0 for option in found.options.values() for work in option.work)
+    assert found.types["vision+thinker"].quantities["image_tokens"] > 10
+    assert "vl.json" in output
+    assert planned(found) > 0
+    store = Store(StoreSettings(url=valkey_url))
+    assert await store.profile(VL) == found
+    await store.close()
+
+
+def planned(found: profile.ModelProfile) -> float:
+    """The rate that the planner gets out of three places on processors."""
+    declared = {"family": "qwen2_5_vl", "checkpoint": found.checkpoint, "planned": {"profile": "vl.json"}}
+    model = Model(VL, msgspec.convert(declared, Declared))
+    plans = Planner({VL: model}, {VL: found}, {"cpu": GpuType(count=3)}, {}).plan(None, {})
+    assert json.dumps(plans.explain)
+    return plans.rate[VL]

@@ -1,0 +1,110 @@
+"""Simulated executors are measured as what they are, also by a run that was interrupted; and what can go wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from omnibus import profile
+from omnibus.executor.sim import Demand, Load, predicted, read
+from omnibus.profile import ModelProfile
+from tests.e2e.profiling.running import SIM, finished, question, running, simulated
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+BOTH, TEXT = "vision+thinker", "thinker"
+#: Share, words of text, tokens of the answer, pictures.
+MIX = [(0.3, 20, 8, 1), (0.3, 60, 16, 1), (0.4, 40, 10, 0)]
+BRIEF = ("--seconds", "0.4", "--requests", "8", "--most", "16")
+
+
+#: Option, request type, role.
+Case = tuple[str, str, tuple[str, ...]]
+
+
+def workload() -> list[tuple[float, dict]]:
+    return [(share, question(words, tokens, *[[56, 56]] * pictures)) for share, words, tokens, pictures in MIX]
+
+
+@pytest.mark.timeout(200)
+async def test_what_is_measured_is_what_the_engine_is_told_to_take(tmp_path: Path):
+    arguments = [*simulated(tmp_path, SIM, *workload()), *BRIEF]
+
+    with running(tmp_path, *arguments) as run:
+        run.until("E: done")
+        run.interrupt()
+        code, _ = run.end()
+        assert code == 130
+        assert "E kept in vl.partial.json: go on with --resume" in run.said
+    code, output, said = finished(tmp_path, *arguments, "--resume")
+
+    assert code == 0, said
+    assert "E: done" not in said
+    found = profile.decode((tmp_path / "vl.json").read_bytes())
+    assert {kind: round(each.share, 6) for kind, each in found.types.items()} == {BOTH: 0.6, TEXT: 0.4}
+    assert found.types[BOTH].quantities["image_tokens"] == 64
+    assert found.types[TEXT].quantities == {"prompt_tokens": 40, "completion_tokens": 10}
+    assert measured(found) == {
+        case: pytest.approx(seconds, rel=0.15) for case, seconds in told(tmp_path, found).items()
+    }
+    assert all(option.start_s >= 0.1 and option.memory_gb > 0 for option in found.options.values())
+    assert found.lines["thinker"].per
+    assert {(edge.source, edge.target, edge.type) for edge in found.edges} == {("vision", "thinker", BOTH)}
+    assert 64 * 16 * 4 <= found.edges[0].bytes < 64 * 16 * 4 + 200
+    assert (tmp_path / "vl.svg").read_text().startswith("<svg")
+    assert not (tmp_path / "vl.partial.json").exists()
+    assert "after vision" in output
+
+
+def measured(found: ModelProfile) -> dict[Case, float]:
+    return {
+        (name, work.type, work.components): work.seconds
+        for name, option in found.options.items()
+        for work in option.work
+    }
+
+
+def told(here: Path, found: ModelProfile) -> dict[Case, float]:
+    """What the engine's profile says of the same: requests of each size by themselves, as many at a time."""
+    sim = read(str(here / "sim.json"))
+    roles: list[Case] = [("E", BOTH, ("vision",)), ("L", BOTH, ("thinker",)), ("L", TEXT, ("thinker",))]
+    roles += [("EL", BOTH, ("vision", "thinker")), ("EL", TEXT, ("thinker",)), ("EL", BOTH, ("thinker",))]
+    seconds: dict[Case, float] = {}
+    for option, kind, role in roles:
+        inflight = max(found.options[option].curve, key=lambda point: point.rate).at_once
+        mine = [each for each in MIX if bool(each[3]) == (kind == BOTH)]
+        total = sum(share for share, *_ in mine)
+        seconds[option, kind, role] = sum(
+            share
+            / total
+            * predicted(sim, option, {"all": Demand(1.0, loads(*size, role))}, inflight=inflight).seconds["all"]
+            for share, *size in mine
+        )
+    return seconds
+
+
+def loads(words: int, tokens: int, pictures: int, role: tuple[str, ...]) -> dict[str, Load]:
+    every = {"vision": Load(modality="image"), "thinker": Load(words + 64 * pictures, tokens)}
+    return {part: every[part] for part in role}
+
+
+@pytest.mark.timeout(120)
+def test_an_option_that_does_not_start_is_left_to_be_estimated_and_one_that_ends_is_an_error(tmp_path: Path):
+    broken = {**SIM, "options": {"EL": {"components": {"thinker": {"kind": "talk", "step": None}}}}}
+    arguments = [*simulated(tmp_path, broken, *workload()), *BRIEF]
+
+    with running(tmp_path, *arguments, "--option", "E") as run:
+        run.until("E: 1 at a time")
+        run.executor("E").kill()
+        code, _ = run.end()
+        assert code == 1
+        assert "option E ended while it was measured" in run.said
+    code, output, said = finished(tmp_path, *arguments, "--option", "E", "--option", "EL", "--resume", "--json")
+
+    assert code == 0, said
+    assert said == ""
+    found = profile.decode((tmp_path / "vl.json").read_bytes())
+    assert found.options["E"].measured
+    assert not found.options["EL"].measured
+    [note] = [note for note in json.loads(output)["notes"] if note.startswith("EL")]
+    assert "EL is not measured: an executor of option EL does not start" in note

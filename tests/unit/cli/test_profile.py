@@ -1,0 +1,116 @@
+"""``omnibus profile``: what is wrong is said in a line before anything is started, and what was measured in a table."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from omnibus.cli import main
+from omnibus.cli.profile import Bar
+from omnibus.profiling.partial import Keeper
+from tests.unit.profiling.subjects import declared
+
+APP = """
+from omnibus.task import Encode, Think
+
+VISION, THINKER = Encode(model="qwen2.5-vl-tiny", component="vision"), Think(model="{other}", component="thinker")
+
+
+async def serve(request: str) -> str:
+    return request
+"""
+WORKLOAD = {"requests": [{"body": {"messages": [{"role": "user", "content": "hello"}]}}]}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with declarations of the model ``m`` and a workload."""
+    (tmp_path / "models.json").write_text(declared("qwen2_5_vl"))
+    (tmp_path / "w.json").write_text(json.dumps(WORKLOAD))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a run says that fails."""
+    assert main(["profile", *arguments]) == 1
+    return capsys.readouterr().err.strip()
+
+
+DECLARED = ("--models", "models.json")
+WORK = ("--workload", "w.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("a model", *WORK), "no model and no app 'a model'; there is qwen2.5-vl-tiny"),
+        (("./nowhere.py", *WORK), "nowhere.py: no such file"),
+        (("x y", *DECLARED, *WORK), "no model 'x y' is declared; there is m"),
+        (("m", "--models", "no.json", *WORK), "--models no.json: No such file"),
+        (("m", *DECLARED, "--workload", "no.json"), "the workload no.json cannot be read"),
+        (("m", *DECLARED, "--workload", "models.json"), "must be JSON"),
+        (("m", *DECLARED, *WORK, "--option", "X"), "m has no option X; there is E, L, EL"),
+        (("m", *DECLARED, *WORK, "--seconds", "0"), "--seconds must be at least 0.05"),
+        (("m", *DECLARED, *WORK, "--most", "0"), "--most must be at least 1"),
+        (("m", *DECLARED, *WORK, "--engine-profile", "no.json"), "--engine-profile no.json: no such file"),
+        (("m", *DECLARED, *WORK, "--put"), "no running Omnibus found"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_wrong_is_said_in_a_line(here: Path, capsys: pytest.CaptureFixture[str], arguments, fault: str):
+    err = said(capsys, *arguments)
+
+    assert err.startswith("omnibus: ")
+    assert fault in err
+    assert len(err.splitlines()) == 1
+    assert sorted(path.name for path in here.iterdir()) == ["models.json", "w.json"]
+
+
+def test_an_app_that_uses_several_models_needs_one_named(here: Path, capsys: pytest.CaptureFixture[str]):
+    (here / "two.py").write_text(APP.format(other="qwen2.5-omni-tiny"))
+
+    assert "two.py uses qwen2.5-vl-tiny, qwen2.5-omni-tiny: choose one with --model" in said(capsys, "two.py", *WORK)
+    assert "two.py does not use m" in said(capsys, "two.py", *WORK, "--model", "m")
+
+
+def test_an_app_whose_models_are_not_known_is_said_so(here: Path, capsys: pytest.CaptureFixture[str]):
+    (here / "own.py").write_text(APP.format(other="big").replace("qwen2.5-vl-tiny", "big"))
+
+    assert "own.py uses no model that is known here" in said(capsys, "own.py", *WORK)
+
+
+def test_a_run_that_was_interrupted_is_not_overwritten(here: Path, capsys: pytest.CaptureFixture[str]):
+    Keeper(Path("m.profile.json"), {}).path.write_text("{}")
+
+    assert "go on with --resume" in said(capsys, "m", *DECLARED, *WORK)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_one_line_on_a_terminal():
+    stream = Terminal()
+    bar = Bar(stream, silent=False)
+    bar.tell("E", 1, 3, "8 at a time, 31.2 req/s")
+    bar.tell("E", 2, 3, "done")
+    bar.close()
+
+    first, second = stream.getvalue().rstrip("\n").split("\r")[1:]
+    assert first == "[########................] 1/3 E 8 at a time, 31.2 req/s"
+    assert second.rstrip() == "[################........] 2/3 E done"
+    assert len(second) == len(first)
+    assert stream.getvalue().endswith("\n")
+
+
+def test_progress_is_line_by_line_elsewhere_and_may_be_silent():
+    stream, nothing = io.StringIO(), io.StringIO()
+    Bar(stream, silent=False).tell("", 0, 3, "starting the system")
+    Bar(nothing, silent=True).tell("", 0, 3, "starting the system")
+
+    assert stream.getvalue() == "omnibus: starting the system (0 of 3)\n"
+    assert nothing.getvalue() == ""

@@ -1,0 +1,20 @@
+"""Models as the profiler sees them."""
+
+import json
+from typing import Any
+
+from omnibus import catalog
+from omnibus.profiling import model
+from omnibus.profiling.model import Subject
+
+
+def declared(family: str, **changes: Any) -> str:
+    return json.dumps({"models": {"m": {**catalog.declaration(family, "/models/m"), **changes}}})
+
+
+def vl(**changes: Any) -> Subject:
+    return model.find("m", declared("qwen2_5_vl", **changes))
+
+
+def omni(**changes: Any) -> Subject:
+    return model.find("m", declared("qwen2_5_omni", **changes))

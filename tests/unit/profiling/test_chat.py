@@ -1,0 +1,108 @@
+"""One streamed chat request: what is sent, and the times and sizes of what comes."""
+
+import asyncio
+import struct
+
+import pytest
+
+from omnibus.errors import NotFound, Overloaded, StageFailed, StageUnavailable
+from omnibus.profiling.chat import Client
+from tests.unit.profiling.server import END, HEAD, USAGE, audio, chunk, event, serving, whole
+
+
+async def asked(script, *bodies: bytes, path: str = ""):
+    async with asyncio.timeout(10), serving(script) as port, Client(port) as client:
+        return [await client.ask(body, path) for body in bodies or (b"{}",)]
+
+
+async def test_the_body_and_the_path_are_sent_and_the_connection_is_kept():
+    seen = []
+
+    async def script(head, body, send):
+        seen.append((head, body))
+        await whole(send, event(content="a"))
+
+    await asked(script, b"one", b"two", path="E>L")
+
+    assert [body for _, body in seen] == [b"one", b"two"]
+    assert all(b"x-omnibus-path: E>L\r\n" in head for head, _ in seen)
+
+
+async def test_tokens_are_timed_and_the_usage_is_read():
+    async def script(head, body, send):
+        await send(HEAD + chunk(event(role="assistant", content="")))
+        await send(chunk(event(content="a")))
+        await asyncio.sleep(0.02)
+        await send(chunk(event(content="b") + END[:10]) + chunk(END[10:]) + b"0\r\n\r\n")
+
+    [answer] = await asked(script)
+
+    assert 0 < answer.first_token < answer.done
+    assert len(answer.gaps) == 1
+    assert answer.gaps[0] >= 0.015
+    assert answer.usage == USAGE
+    assert (answer.first_audio, answer.speech, answer.real_time) == (0, 0, 0)
+
+
+async def test_seconds_of_speech_follow_from_the_rate_in_the_sound():
+    header = b"RIFF" + bytes(20) + struct.pack("<I", 8000) + bytes(16)
+
+    async def script(head, body, send):
+        await send(HEAD + chunk(audio(header + bytes(2 * 8000))))
+        await asyncio.sleep(0.02)
+        await send(chunk(audio(bytes(2 * 4000)) + END) + b"0\r\n\r\n")
+
+    [answer] = await asked(script)
+
+    assert answer.speech == 1.5
+    assert answer.spoken == 0.5
+    assert 0.015 / 0.5 <= answer.real_time < 10
+    assert answer.first_audio > 0
+
+
+def refusal(status: int, code: str) -> bytes:
+    body = b'{"error": {"message": "no", "code": "%b"}}' % code.encode()
+    return b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [(404, "not_found", NotFound), (429, "overloaded", Overloaded), (502, "stage_failed", StageFailed)],
+)
+async def test_an_error_of_the_gateway_keeps_its_type(status, code, kind):
+    async def script(head, body, send):
+        await send(refusal(status, code))
+
+    with pytest.raises(kind, match="no"):
+        await asked(script)
+
+
+async def test_an_error_in_the_midst_of_the_stream_is_raised():
+    async def script(head, body, send):
+        await send(
+            HEAD
+            + chunk(event(content="a"))
+            + chunk(b'data: {"error": {"message": "lost", "code": "stage_failed"}}\n\n')
+        )
+
+    with pytest.raises(StageFailed, match="lost"):
+        await asked(script)
+
+
+@pytest.mark.parametrize(
+    "sent", [HEAD + chunk(event(content="a")) + b"0\r\n\r\n", HEAD + b"zz\r\n", b"nonsense\r\n\r\n"]
+)
+async def test_an_answer_that_breaks_off_is_an_error(sent):
+    async def script(head, body, send):
+        await send(sent)
+
+    with pytest.raises(StageUnavailable, match="broke off"):
+        await asked(script)
+
+
+async def test_nobody_who_listens_is_an_error():
+    async with serving(whole) as port:
+        pass
+
+    with pytest.raises(StageUnavailable):
+        await Client(port).ask(b"{}")

@@ -1,0 +1,118 @@
+"""Which options are measured, with what beside them, along which paths."""
+
+import msgspec
+import pytest
+
+from omnibus.errors import BadRequest
+from omnibus.plan import Option
+from omnibus.profiling import model, trials
+from services.planner import declare
+from services.planner.model import Declared
+from tests.unit.profiling.subjects import declared, omni, vl
+
+
+def trial(subject, name, **more):
+    return trials.trial(subject, name, trials.chosen(subject, **more)[name])
+
+
+def test_declared_options_are_measured_unless_others_are_asked_for():
+    assert list(trials.chosen(vl())) == ["E", "L", "EL"]
+    assert list(trials.chosen(vl(), only=["L"])) == ["L"]
+
+
+def test_an_unknown_option_is_named_with_those_that_there_are():
+    with pytest.raises(BadRequest, match="m has no option X; there is E, L, EL; --all-options"):
+        trials.chosen(vl(), only=["X"])
+
+
+def test_every_set_of_components_keeps_its_declared_name():
+    found = trials.chosen(vl(options={"E": {"components": ["vision"], "service": "encoder"}}, paths=[]), every=True)
+
+    assert {name: option.components for name, option in found.items()} == {
+        "E": ("vision",),
+        "thinker": ("thinker",),
+        "vision-thinker": ("vision", "thinker"),
+    }
+    assert {name: option.service for name, option in found.items()} == {
+        "E": "encoder", "thinker": "llm", "vision-thinker": "llm",
+    }  # fmt: skip
+
+
+def test_sets_that_would_be_visited_twice_are_left_out():
+    found = {frozenset(option.components) for option in trials.chosen(omni(), every=True).values()}
+
+    assert frozenset({"thinker", "vocoder"}) not in found
+    assert frozenset({"vision", "talker"}) not in found
+    assert frozenset({"vision", "audio"}) in found
+    assert frozenset({"audio", "thinker", "talker"}) in found
+
+
+def test_an_option_runs_with_what_the_rest_of_its_path_needs():
+    assert trial(vl(), "E").paths == (("E", "L"),)
+    assert trial(omni(), "Th").paths == (("Th", "EV", "EA", "Ta", "V"),)
+
+
+def test_an_option_is_also_measured_after_encoders_elsewhere():
+    assert trial(vl(), "EL").paths == (("EL",), ("E", "EL"))
+    assert trial(omni(), "M").paths == (("M",), ("EV", "M"), ("EA", "M"), ("EV", "EA", "M"))
+
+
+def test_roles_and_names_of_paths_are_those_of_the_plan():
+    both = trial(vl(), "EL")
+
+    assert both.role(("E", "EL"), ("vision", "thinker")) == ("thinker",)
+    assert both.pin(("E", "EL"), ("vision", "thinker")) == "E>EL"
+    assert both.pin(("E", "EL"), ("thinker",)) == "EL"
+    assert both.pin(("EL",), ("vision", "thinker")) == "EL"
+
+
+@pytest.mark.parametrize(("subject", "every"), [(vl(), True), (omni(), False), (omni(), True)])
+def test_the_planner_takes_every_deployment(subject, every):
+    for name, option in trials.chosen(subject, every=every).items():
+        one = trials.trial(subject, name, option, others=2)
+        entry = trials.declared(subject, one)["models"]["m"]
+        plan = declare.plans({"m": msgspec.convert(entry, Declared)})["m"]
+
+        assert {each: option.replicas for each, option in plan.options.items()} == {
+            each: option.replicas for each, option in one.options.items()
+        }
+        whole = plan.types["+".join(subject.components)]
+        assert {path.name for path in whole} >= {one.pin(path, subject.components) for path in one.paths}
+        assert plan.options[name].replicas == 1
+
+
+def test_what_another_model_lends_is_used_and_not_measured():
+    base = msgspec.json.decode(declared("qwen2_5_vl"))["models"]["m"]
+    twin = {
+        "family": "qwen2_5_vl",
+        "checkpoint": "/models/t",
+        "shares": {"vision": "m"},
+        "options": {"L": {"components": ["thinker"], "service": "llm"}},
+        "paths": [{"options": ["m/E", "L"]}],
+    }
+    subject = model.find("t", msgspec.json.encode({"models": {"m": base, "t": twin}}).decode())
+    one = trial(subject, "L")
+    entries = trials.declared(subject, one)["models"]
+
+    assert list(trials.chosen(subject, every=True)) == ["L"]
+    assert one.paths == (("L", "m/E"),)
+    assert one.options["m/E"] == Option(("vision",), "", replicas=0, of="m/E")
+    plan = declare.plans({name: msgspec.convert(entry, Declared) for name, entry in entries.items()})["t"]
+    assert plan.options["m/E"].of == "m/E"
+
+
+def test_an_unknown_model_is_named_with_those_that_there_are():
+    with pytest.raises(BadRequest, match="no model 'x' is declared; there is m"):
+        model.find("x", declared("qwen2_5_vl"))
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"models": []}', '{"models": {"m": 1}}', '{"models": {"m": {}}}'])
+def test_declarations_that_are_none_are_said_so(text):
+    with pytest.raises(BadRequest):
+        model.find("m", text)
+
+
+def test_what_the_planner_would_plan_is_deployed_by_hand():
+    subject = vl(planned={"profile": "m.json"})
+
+    assert "planned" not in trials.declared(subject, trial(subject, "E"))["models"]["m"]
