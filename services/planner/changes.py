@@ -10,14 +10,15 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
 
 from omnibus.errors import ProtocolError, StoreUnavailable
 from omnibus.heard import ReadyExecutors
 from omnibus.plan import ModelPlan, Plan
 from omnibus.settings import PlannerSettings
 from omnibus.store import PlanLed, PlanProblem, StaleEpoch, Stand, Store, mark
-from services.planner.trials import Change, Models, Trials, changes, merged
+from services.planner.target import Target
+from services.planner.trials import Change, Models, Sorted, Trials, changes, merged
+from services.planner.ways import Aim, Ways
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +36,6 @@ LOST = "the store had lost it"
 REASONS = 5
 
 
-class Target(NamedTuple):
-    """What is wanted, why, and what its maker knows of it."""
-
-    models: dict[str, ModelPlan]
-    reason: str
-    explain: dict[str, Any] = {}  # noqa: RUF012 nobody writes to it
-
-
 class Changes:
     """The one writer of plans here. ``announce`` is called with each plan that became current by it."""
 
@@ -54,6 +47,9 @@ class Changes:
         self._ready = ready
         self._announce = announce
         self._trials = Trials(settings.ready, settings.retry)
+        self._ways = Ways(settings.retry)
+        self._leaves = settings.ready / 2  # seconds that those who leave may take before others start
+        self._swaps = -NEVER  # when the last swap was
         self._me = secrets.token_hex(4)
         self._target = Target({}, "")
         self._pinned, self._pin = 0, Target({}, "")
@@ -163,35 +159,61 @@ class Changes:
     async def _advance(self, stand: Stand, models: Models, goal: Target) -> float:
         now = time.monotonic()
         self._open = models != goal.models
-        found = self._trials.sort(changes(models, goal.models), self._ready.missing, now)
-        await self._tell(found.faults, found.look if found.later else 0.0)
-        if found.ready:
-            await self._swap(stand, goal, models, found.ready, found.waiting)
+        aim = await self._ways.aim(models, goal, now)
+        found = self._trials.sort(changes(models, aim.target.models), self._ready.missing, now)
+        late = [name for change in found.later for name in change.models]
+        if self._ways.rest(models, aim, late, "; ".join(found.faults), now):
             return 0.0
+        faults = [*aim.faults, *found.faults]
+        await self._tell(faults, min(aim.look, found.look) if found.later or aim.look < NEVER else 0.0)
+        if found.ready:
+            await self._swap(stand, aim.target, models, found.ready, self._may_start(models, aim, found.waiting))
+            return 0.0
+        return min(aim.look - now, await self._wait(stand, models, aim, found) - now)
+
+    async def _wait(self, stand: Stand, models: Models, aim: Aim, found: Sorted) -> float:
+        """Nothing can be swapped now; returns when to look again."""
         if found.waiting:
-            await self._stage(stand, goal, merged(models, goal.models, found.waiting))
-            return min(found.look - now, LEASE / 3)
+            await self._stage(stand, models, aim, found.waiting)
+            return min(found.look, time.monotonic() + LEASE / 3)
         if stand.staged:
-            log.info("staged plan %d is given up: %s", stand.staged, "; ".join(found.faults) or "nobody wants it")
+            faults = "; ".join([*aim.faults, *found.faults])
+            log.info("staged plan %d is given up: %s", stand.staged, faults or "nobody wants it")
             await self._store.unstage_plan(self._me)
         self._pending = False
-        return found.look - now
+        return found.look
 
-    async def _stage(self, stand: Stand, goal: Target, models: dict[str, ModelPlan]) -> None:
-        """Let the executors of ``models`` start, unless they do already."""
+    async def _stage(self, stand: Stand, current: Models, aim: Aim, waiting: Sequence[Change]) -> None:
+        """Let the executors of the changes that are ``waiting`` start, unless they do already."""
         if stand.mark != self._staged[0]:
             found = await self._readable(self._store.staged()) if stand.staged else None
             self._staged = (stand.mark, found)
-            if found is not None and found.models == models:
+            if found is not None and found.models == merged(current, aim.target.models, waiting):
                 log.info("plan epoch %d (%s) is staged already: going on with it", found.epoch, found.reason)
-                self._target = self._target._replace(reason=found.reason)
+                self._target = self._target._replace(reason=found.reason.removesuffix(aim.note))
         known = self._staged[1]
+        models = merged(current, aim.target.models, self._may_start(current, aim, waiting))
+        if models == current:
+            return
         if known is None or known.models != models:
-            plan = _plan(max(stand.epoch, stand.staged) + 1, models, goal)
+            plan = _plan(max(stand.epoch, stand.staged) + 1, models, aim.target)
             await self._store.stage_plan(plan, self._me, LEASE)
             self._staged = (mark(plan), plan)
             log.info("plan epoch %d (%s) is staged until its executors are ready", plan.epoch, plan.reason)
         self._pending = False
+
+    def _may_start(self, current: Models, aim: Aim, waiting: Sequence[Change]) -> Sequence[Change]:
+        """Those that do not have to wait until executors of the plan before have left their GPUs."""
+        late = time.monotonic() >= self._swaps + self._leaves
+        if late or not self._ways.crowded(self._ready.there(), current, aim):
+            return waiting
+        staged, then = self._staged[1], aim.target.models
+        begun = staged.models if staged is not None else {}
+        return [
+            change
+            for change in waiting
+            if all(begun.get(name) == then.get(name) for name in change.models) or not self._ways.counted(change.needs)
+        ]
 
     async def _swap(
         self, stand: Stand, goal: Target, before: Models, ready: Sequence[Change], waiting: Sequence[Change]
@@ -205,7 +227,7 @@ class Changes:
         self._swapped(plan)
 
     def _swapped(self, plan: Plan) -> None:
-        self.plan, self._base, self._pending = plan, plan.epoch, False
+        self.plan, self._base, self._pending, self._swaps = plan, plan.epoch, False, time.monotonic()
         self._announce(plan)
 
     # What there is
@@ -231,7 +253,7 @@ class Changes:
                 if pinned is None:
                     await self._tell([f"epoch {stand.pin} cannot be served: it is lost, or of another build"], 0.0)
                     return None
-                self._pin = Target(pinned.models, f"rollback to {stand.pin}", pinned.explain)
+                self._pin = Target(pinned.models, f"rollback to {stand.pin}", pinned.explain, self._target.gpus)
             else:
                 self._target = self._target._replace(reason="resumed")
             self._pinned, self._pending = stand.pin, True

@@ -68,7 +68,8 @@ class Follow:
         self._planner: Planner | None = None
         self._adapt: Adapt | None = None
         self._wanted: Planned | None = None
-        self._since = clock()  # when it was wanted
+        self._since = clock()  # when it was wanted, or came one step further
+        self._epoch = 0  # the last step
         self._before: Loads = {}  # what was planned for
         self._load: Loads = {}
         self._spent = 0.0  # seconds of CPU time
@@ -126,13 +127,20 @@ class Follow:
         running = {name: plan.models[name] for name in planner.models if name in plan.models}
         found = await asyncio.to_thread(_solve, planner, running, expected)
         self._spent = found.seconds
-        if self._planning.planned is not self._wanted or plan is not self._changes.plan:
-            return  # it was found for something that is no longer so
+        if not self._holds(plan):
+            return
         best, rerouted = (_deployment(planner, running, each) for each in (found.best, found.rerouted))
         verdict = adapt.judge(Scene(loads, found.now, rerouted, best))
-        if verdict is not Verdict.KEEP:
-            self._change(found.best if verdict is Verdict.REPLAN else found.rerouted, expected)
+        if verdict is Verdict.KEEP:
+            return
+        chosen = await _explained(found.best if verdict is Verdict.REPLAN else found.rerouted)
+        if self._holds(plan):
+            self._change(chosen, expected)
             adapt.changed()
+
+    def _holds(self, plan: Plan) -> bool:
+        """Whether what was found beside ``plan`` was not found for something that is no longer so."""
+        return self._planning.planned is self._wanted and plan is self._changes.plan
 
     def _policy(self) -> Adapt | None:
         """The one for what is planned now; None when nothing of it adapts."""
@@ -159,6 +167,8 @@ class Follow:
         wanted = self._wanted.models if self._wanted is not None else {}
         if all(plan.models.get(name) == model for name, model in wanted.items()):
             return False
+        if plan.epoch != self._epoch:
+            self._epoch, self._since = plan.epoch, self._clock()
         return self._clock() - self._since < self._settings.ready
 
     def _change(self, planned: Planned, load: Loads) -> None:
@@ -216,8 +226,15 @@ def _declared(planner: "Planner", planned: Planned | None, first: Loads) -> dict
 def _solve(planner: "Planner", running: Mapping[str, ModelPlan], load: Loads) -> _Found:
     began = time.thread_time()
     now = Deployment(planner.capacity(running, load), _gpus(running))
-    rerouted, best = planner.rerouted(running, load), planner.plan(load, running)
+    rerouted, best = planner.rerouted(running, load), planner.plan(load, running, explain=False)
     return _Found(now, rerouted, best, time.thread_time() - began)
+
+
+async def _explained(planned: Planned) -> Planned:
+    """With alternatives, which are looked for once it is taken."""
+    if planned.why is None:
+        return planned
+    return msgspec.structs.replace(planned, explain=await asyncio.to_thread(planned.why), why=None)
 
 
 def _deployment(planner: "Planner", running: Mapping[str, ModelPlan], planned: Planned) -> Deployment:

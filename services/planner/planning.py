@@ -66,6 +66,17 @@ class Planning:
         return {name for name, model in self._models.items() if model.planned is not None and model.planned.adapt}
 
     @property
+    def gpus(self) -> dict[str, int]:
+        """How many GPUs there are, by type."""
+        declared = self._declared
+        if declared.gpus:
+            return {name: kind.count for name, kind in declared.gpus.items()}
+        found: dict[str, int] = {}
+        for node in declared.nodes.values():
+            found[node.gpu] = found.get(node.gpu, 0) + node.gpus
+        return found
+
+    @property
     def files(self) -> list[str]:
         """Files of profiles."""
         return sorted({self._file(model) for model in self._models.values()} - {""})

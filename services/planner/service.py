@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import time
+from functools import partial
 
 import msgspec
 
@@ -19,10 +20,11 @@ from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, PlannerSettings, StoreSettings, load
 from omnibus.store import PlanProblem, Store
 from services.planner import declare, own, reconcile
-from services.planner.changes import Changes, Target
+from services.planner.changes import Changes
 from services.planner.follow import Follow
 from services.planner.planning import Planning
 from services.planner.reasons import why
+from services.planner.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +86,10 @@ class PlannerService:
     def _want(self, reason: str) -> None:
         planned = self._planning.planned
         declared = {**self._declared, **planned.models}
-        self._changes.want(Target({**declared, **own.models(self._apps, declared)}, reason, planned.explain))
+        models = {**declared, **own.models(self._apps, declared)}
+        planner, load = self._planning.planner, self._follow.load
+        route = partial(planner.rerouted, load=load) if planner is not None else None
+        self._changes.want(Target(models, reason, planned.explain, self._planning.gpus, route))
 
     async def _replan(self, reason: str) -> None:
         """Plan the planned models again, from their profiles as they are now."""

@@ -19,11 +19,12 @@ class ReadyExecutors:
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[ExecutorStatus, float]] = {}
+        self._draining: dict[str, tuple[ExecutorStatus, float]] = {}
         self._news = asyncio.Event()
         self._tell: Callable[[], None] = lambda: None
 
     async def listen(self, bus: Bus, tell: Callable[[], None] | None = None) -> None:
-        """``tell`` is called whenever one comes or goes."""
+        """``tell`` is called whenever one comes, begins to drain, or goes."""
         self._tell = tell or self._tell
         await bus.subscribe(subjects.event(subjects.EXECUTOR), self._on_status)
         await bus.subscribe(subjects.event(subjects.GONE), lambda delivery: self._gone(delivery.data.decode()))
@@ -38,6 +39,14 @@ class ReadyExecutors:
         return sum(
             (status.model, status.option) == kind[:2] and status.origin in ("", kind.origin) for status in self._ready()
         )
+
+    def there(self) -> dict[Kind, int]:
+        """How many of each kind have not ended yet: those that are ready, and those that drain."""
+        found: dict[Kind, int] = {}
+        for status in (*self._ready(), *_recent(self._draining)):
+            kind = Kind(status.model, status.option, status.origin)
+            found[kind] = found.get(kind, 0) + 1
+        return found
 
     def missing(self, wanted: Mapping[Kind, int]) -> dict[Kind, int]:
         """How many of each kind are ready where these are fewer than ``wanted``."""
@@ -56,25 +65,30 @@ class ReadyExecutors:
         return await _until(self._news, true, seconds)
 
     def _ready(self) -> list[ExecutorStatus]:
-        oldest = time.monotonic() - SILENT
-        return [status for status, heard in self._known.values() if heard > oldest]
+        return _recent(self._known)
 
     def _on_status(self, delivery: Delivery) -> None:
         try:
             status = messages.decode_status(delivery.data)
         except ProtocolError:
             return  # of another build; gateways say so in their logs
+        now = time.monotonic()
+        if status.state == "draining":
+            self._draining[status.id] = (status, now)
+            if self._known.pop(status.id, None) is not None:
+                self._said()
+            return
         if status.state != "ready":
             self._gone(status.id)
             return
-        now = time.monotonic()
         known = self._known.get(status.id)
         self._known[status.id] = (status, now)
         if known is None or known[0].origin != status.origin or known[1] <= now - SILENT:
             self._said()
 
     def _gone(self, executor: str) -> None:
-        if self._known.pop(executor, None) is not None:
+        known, draining = self._known.pop(executor, None), self._draining.pop(executor, None)
+        if known is not None or draining is not None:
             self._said()
 
     def _said(self) -> None:
@@ -126,6 +140,11 @@ class Gateways:
         else:
             self._plans.pop(status.id, None)
         self._news.set()
+
+
+def _recent(known: Mapping[str, tuple[ExecutorStatus, float]]) -> list[ExecutorStatus]:
+    oldest = time.monotonic() - SILENT
+    return [status for status, heard in known.values() if heard > oldest]
 
 
 async def _until(news: asyncio.Event, true: Callable[[], bool], seconds: float) -> bool:

@@ -23,7 +23,8 @@ class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A deployment option: components that run in one executor, of ``service``, ``replicas`` times.
 
     ``of`` is ``model/option`` when executors of another model serve it: both share a component.
-    ``engine`` is ``module:function``, empty for the usual one.
+    ``engine`` is ``module:function``, empty for the usual one. ``gpu`` is the type of its GPUs, or "cpu" for a place
+    without one; empty: it is not counted among those that are declared.
     """
 
     components: tuple[str, ...]
@@ -32,6 +33,7 @@ class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpus: int = 0
     of: str = ""
     engine: str = ""
+    gpu: str = ""
 
 
 class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,6 +74,8 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         runs = self.options[option]
         yield from (self.family, self.checkpoint, self.context, runs.service, runs.engine, runs.gpus)
         yield [[component, self.tasks.get(component, "")] for component in runs.components]
+        if runs.gpus and runs.gpu:
+            yield runs.gpu
 
     @property
     def speaks(self) -> bool:

@@ -25,7 +25,7 @@ class Kind(NamedTuple):
 class Wanted(msgspec.Struct, frozen=True):
     """Executors of one kind. ``env`` is what they are told, but for their own ``ID``; ``apps`` brought their model.
 
-    ``service`` is the service that hosts them, ``gpus`` what each of them takes.
+    ``service`` is the service that hosts them, ``gpus`` what each of them takes, of type ``gpu``.
     """
 
     kind: Kind
@@ -34,6 +34,7 @@ class Wanted(msgspec.Struct, frozen=True):
     gpus: int
     env: dict[str, str]
     apps: tuple[str, ...]
+    gpu: str = ""
 
 
 def wanted(*plans: Plan) -> dict[Kind, Wanted]:
@@ -69,19 +70,24 @@ def groups(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> l
     """The models that differ, those together that must change together: they lend to one another, or a unit task
     goes from one to the other."""
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    return sorted([names & changed for names in tied(before, after) if names & changed], key=min)
+
+
+def tied(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> list[frozenset[str]]:
+    """All models, those together of which one cannot change without a look at the others."""
     ties: dict[str, set[str]] = {}
     for models in (before, after):
         for name, model in models.items():
             for tie in _ties(name, model):
                 ties.setdefault(tie, set()).add(name)
-    found: list[frozenset[str]] = []
-    while changed:
-        together, fresh = set[str](), {min(changed)}
+    left, found = set(before.keys() | after.keys()), list[frozenset[str]]()
+    while left:
+        together, fresh = set[str](), {min(left)}
         while fresh:
             together |= fresh
-            fresh = {name for tied in ties.values() if tied & fresh for name in tied} - together
-        found.append(frozenset(together & changed))
-        changed -= together
+            fresh = {name for names in ties.values() if names & fresh for name in names} - together
+        found.append(frozenset(together & left))
+        left -= together
     return found
 
 
@@ -89,7 +95,8 @@ def _asked(plan: Plan) -> Iterator[Wanted]:
     for kind, replicas in counts(plan.models).items():
         model = plan.models[kind.model]
         deployed = model.options[kind.option]
-        yield Wanted(kind, replicas, deployed.service, deployed.gpus, _environment(kind, model), model.apps)
+        told = _environment(kind, model)
+        yield Wanted(kind, replicas, deployed.service, deployed.gpus, told, model.apps, deployed.gpu)
 
 
 def _environment(kind: Kind, model: ModelPlan) -> dict[str, str]:

@@ -4,8 +4,10 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 import wave
 from pathlib import Path
 
@@ -17,6 +19,11 @@ from omnibus.up.tiny import tiny_models
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
+PLANNED = [
+    ".venv/bin/omnibus up --models examples/simulated/models.json",
+    ".venv/bin/omnibus plan show",
+    ".venv/bin/omnibus top",
+]
 README = (ROOT / "README.md").read_text()
 
 
@@ -117,7 +124,33 @@ def test_no_command_is_left_out() -> None:
     tried = ("make ", "curl ", ".venv/bin/omnibus app run ", ".venv/bin/omnibus show ", ".venv/bin/omnibus replay ")
     watching = [".venv/bin/omnibus up", ".venv/bin/omnibus tail"]  # they go on until Ctrl-C
 
-    assert [command for command in commands() if not command.startswith(tried)] == watching
+    assert [command for command in commands() if not command.startswith(tried) and command not in PLANNED] == watching
+
+
+def test_a_simulated_cluster_is_planned_shown_and_watched(tmp_path: Path) -> None:
+    up, show, top = map(here, PLANNED)
+    (port,) = free_ports(1)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "shared"), "XDG_RUNTIME_DIR": str(tmp_path)}
+    with (tmp_path / "log").open("wb") as log:
+        system = subprocess.Popen(shlex.split(f"{up} --port {port}"), cwd=ROOT, env=env, stdout=log, stderr=log)
+    try:
+        give_up = time.monotonic() + 120
+        while b"Omnibus is up" not in (tmp_path / "log").read_bytes():
+            assert system.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < give_up
+            time.sleep(0.2)
+        told = [
+            subprocess.run(
+                shlex.split(command), cwd=ROOT, env=env, check=True, capture_output=True, text=True, timeout=60
+            )
+            for command in (show, f"{top} --once")
+        ]
+    finally:
+        system.send_signal(signal.SIGINT)
+        system.wait(60)
+
+    assert "H100 16 of 16" in told[0].stdout
+    assert "omni/Th" in told[1].stdout
 
 
 def test_the_demo_answers_in_text_and_speech_and_leaves_nothing_running(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def _options(ready: Ready, replicas: Mapping[str, int], used: Iterable[str]) -> 
         elif replicas.get(name, 0):
             gpus = 0 if option.gpu == CPU else option.gpus
             engine = option.engine or ready.model.engine
-            yield name, Option(option.components, runs, replicas[name], gpus, engine=engine)
+            yield name, Option(option.components, runs, replicas[name], gpus, engine=engine, gpu=option.gpu)
 
 
 def _planned(outcome: Outcome, name: str, names: Mapping[str, str]) -> Iterator[tuple[str, tuple[Path, ...]]]:

@@ -1,7 +1,11 @@
 """``Planner``: declared models and their profiles to plans, jointly, within the same GPUs."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from threading import Lock
 from typing import Any
+
+import msgspec
 
 from omnibus.errors import BadRequest
 from omnibus.plan import ModelPlan
@@ -37,6 +41,7 @@ class Planner:
         if lost:
             raise BadRequest(f"model {lost[0]} has no profile: write one with `omnibus profile`")
         self.models = dict(models)
+        self._turn = Lock()  # the solver keeps what it knows of the last question
         self._gpus = dict(gpus)
         self._room = _room(gpus, nodes)
         self._ready = {name: Ready(model, profiles[name], gpus) for name, model in models.items()}
@@ -56,18 +61,27 @@ class Planner:
             if option not in ready.lent
         }
 
-    def plan(self, load: Loads | None = None, running: Mapping[str, ModelPlan] | None = None) -> Planned:
+    def plan(
+        self, load: Loads | None = None, running: Mapping[str, ModelPlan] | None = None, explain: bool = True
+    ) -> Planned:
         """The best deployment for ``load``, or for what was declared, with few new replicas beside ``running``.
 
+        Without ``explain`` no alternatives are looked for until ``Planned.why`` is called.
         Raises ``Infeasible`` when nothing serves what was declared, ``DeadlineExceeded`` when nothing was found in
         time. A load that is more than the GPUs can serve gets as much as they can.
         """
         demands, there, room = self._demands(load), self._running(running or {}), self._room
         found = []
-        for group in self._groups:
-            found.append(self._solve(group, demands, there, room))
-            room = _left(room, found[-1])
-        return self._planned(found)
+        with self._turn:
+            for group in self._groups:
+                found.append(self._solve(group, demands, there, room))
+                room = _left(room, found[-1])
+            planned = self._planned(found, ALTERNATIVES if explain else 0)
+        return planned if explain else msgspec.structs.replace(planned, why=partial(self._why, found))
+
+    def _why(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+        with self._turn:
+            return self._planned(outcomes).explain
 
     def rerouted(self, running: Mapping[str, ModelPlan], load: Loads | None = None) -> Planned:
         """The best paths for ``load`` over the replicas that run, without a new one.
@@ -75,8 +89,9 @@ class Planner:
         What they cannot serve has a capacity of 0. Raises ``Infeasible`` for goals that nothing keeps.
         """
         demands, there = self._demands(load), self._running(running)
-        found = [group.routed(_of(group, demands), there, self._room) for group in self._groups]
-        return self._planned(found, alternatives=0)
+        with self._turn:
+            found = [group.routed(_of(group, demands), there, self._room) for group in self._groups]
+            return self._planned(found, alternatives=0)
 
     def _planned(self, outcomes: Sequence[Outcome], alternatives: int = ALTERNATIVES) -> Planned:
         models: dict[str, ModelPlan] = {}

@@ -1,5 +1,6 @@
 """What was planned. Data."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,10 +11,12 @@ from omnibus.plan import ModelPlan
 class Planned(msgspec.Struct, frozen=True):
     """The plan of each model, why it is as it is (``Plan.explain``), what it can serve and what it was planned for.
 
-    ``capacity`` and ``rate`` are in req/s of all of a model's requests.
+    ``capacity`` and ``rate`` are in req/s of all of a model's requests. ``why`` gives the whole explanation where
+    ``explain`` names no alternatives yet; it takes the solver about as long as the plan did.
     """
 
     models: dict[str, ModelPlan]
     explain: dict[str, Any]
     capacity: dict[str, float]
     rate: dict[str, float]
+    why: Callable[[], dict[str, Any]] | None = None

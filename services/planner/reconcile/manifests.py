@@ -2,7 +2,8 @@
 
 The file holds a JSON object: by service, or under ``default`` for all others, a Deployment or StatefulSet that runs
 one executor in its first container. Names, replicas, selector, what tells an executor who it is, and its GPUs are
-filled in; all else, such as image, volumes and node selectors, stays as it is.
+filled in, and in a node selector ``{gpu}`` becomes the type of the GPUs; executors without one have no such selector.
+All else, such as image and volumes, stays as it is.
 """
 
 import json
@@ -20,6 +21,8 @@ from services.planner.reconcile.backend import Running
 KINDS = ("Deployment", "StatefulSet")
 DEFAULT = "default"
 GPU = "nvidia.com/gpu"
+#: What stands for the type of GPUs in a node selector.
+TYPE = "{gpu}"
 #: Labels and annotations of ours begin with this.
 OURS = "omnibus/"
 MANAGED = {"app.kubernetes.io/managed-by": "omnibus-planner"}
@@ -57,7 +60,8 @@ class Templates:
 
 def mark(template: Manifest, wanted: Wanted) -> str:
     """What differs when the executors have to be replaced; not for another number of them."""
-    told = json.dumps([template, wanted.env, wanted.gpus], sort_keys=True)
+    asked = [wanted.gpu] if wanted.gpu and _selects(template["spec"]["template"]["spec"]) else []
+    told = json.dumps([template, wanted.env, wanted.gpus, *asked], sort_keys=True)
     return blake2b(told.encode(), digest_size=8).hexdigest()
 
 
@@ -82,6 +86,7 @@ def workload(template: Manifest, release: str, wanted: Wanted) -> Manifest:
     pod = made["spec"]["template"]
     _add(pod.setdefault("metadata", {}), "labels", selector)
     _tell(pod["spec"]["containers"][0], wanted)
+    _place(pod["spec"], wanted.gpu if wanted.gpus else "")
     return made
 
 
@@ -109,6 +114,17 @@ def _tell(container: Manifest, wanted: Wanted) -> None:
     if wanted.gpus:
         resources = container.setdefault("resources", {})
         resources["limits"] = {**(resources.get("limits") or {}), GPU: str(wanted.gpus)}
+
+
+def _selects(pod: Manifest) -> bool:
+    return any(TYPE in value for value in (pod.get("nodeSelector") or {}).values())
+
+
+def _place(pod: Manifest, gpu: str) -> None:
+    """Fill in the GPU type where the template asks for it."""
+    if _selects(pod):
+        chosen = {key: value for key, value in pod["nodeSelector"].items() if gpu or TYPE not in value}
+        pod["nodeSelector"] = {key: value.replace(TYPE, gpu) for key, value in chosen.items()}
 
 
 def _plain(value: str) -> str:

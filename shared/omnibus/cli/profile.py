@@ -23,13 +23,13 @@ from omnibus.profiling import model, plot, run, trials, workload
 from omnibus.profiling.measure import Found, How
 from omnibus.profiling.partial import Keeper, write
 from omnibus.profiling.rows import Sampling
+from omnibus.profiling.run import ENGINE, ENGINE_PROFILE
 from omnibus.settings import ExecutorSettings, StoreSettings, load
 from omnibus.store import Store
 from omnibus.up import run as running
 from omnibus.up.logs import Log
 from omnibus.up.tiny import tiny_models
 
-ENGINE, ENGINE_PROFILE = "OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_PROFILE"
 CREDITS = "OMNIBUS_EXECUTOR_CREDITS"
 _BAR = 24  # characters
 

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -76,6 +77,23 @@ async def declarations(options: argparse.Namespace) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return _whole(path.read_text(), path.parent.resolve())
     except OSError as error:
         raise BadRequest(f"--models {path}: {error.strerror}") from error
+
+
+def _whole(text: str, directory: Path) -> str:
+    """The declarations with whole paths of profiles, and of checkpoints that begin with ``./`` or ``../``: the planner
+    reads a copy of them, which lies elsewhere."""
+    try:
+        declared = json.loads(text)
+        models = list(declared["models"].values())
+        profiles = [model["planned"] for model in models if model.get("planned", {}).get("profile")]
+        for planned in profiles:
+            planned["profile"] = str(directory / planned["profile"])
+        checkpoints = [model for model in models if model.get("checkpoint", "").startswith(("./", "../"))]
+        for model in checkpoints:
+            model["checkpoint"] = str((directory / model["checkpoint"]).resolve())
+    except (ValueError, LookupError, TypeError, AttributeError):  # the planner says what is wrong with it
+        return text
+    return json.dumps(declared) if profiles or checkpoints else text

@@ -11,7 +11,7 @@ import msgspec
 
 from omnibus.errors import StageUnavailable
 from omnibus.plan import Option
-from omnibus.profile import EdgeProfile, Line, ModelProfile, TypeProfile
+from omnibus.profile import EdgeProfile, Line, ModelProfile, OptionProfile, TypeProfile
 from omnibus.profiling import lines, measure
 from omnibus.profiling.house import House
 from omnibus.profiling.measure import Found, How
@@ -20,6 +20,9 @@ from omnibus.profiling.partial import Keeper
 from omnibus.profiling.trials import trial
 from omnibus.profiling.workload import Workload
 from omnibus.up.logs import Log
+
+#: What tells executors of another engine, and that one of the times to follow.
+ENGINE, ENGINE_PROFILE = "OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_PROFILE"
 
 #: Hears what is being done: the option, how many are done of how many, and words.
 Tell = Callable[[str, int, int, str], None]
@@ -88,8 +91,11 @@ def assembled(asked: Asked, found: Mapping[str, Found]) -> ModelProfile:
         model=subject.name,
         family=subject.family,
         components=subject.components,
-        types={kind: TypeProfile(used[kind], share, brought.get(kind, {})) for kind, share in workload.kinds.items()},
-        options={name: found[name].option for name in asked.options if name in found},
+        types={
+            kind: TypeProfile(used[kind], round(share, 9), brought.get(kind, {}))
+            for kind, share in workload.kinds.items()
+        },
+        options={name: _option(asked, found[name].option) for name in asked.options if name in found},
         order=subject.order,
         lines=dict(_lines(subject, found)),
         edges=tuple(edges.values()),
@@ -98,6 +104,11 @@ def assembled(asked: Asked, found: Mapping[str, Found]) -> ModelProfile:
         machine=machine(),
         workload=workload.label,
     )
+
+
+def _option(asked: Asked, measured: OptionProfile) -> OptionProfile:
+    """With the engine that it was measured on: its numbers are that one's."""
+    return msgspec.structs.replace(measured, engine=measured.engine or asked.env.get(ENGINE, ""))
 
 
 def _lines(subject: Subject, found: Mapping[str, Found]) -> dict[str, Line]:

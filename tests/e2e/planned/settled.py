@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 
 import psutil
 
+from omnibus.bus import Delivery, messages, subjects
 from omnibus.errors import StoreUnavailable
 from omnibus.plan import Plan
 from omnibus.store import Store
@@ -13,6 +15,30 @@ from tests.e2e.system import System
 
 WITHIN = 40.0  # seconds for the load to be noticed and executors to start
 FOLLOWED = "load: "
+#: What reasons of plans on the way to another one have in them.
+STEPS = ("makes room for", "new executors")
+
+
+class Places:
+    """How many executors are there, those that drain among them, and how many were at most, as they say themselves."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._there: set[str] = set()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def of(cls, system: System) -> AsyncIterator["Places"]:
+        places = cls()
+        async with system.bus() as bus:
+            await bus.subscribe(subjects.event(subjects.EXECUTOR), places._heard)
+            bus.publish(subjects.event(subjects.CENSUS), b"{}")
+            yield places
+
+    def _heard(self, delivery: Delivery) -> None:
+        status = messages.decode_status(delivery.data)
+        (self._there.discard if status.state == "gone" else self._there.add)(status.id)
+        self.most = max(self.most, len(self._there))
 
 
 async def settled(system: System, store: Store, after: int = 0) -> Plan:
@@ -27,7 +53,11 @@ async def settled(system: System, store: Store, after: int = 0) -> Plan:
 
 
 def _fits(plan: Plan, after: int) -> bool:
-    return plan.epoch > after and (not after or plan.reason.startswith(FOLLOWED))
+    return plan.epoch > after and (not after or _follows(plan))
+
+
+def _follows(plan: Plan) -> bool:
+    return plan.reason.startswith(FOLLOWED) and not any(step in plan.reason for step in STEPS)
 
 
 def runs(system: System, plan: Plan) -> bool:
@@ -54,4 +84,4 @@ def replicas(plan: Plan) -> dict[str, int]:
 async def followed(store: Store) -> list[str]:
     """Reasons of all plans that followed the load, oldest first."""
     plans = [past.plan for past in reversed(await store.history(100)) if past.plan is not None]
-    return [plan.reason for plan in plans if plan.reason.startswith(FOLLOWED)]
+    return [plan.reason for plan in plans if _follows(plan)]

@@ -7,9 +7,9 @@ import pytest
 from omnibus.plan import Plan
 from omnibus.store import Store
 from tests.e2e.planned.cell import MODEL, SEEN, TEXT
-from tests.e2e.planned.conftest import Planned
+from tests.e2e.planned.conftest import GPUS, Planned
 from tests.e2e.planned.load import Traffic, saturating
-from tests.e2e.planned.settled import followed, replicas, settled
+from tests.e2e.planned.settled import Places, followed, replicas, settled
 from tests.e2e.system import System
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -22,7 +22,7 @@ LOOKS = 3  # measurements at most
 
 async def test_the_plan_follows_the_mix_and_serves_what_it_promises(planned: Planned):
     with planned(mix={SEEN: IMAGES, TEXT: 1 - IMAGES}) as system:
-        async with system.store() as store, saturating(system, IMAGES, AT_ONCE) as traffic:
+        async with system.store() as store, saturating(system, IMAGES, AT_ONCE) as traffic, Places.of(system) as places:
             first = await promised(system, store, traffic)
             traffic.seen = WORDS
             second = await promised(system, store, traffic, after=first.epoch)
@@ -32,6 +32,7 @@ async def test_the_plan_follows_the_mix_and_serves_what_it_promises(planned: Pla
 
     assert set(traffic.answers) == {200}
     assert len(reasons) == 2, reasons
+    assert sum(replicas(first).values()) == places.most == GPUS
     assert replicas(first)["E"] > replicas(second)["E"] < replicas(third)["E"]
 
 

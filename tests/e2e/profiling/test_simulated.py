@@ -48,6 +48,7 @@ async def test_what_is_measured_is_what_the_engine_is_told_to_take(tmp_path: Pat
         case: pytest.approx(seconds, rel=0.15) for case, seconds in told(tmp_path, found).items()
     }
     assert all(option.start_s >= 0.1 and option.memory_gb > 0 for option in found.options.values())
+    assert {option.engine for option in found.options.values()} == {"services.engines:sim"}
     assert found.lines["thinker"].per
     assert {(edge.source, edge.target, edge.type) for edge in found.edges} == {("vision", "thinker", BOTH)}
     assert 64 * 16 * 4 <= found.edges[0].bytes < 64 * 16 * 4 + 200

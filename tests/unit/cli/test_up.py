@@ -30,6 +30,50 @@ async def test_a_declarations_file_is_taken_as_it_is(tmp_path: Path):
     assert await declarations(_parser().parse_args(["up", "--models", str(tmp_path / "models.json")])) == "anything"
 
 
+async def test_profiles_are_found_beside_the_declarations_that_name_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    one, other = {"planned": {"profile": "near/q.json"}}, {"planned": {"profile": "/far/q.json"}}
+    declared = {"gpus": {}, "models": {"one": one, "other": other, "kept": {"planned": {}}, "static": {}}}
+    (tmp_path / "models.json").write_text(json.dumps(declared))
+
+    found = json.loads(await declarations(_parser().parse_args(["up", "--models", "models.json"])))
+
+    assert found["models"] == {
+        "one": {"planned": {"profile": str(tmp_path / "near/q.json")}},
+        "other": other,
+        "kept": {"planned": {}},
+        "static": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "wanted"),
+    [
+        ("./weights", "{0}/weights"),
+        ("../weights", "{0.parent}/weights"),
+        ("/weights", "/weights"),
+        ("Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen2.5-Omni-7B"),
+    ],
+)
+async def test_a_checkpoint_that_begins_with_a_dot_is_beside_the_declarations(
+    tmp_path: Path, checkpoint: str, wanted: str
+):
+    (tmp_path / "models.json").write_text(json.dumps({"models": {"one": {"checkpoint": checkpoint}}}))
+
+    found = json.loads(await declarations(_parser().parse_args(["up", "--models", str(tmp_path / "models.json")])))
+
+    assert found["models"]["one"]["checkpoint"] == wanted.format(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"models": []}', '{"models": {"m": {"planned": 3}}}', '{"models": {"m": 1}}'])
+async def test_declarations_that_are_no_good_are_left_to_the_planner(tmp_path: Path, text: str):
+    (tmp_path / "models.json").write_text(text)
+
+    assert await declarations(_parser().parse_args(["up", "--models", str(tmp_path / "models.json")])) == text
+
+
 async def test_a_declarations_file_that_is_not_there_is_named():
     with pytest.raises(BadRequest, match="--models /none"):
         await declarations(_parser().parse_args(["up", "--models", "/none"]))

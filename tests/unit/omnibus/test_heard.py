@@ -128,7 +128,18 @@ async def test_comings_and_goings_are_told_and_heartbeats_are_not(bus: MemoryBus
         executor(bus, "a", state=state)
     await turn()
 
-    assert told == [1, 0]
+    assert told == [1, 0, 0]
+
+
+async def test_who_drains_is_there_until_it_is_gone(bus: MemoryBus, ready: ReadyExecutors):
+    found = []
+    for states in (("ready", "ready"), ("draining", "ready"), ("draining", "draining"), ("gone", "draining")):
+        for id, state in zip("ab", states, strict=True):
+            executor(bus, id, state=state)
+        await turn()
+        found.append((ready.count(L), ready.there()))
+
+    assert found == [(2, {L: 2}), (1, {L: 2}), (0, {L: 2}), (0, {L: 1})]
 
 
 async def test_what_another_build_says_is_not_heard(bus: MemoryBus, ready: ReadyExecutors):

@@ -17,10 +17,14 @@ BEAT = 0.2  # seconds
 
 
 class Crowd:
-    """Follows the current and the staged plan. Options in ``broken`` (``m/E``) get no executors that are ready."""
+    """Follows the current and the staged plan. Options in ``broken`` (``m/E``) get no executors that are ready, those
+    of ``busy`` drain until they are let go. ``most`` is how many there were at most."""
 
     def __init__(self, store: Store, bus: Bus) -> None:
         self.broken: set[str] = set()
+        self.busy: set[str] = set()
+        self.draining: dict[str, Kind] = {}
+        self.most = 0
         self.there: dict[str, Kind] = {}
         self.spawned: list[str] = []
         self._store = store
@@ -49,10 +53,21 @@ class Crowd:
         """Come and go."""
         asked = {id: kind for each in wanted(*plans).values() for id, kind in _each(each)}
         for id in self.there.keys() - asked.keys():
-            self._publish(id, self.there.pop(id), "gone")
+            kind = self.there.pop(id)
+            if f"{kind.model}/{kind.option}" in self.busy:
+                self.draining[id] = kind
+            else:
+                self._publish(id, kind, "gone")
         self.spawned += sorted(id.rpartition("-")[0] for id in asked.keys() - self.there.keys())
         self.there = asked
+        self.most = max(self.most, len(self.there) + len(self.draining))
         self._say()
+
+    def let_go(self) -> None:
+        """Whoever drains is gone."""
+        self.busy.clear()
+        while self.draining:
+            self._publish(*self.draining.popitem(), "gone")
 
     def mend(self, option: str) -> None:
         """Its executors are ready after all."""
@@ -68,6 +83,9 @@ class Crowd:
         for id, kind in self.there.items():
             if f"{kind.model}/{kind.option}" not in self.broken:
                 self._publish(id, kind, "ready")
+
+        for id, kind in self.draining.items():
+            self._publish(id, kind, "draining")
 
     def _publish(self, id: str, kind: Kind, state: str) -> None:
         status = ExecutorStatus(id, kind.model, kind.option, (), (), "n", state, 64, origin=kind.origin)

@@ -100,6 +100,13 @@ def replicas(planned: Planned) -> dict[str, int]:
     return {name: option.replicas for name, option in planned.models["vl"].options.items()}
 
 
+def resized(models: dict[str, ModelPlan], **replicas: int) -> dict[str, ModelPlan]:
+    options = {
+        name: msgspec.structs.replace(option, replicas=replicas[name]) for name, option in models["vl"].options.items()
+    }
+    return {"vl": msgspec.structs.replace(models["vl"], options=options)}
+
+
 @pytest.fixture
 async def house(valkey_url: str, tmp_path: Path) -> AsyncIterator[House]:
     store = Store(StoreSettings(url=valkey_url))
@@ -118,8 +125,25 @@ async def test_another_mix_is_planned_for_with_a_reason_and_the_load_that_it_was
     assert reason == "load: vl 20 req/s, 20 % vision+thinker (was 80 %)"
     assert replicas(planned) == {"E": 2, "L": 6}
     assert planned.capacity["vl"] == pytest.approx(60.0)
+    assert planned.explain["planned"]["deployments"][0]["alternatives"]
     plan = Plan(2, 0, 0.0, planned.models, explain=planned.explain)
     assert remembered(plan)["vl"].shares == {SEEN: pytest.approx(0.2), TEXT: pytest.approx(0.8)}
+
+
+async def test_a_change_of_several_steps_is_under_way_until_the_last_one(house: House):
+    await house.declare()
+    await house.run(40, 16, 4)
+    ((planned, _),) = await house.run(40, 4, 16)
+    first, second = (resized(planned.models, E=2, L=count) for count in (4, 5))
+
+    steps = []
+    for models in (first, second, planned.models):
+        steps += await house.run(int(SETTINGS.ready) - 10, 16, 4)
+        house.current(models)
+    later = await house.run(55, 16, 4)
+
+    assert steps == []
+    assert [replicas(each) for each, _ in later] == [{"E": 4, "L": 4}]
 
 
 async def test_nothing_is_decided_while_executors_of_the_last_decision_start(house: House):

@@ -51,8 +51,10 @@ def backend(settings: KubernetesSettings) -> Kubernetes:
     return Kubernetes(settings)
 
 
-def asked(replicas: int = 1, gpus: int = 0, model: str = "Org/Model.A", checkpoint: str = "/m") -> Wanted:
-    option = Option(("thinker",), "llm", replicas, gpus)
+def asked(
+    replicas: int = 1, gpus: int = 0, model: str = "Org/Model.A", checkpoint: str = "/m", gpu: str = ""
+) -> Wanted:
+    option = Option(("thinker",), "llm", replicas, gpus, gpu=gpu)
     plan = ModelPlan("f", checkpoint, ("thinker",), {}, {"L+x": option}, {}, tasks={"thinker": "think"})
     (found,) = wanted(Plan(1, 0, 0.0, {model: plan})).values()
     return found
@@ -90,6 +92,29 @@ async def test_an_executor_is_told_who_it_is(backend: Kubernetes, cluster: FakeC
     assert len(told) == len(container["env"])
     assert container["resources"]["limits"] == {"memory": "1Gi", "nvidia.com/gpu": "2"}
     assert other == {"name": "other"}
+
+
+async def test_a_node_selector_names_the_type_of_the_gpus_where_the_template_asks_for_it(
+    settings: KubernetesSettings, cluster: FakeCluster
+):
+    asks = template()
+    asks["spec"]["template"]["spec"]["nodeSelector"] = {"disk": "ssd", "accelerator": "nvidia-{gpu}"}
+    Path(settings.template).write_text(json.dumps({"default": asks}))
+    backend = Kubernetes(settings)
+    one, two, none = asked(gpus=1, gpu="h100"), asked(gpus=1, gpu="a100"), asked(gpu="cpu")
+
+    for each in (one, none):
+        await backend.start(each)
+
+    chosen = [made["spec"]["template"]["spec"]["nodeSelector"] for made in cluster.objects.values()]
+    assert chosen == [{"disk": "ssd", "accelerator": "nvidia-h100"}, {"disk": "ssd"}]
+    assert backend.mark(one) != backend.mark(two)
+
+
+def test_without_such_a_selector_the_type_of_the_gpus_replaces_nobody(backend: Kubernetes):
+    known, named = asked(), asked(gpu="cpu")
+
+    assert backend.mark(known) == backend.mark(named)
 
 
 async def test_replicas_are_patched_alone(backend: Kubernetes, cluster: FakeCluster):

@@ -102,10 +102,26 @@ async def test_a_file_that_is_measured_again_is_planned_by(town: Town):
         await town.current(1)
         measure(town, profile({"E": E, "L": option("thinker", ("thinker", 0.06), service="llm", gpu="H100")}))
 
-        plan = await town.until(lambda plan: replicas(plan.models["q"]) != {"E": 2, "L": 5})
+        plan = await town.until(lambda plan: replicas(plan.models["q"]) == {"E": 5, "L": 3})
 
-    assert replicas(plan.models["q"]) == {"E": 5, "L": 3}
     assert plan.reason == "profiles changed"
+
+
+async def test_while_executors_make_room_requests_go_the_best_paths_over_those_that_are_left(town: Town):
+    measure(town, APART)
+    declare(town, q={"profile": "q.json"})
+
+    async with town.planner():
+        await town.current(1)
+        measure(town, profile({"E": E, "L": option("thinker", ("thinker", 0.06), service="llm", gpu="H100")}))
+        await town.until(lambda plan: replicas(plan.models["q"]) == {"E": 5, "L": 3})
+    step = await town.store.plan(2)
+
+    assert step is not None
+    assert (replicas(step.models["q"]), step.reason) == ({"E": 2, "L": 3}, "profiles changed: makes room for 3 q/E")
+    told = step.explain["planned"]["models"]["q"]["capacity"]
+    assert told == pytest.approx(2 / (0.6 * 0.2))
+    assert sum(path.rate for paths in step.models["q"].types.values() for path in paths) == pytest.approx(told)
 
 
 #: What is asked, what was measured; who says what is wrong.

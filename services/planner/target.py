@@ -1,0 +1,23 @@
+"""What is wanted of the plan. Data."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from omnibus.plan import ModelPlan
+from services.planner.planned.result import Planned
+
+Models = Mapping[str, ModelPlan]
+
+
+class Target(NamedTuple):
+    """What is wanted, why, and what its maker knows of it.
+
+    ``gpus`` is how many there are by type; types that it does not name are never short. ``route`` gives the best
+    paths over the replicas of plans on the way there; it is called in a thread, and raises ``OmnibusError``.
+    """
+
+    models: dict[str, ModelPlan]
+    reason: str
+    explain: dict[str, Any] = {}  # noqa: RUF012 nobody writes to it
+    gpus: Mapping[str, int] = {}
+    route: Callable[[Models], Planned] | None = None
