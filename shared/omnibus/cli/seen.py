@@ -244,14 +244,10 @@ def together(parts: Iterable[Totals]) -> Totals:
 def planned(plan: Plan | None) -> dict[tuple[str, str], float]:
     """Requests per second that the plan was made for, by model and type: of the models whose rates the solver found.
 
-    Rates of other models are shares without a unit.
+    Rates of other models' paths are shares without a unit.
     """
-    solved = plan.explain.get("models", {}) if plan is not None else {}
-    return {
-        (name, kind): sum(path.rate for path in paths)
-        for name, model in (plan.models if plan is not None else {}).items()
-        for kind, paths in (model.types if name in solved else {}).items()
-    }
+    told = plan.explain.get("planned", {}).get("models", {}) if plan is not None else {}
+    return {(name, kind): each["rate"] for name, model in told.items() for kind, each in model.get("types", {}).items()}
 
 
 def _option(

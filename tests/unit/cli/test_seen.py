@@ -123,10 +123,13 @@ def test_gateways_that_do_not_answer_are_forgotten_with_what_they_had_in_flight(
     assert (seen.gateways, seen.inflight) == ({}, 0)
 
 
+SOLVED = {"planned": {"models": {"m": {"types": {TYPE: {"rate": 2.5}}}}}}
+
+
 def test_only_rates_that_the_solver_found_are_planned():
     assert planned(None) == {}
     assert planned(plan()) == {}
-    assert planned(plan(rate=2.5, explain={"models": {"m": {}}})) == {("m", TYPE): 2.5}
+    assert planned(plan(explain=SOLVED)) == {("m", TYPE): 2.5}
 
 
 # What is shown
@@ -142,7 +145,7 @@ def test_a_model_is_shown_with_its_types_below(seen: Seen):
 
 
 def test_columns_that_matter_come_when_there_is_something_in_them(seen: Seen):
-    seen.plan = plan(rate=2.5, explain={"models": {"m": {}}})
+    seen.plan = plan(explain=SOLVED)
     seen.load(event(**{"": Load(refused=2), TYPE: Load(1, 1, quantities={"speech_seconds": 1.5})}))
 
     table = shown(seen)
@@ -155,7 +158,7 @@ def test_columns_that_matter_come_when_there_is_something_in_them(seen: Seen):
 
 
 def test_planned_types_are_shown_before_anybody_asks(seen: Seen):
-    seen.plan = plan(rate=2.5, explain={"models": {"m": {}}})
+    seen.plan = plan(explain=SOLVED)
 
     assert shown(seen)[TYPE][:3] == ["0.00", "2.50", "0.00"]
 
