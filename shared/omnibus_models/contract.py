@@ -99,10 +99,19 @@ class Decoder(Component, Protocol):
         """[B, H'] to float32 [B, V], ids that may never be sampled at -inf."""
 
 
-class Thinker(Decoder, Protocol):
-    """The LLM of a model: text in and out, media embeddings in, hidden rows out for a talker."""
+class Reader(Protocol):
+    """What a thinker does before and after its layers, for engines that run the layers themselves."""
 
     speaks: bool  # whether a talker can follow
+    width: int  # of embeddings and of hidden rows
+    context: int  # longest sequence, prompt included
+    vocabulary: int
+    eos: frozenset[int]
+    device: torch.device
+    dtype: torch.dtype
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token embeddings: [...] int64 to [..., H]."""
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> Prompt:
         """Apply the chat template and tokenise.
@@ -113,8 +122,15 @@ class Thinker(Decoder, Protocol):
         unknown role or an empty list.
         """
 
+    def expand(self, prompt: Prompt, media: Sequence[Encoded]) -> list[int]:
+        """The prompt's ids with as many placeholders as each item has rows.
+
+        Raises ``ContextTooLong``, and ``BadRequest`` for items that are not those of the prompt, or whose
+        embedding has not the shape that their meta data says.
+        """
+
     def assemble(self, prompt: Prompt, media: Sequence[Encoded]) -> Prefill:
-        """Expand placeholders and merge embeddings. Raises ``ContextTooLong`` and ``BadRequest`` (item count)."""
+        """Expand placeholders and merge embeddings. Raises as ``expand`` does."""
 
     def text(self, ids: Sequence[int]) -> str:
         """Decode ids, control tokens left out."""
@@ -128,6 +144,10 @@ class Thinker(Decoder, Protocol):
 
     def talker_row(self, inputs: Tensor, hidden: Tensor) -> Tensor:
         """Rows for decoded tokens: ``inputs`` and ``hidden`` [B, H] of one decode step to [B, H]."""
+
+
+class Thinker(Reader, Decoder, Protocol):
+    """The LLM of a model: text in and out, media embeddings in, hidden rows out for a talker."""
 
 
 class Talker(Decoder, Protocol):
@@ -193,6 +213,9 @@ class Family(Protocol):
         The object carries ``module`` (a ``torch.nn.Module`` that owns every loaded parameter). Missing
         weights raise ``Fatal`` with their names.
         """
+
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Reader:
+        """The thinker without its layers, on the CPU: it loads token embeddings and the final norm alone."""
 
 
 @dataclass

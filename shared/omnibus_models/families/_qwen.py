@@ -1,6 +1,8 @@
 """What the Qwen2.5 families share: a language model without state, a vision tower, prompts."""
 
 import json
+import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,14 +28,16 @@ class Decoder(Loaded):
     def __init__(self, module: Any, backbone: Any, head: Any, eos: Iterable[int]) -> None:
         super().__init__(module)
         config = backbone.config
+        table = module.get_input_embeddings().weight
         self._backbone, self._head = backbone, head
         self._mask_kinds = _mask_kinds(config)
         self.eos = frozenset(eos)
         self.layers: int = config.num_hidden_layers
         self.context: int = config.max_position_embeddings
-        self.vocabulary: int = head.out_features
-        self.device: torch.device = head.weight.device
-        self.dtype: torch.dtype = head.weight.dtype
+        self.vocabulary: int = config.vocab_size
+        self.width: int = table.shape[1]
+        self.device: torch.device = table.device
+        self.dtype: torch.dtype = table.dtype
 
     @torch.no_grad()
     def embed(self, ids: Tensor) -> Tensor:
@@ -100,9 +104,7 @@ class Thinker(Decoder, ABC):
     @torch.no_grad()
     def assemble(self, prompt: Prompt, media: Sequence[Encoded]) -> Prefill:
         """Put each item's embeddings in the place of its placeholder, in order."""
-        _check_items(prompt, media)
-        ids, owner = self._expand(prompt, media)
-        self._check_context(len(ids))
+        ids, owner = self._expanded(prompt, media)
         tokens = torch.tensor(ids, device=self.device)
         is_media = torch.tensor(owner, device=self.device)
         inputs = self.embed(tokens)
@@ -112,6 +114,10 @@ class Thinker(Decoder, ABC):
         # Positions are counted in a loop over the media: on the CPU, where that does not wait for a device.
         positions, delta = self._positions(torch.tensor([ids]), media)
         return Prefill(inputs, positions[:, 0].to(self.device), int(delta), is_media)
+
+    def expand(self, prompt: Prompt, media: Sequence[Encoded]) -> list[int]:
+        """The prompt's ids with as many placeholders as each item has rows."""
+        return self._expanded(prompt, media)[0]
 
     def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
         """This family has no talker: always ``BadRequest``."""
@@ -152,7 +158,40 @@ class Thinker(Decoder, ABC):
                 raise errors.BadRequest(f"the text holds the control token {token!r}; leave it out", param="messages")
         return text
 
-    def _expand(self, prompt: Prompt, media: Sequence[Encoded]) -> tuple[list[int], list[bool]]:
+    def _rows(self, meta: Mapping[str, Any]) -> int:
+        """How many rows an item with ``meta`` has. Raises ``KeyError``, ``TypeError`` or ``ValueError``."""
+        time, height, width = (operator.index(extent) for extent in meta["grid_thw"])
+        if min(time, height, width) < 1 or (meta["modality"] == "image" and time != 1):
+            raise ValueError("no such grid")
+        if meta["modality"] == "video" and not 0 < float(meta["second_per_grid"]) < math.inf:
+            raise ValueError("no such time")
+        module: Any = self.module
+        merge = module.config.vision_config.spatial_merge_size
+        return (height // merge) * (width // merge) * time
+
+    def _check_item(self, item: Encoded) -> None:
+        # Positions are counted from the meta data, so a step of the model would fail on what does not agree.
+        kind = str(item.meta.get("modality"))
+        try:
+            rows = self._rows(item.meta)
+        except (KeyError, TypeError, ValueError):
+            raise errors.BadRequest(f"the meta data of an item of {kind} cannot be used", param="items") from None
+        if tuple(item.embeds.shape) != (rows, self.width):
+            raise errors.BadRequest(
+                f"an item of {kind} must have an embedding of shape {(rows, self.width)} by its meta data, "
+                f"not {tuple(item.embeds.shape)}",
+                param="items",
+            )
+
+    def _expanded(self, prompt: Prompt, media: Sequence[Encoded]) -> tuple[list[int], list[bool]]:
+        _check_items(prompt, media)
+        for item in media:
+            self._check_item(item)
+        ids, owner = self._spread(prompt, media)
+        self._check_context(len(ids))
+        return ids, owner
+
+    def _spread(self, prompt: Prompt, media: Sequence[Encoded]) -> tuple[list[int], list[bool]]:
         counts = iter(item.embeds.shape[0] for item in media)
         ids: list[int] = []
         is_media: list[bool] = []

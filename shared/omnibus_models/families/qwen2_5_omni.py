@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +44,7 @@ class AudioEncoder(Loaded):
             samples, sampling_rate=rate, padding="max_length", return_attention_mask=True, return_tensors="pt"
         )
         frames = int(out["attention_mask"].sum())
-        # Two convolutions and a pooling, as in the audio tower.
-        count = ((frames - 1) // 2 - 1) // 2 + 1
+        count = _audio_rows(frames)
         if count < 1:
             raise errors.BadMedia("the audio is shorter than 30 ms")
         meta = {"modality": "audio", "n_tokens": count, "audio_len": frames}
@@ -87,6 +87,9 @@ class Thinker(_qwen.Thinker):
     def talker_row(self, inputs: Tensor, hidden: Tensor) -> Tensor:
         """[B, H] inputs and hidden of one decode step to rows for the talker."""
         return inputs + hidden
+
+    def _rows(self, meta: Mapping[str, Any]) -> int:
+        return _audio_rows(operator.index(meta["audio_len"])) if meta["modality"] == "audio" else super()._rows(meta)
 
     def _positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
         module: Any = self.module
@@ -201,6 +204,13 @@ class Qwen25Omni:
                 return _vocoder(config, checkpoint, device)
         raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
 
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
+        """See ``contract.Family``."""
+        checkpoint = Path(checkpoint)
+        config = _config(checkpoint)
+        module = _thinker_part(config, checkpoint, ["visual", "audio_tower", "model.layers", "lm_head"], "cpu", dtype)
+        return Thinker(module, checkpoint, config.talker_config)
+
 
 def _config(checkpoint: Path) -> Any:
     from transformers import Qwen2_5OmniConfig
@@ -258,6 +268,11 @@ def _max_codes(checkpoint: Path) -> int:
     settings = json.loads(path.read_text()) if path.exists() else {}
     default = inspect.signature(Whole.generate).parameters["talker_max_new_tokens"].default
     return int(settings.get("talker_max_new_tokens", default))
+
+
+def _audio_rows(frames: int) -> int:
+    """Rows of ``frames`` mel frames after two convolutions and a pooling, as in the audio tower."""
+    return ((frames - 1) // 2 - 1) // 2 + 1
 
 
 def _voices(checkpoint: Path) -> dict[str, dict[str, Any]]:
