@@ -1,8 +1,6 @@
 """The engine of an LLM component: messages and media embeddings in, text out, rows for a talker beside it."""
 
 import asyncio
-import json
-from collections import Counter
 from collections.abc import Sequence as Rows
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omnibus.errors import BadRequest, ContextTooLong
+from omnibus.errors import BadRequest
 from omnibus.executor.contract import Item, Job
 from omnibus_models.contract import Encoded, Prefill, Prompt, Thinker
 from omnibus_models.families import family as find
+from services.llm import asked
 from services.llm.compute import Compute
 from services.llm.engine import Engine
 from services.llm.params import ThinkParams, read, sampling
@@ -123,16 +122,16 @@ class ThinkRunner:
         params = read(job.inputs.get("params"), ThinkParams)
         voice = self._voice(job)
         prompt = await self._prompt(job)
-        items = await _items(job)
+        items = await asked.items(job)
         prefill, layout = await self._compute(self._assemble, prompt, items)
-        limit = self._limit(prefill.inputs.shape[0], params.max_tokens)
+        limit = asked.limit(self._context, prefill.inputs.shape[0], params.max_tokens)
         picker = Picker(sampling(params, limit, job.seed), self._thinker.vocabulary, prompt.ids)
         ends = frozenset() if params.ignore_eos else self._thinker.eos
         reply = Reply(self._thinker.text, params.stop)
         speech = None if voice is None else Speech(job, layout, limit - 1)
         with self._engine.admit(Thinking(prefill, picker, ends, voice)) as sequence:
             await _answer(job, sequence, reply, speech)
-        job.close("text", {"finish_reason": reply.finish, "usage": _usage(sequence.length, reply.tokens, items)})
+        job.close("text", {"finish_reason": reply.finish, "usage": asked.usage(sequence.length, reply.tokens, items)})
 
     async def close(self) -> None:
         if self._serving is not None:
@@ -153,7 +152,7 @@ class ThinkRunner:
         }
 
     async def _prompt(self, job: Job) -> Prompt:
-        messages = _messages(await job.value("messages"))
+        messages = asked.messages(await job.value("messages"))
         return await asyncio.get_running_loop().run_in_executor(self._words, self._thinker.prompt, messages)
 
     def _load(self) -> Any:
@@ -169,45 +168,12 @@ class ThinkRunner:
             raise BadRequest("a media item has no embedding of shape [tokens, width]", param="items")
         return torch.from_numpy(item.array).to(self._thinker.device, self._thinker.dtype)
 
-    def _limit(self, length: int, wanted: int | None) -> int:
-        left = self._context - length
-        if left <= 0:
-            raise ContextTooLong(
-                f"the prompt has {length} tokens and the model's context {self._context}; send a shorter prompt",
-                param="messages",
-            )
-        if wanted is not None and wanted > left:
-            raise BadRequest(
-                f"max_tokens is {wanted}, but after a prompt of {length} tokens the model's context of "
-                f"{self._context} leaves {left}; send max_tokens of at most {left}",
-                param="max_tokens",
-            )
-        return left if wanted is None else wanted
-
     def _voice(self, job: Job) -> str | None:
         if not job.wants("prompt"):
             return None
         if not self._thinker.speaks:
             raise BadRequest("this model has no voice; ask for text only", param="modalities")
         return str(job.inputs.get("voice") or "")
-
-
-async def _items(job: Job) -> list[Item]:
-    items = await job.value("items") or []
-    if not isinstance(items, list) or not all(isinstance(item, Item) for item in items):
-        raise BadRequest("items must be a list of embeddings", param="items")
-    return items
-
-
-def _messages(value: Any) -> list[dict[str, Any]]:
-    if isinstance(value, Item) and value.array is not None:
-        try:
-            value = json.loads(value.array.tobytes())
-        except ValueError:
-            raise BadRequest("messages are not UTF-8 JSON; send a JSON list", param="messages") from None
-    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-        raise BadRequest("messages must be a list of objects with role and content", param="messages")
-    return value
 
 
 async def _answer(job: Job, sequence: Thinking, reply: Reply, speech: Speech | None) -> None:
@@ -224,19 +190,6 @@ async def _answer(job: Job, sequence: Thinking, reply: Reply, speech: Speech | N
             await job.send("text", chunk)
     if speech is not None:
         speech.close(reply.finish)
-
-
-def _usage(prompt: int, completion: int, items: Rows[Item]) -> dict[str, int]:
-    media: Counter[str] = Counter()
-    for item in items:
-        media[item.data.get("modality", "")] += 0 if item.array is None else item.array.shape[0]
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "image_tokens": media["image"],
-        "audio_tokens": media["audio"],
-        "video_tokens": media["video"],
-    }
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:
