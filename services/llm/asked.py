@@ -2,11 +2,14 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from omnibus.errors import BadRequest, ContextTooLong
 from omnibus.executor.contract import Item, Job
+from services.llm.sequence import Step
+from services.llm.speech import Speech
+from services.llm.text import Reply
 
 
 async def items(job: Job) -> list[Item]:
@@ -58,3 +61,20 @@ def usage(prompt: int, completion: int, items: Sequence[Item]) -> dict[str, int]
         "audio_tokens": media["audio"],
         "video_tokens": media["video"],
     }
+
+
+async def answer(job: Job, take: Callable[[], Awaitable[Sequence[Step]]], reply: Reply, speech: Speech | None) -> None:
+    """Send what the engine generates until it ends. ``take`` waits for the next tokens."""
+    while reply.finish is None:
+        for step in await take():
+            if reply.finish is None:  # after a stop string the engine was one step ahead
+                reply.add(step.token, step.finish)
+                if speech is not None:
+                    speech.add(step.side)
+        if speech is not None:
+            await speech.send(reply.spoken)
+        chunk = reply.chunk()
+        if chunk is not None:
+            await job.send("text", chunk)
+    if speech is not None:
+        speech.close(reply.finish)

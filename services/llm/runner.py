@@ -130,7 +130,7 @@ class ThinkRunner:
         reply = Reply(self._thinker.text, params.stop)
         speech = None if voice is None else Speech(job, layout, limit - 1)
         with self._engine.admit(Thinking(prefill, picker, ends, voice)) as sequence:
-            await _answer(job, sequence, reply, speech)
+            await asked.answer(job, sequence.inbox.take, reply, speech)
         job.close("text", {"finish_reason": reply.finish, "usage": asked.usage(sequence.length, reply.tokens, items)})
 
     async def close(self) -> None:
@@ -174,22 +174,6 @@ class ThinkRunner:
         if not self._thinker.speaks:
             raise BadRequest("this model has no voice; ask for text only", param="modalities")
         return str(job.inputs.get("voice") or "")
-
-
-async def _answer(job: Job, sequence: Thinking, reply: Reply, speech: Speech | None) -> None:
-    while reply.finish is None:
-        for step in await sequence.inbox.take():
-            if reply.finish is None:  # after a stop string the engine was one step ahead
-                reply.add(step.token, step.finish)
-                if speech is not None:
-                    speech.add(step.side)
-        if speech is not None:
-            await speech.send(reply.spoken)
-        chunk = reply.chunk()
-        if chunk is not None:
-            await job.send("text", chunk)
-    if speech is not None:
-        speech.close(reply.finish)
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

@@ -122,8 +122,8 @@ class Reader(Protocol):
         unknown role or an empty list.
         """
 
-    def expand(self, prompt: Prompt, media: Sequence[Encoded]) -> list[int]:
-        """The prompt's ids with as many placeholders as each item has rows.
+    def expand(self, prompt: Prompt, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
+        """The prompt's ids with as many placeholders as each item has rows, and where each item begins.
 
         Raises ``ContextTooLong``, and ``BadRequest`` for items that are not those of the prompt, or whose
         embedding has not the shape that their meta data says.

@@ -115,9 +115,13 @@ class Thinker(Decoder, ABC):
         positions, delta = self._positions(torch.tensor([ids]), media)
         return Prefill(inputs, positions[:, 0].to(self.device), int(delta), is_media)
 
-    def expand(self, prompt: Prompt, media: Sequence[Encoded]) -> list[int]:
-        """The prompt's ids with as many placeholders as each item has rows."""
-        return self._expanded(prompt, media)[0]
+    def expand(self, prompt: Prompt, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
+        """The prompt's ids with as many placeholders as each item has rows, and where each item begins."""
+        ids, _ = self._expanded(prompt, media)
+        places = [place for place, token in enumerate(prompt.ids) if token in self._placeholders]
+        # Each item before this one has put its rows in the place of one placeholder.
+        sizes = [item.embeds.shape[0] - 1 for item in media]
+        return ids, [place + sum(sizes[:index]) for index, place in enumerate(places)]
 
     def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
         """This family has no talker: always ``BadRequest``."""

@@ -39,7 +39,9 @@ def test_it_reads_as_the_thinker_does(reader: Reader, thinker: Thinker) -> None:
     mine, whole = reader.assemble(prompt, [image()]), thinker.assemble(prompt, [image()])
     assert torch.equal(mine.inputs, whole.inputs)
     assert torch.equal(mine.positions, whole.positions)
-    assert len(reader.expand(prompt, [image()])) == len(mine.inputs)
+    ids, [start] = reader.expand(prompt, [image()])
+    assert len(ids) == len(mine.inputs)
+    assert mine.media.nonzero()[:, 0].tolist() == list(range(start, start + 6))
     hidden = torch.randn(len(mine.inputs), reader.width)
     rows = reader.talker_prompt(mine, hidden, "Ethan")
     assert torch.equal(rows, thinker.talker_prompt(whole, hidden, "Ethan"))
@@ -68,6 +70,18 @@ def test_an_item_that_is_not_what_its_meta_data_says_is_refused(reader: Reader, 
     assert caught.value.param == "items"
 
 
+def test_items_begin_where_those_before_them_end(reader: Reader) -> None:
+    parts = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]
+    prompt = reader.prompt([{"role": "user", "content": parts}])
+    media = [image(), image(rows=4, grid_thw=[1, 4, 4])]
+
+    ids, starts = reader.expand(prompt, media)
+
+    where = reader.assemble(prompt, media).media.nonzero()[:, 0].tolist()
+    assert [place for start, rows in zip(starts, (6, 4), strict=True) for place in range(start, start + rows)] == where
+    assert len(ids) == len(prompt.ids) + 8
+
+
 @pytest.mark.parametrize("seconds", [None, 0, -1, float("inf"), float("nan"), "fast"])
 def test_a_video_without_a_time_is_refused(reader: Reader, seconds: Any) -> None:
     prompt = reader.prompt([{"role": "user", "content": [{"type": "video"}]}])
@@ -81,6 +95,6 @@ def test_a_sound_of_another_length_is_refused(reader: Reader, frames: Any) -> No
     prompt = reader.prompt([{"role": "user", "content": [{"type": "audio"}]}])
     sound = Encoded(torch.zeros(38, 64), {"modality": "audio", "audio_len": 152})
 
-    assert len(reader.expand(prompt, [sound])) == len(prompt.ids) + 37
+    assert len(reader.expand(prompt, [sound])[0]) == len(prompt.ids) + 37
     with pytest.raises(BadRequest):
         reader.expand(prompt, [Encoded(sound.embeds, {**sound.meta, "audio_len": frames})])
