@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omnibus.errors import BadRequest
 from omnibus.executor.contract import Runner
-from omnibus.settings import ExecutorSettings
+from omnibus.settings import ExecutorSettings, VllmSettings, load
 
 
 def transformers(component: str, settings: ExecutorSettings) -> Runner:
@@ -16,6 +16,32 @@ def transformers(component: str, settings: ExecutorSettings) -> Runner:
             f"no transformers engine for component {component!r}; there is one for {sorted(_TRANSFORMERS)}"
         )
     return _TRANSFORMERS[component](component, settings)
+
+
+def vllm(component: str, settings: ExecutorSettings) -> Runner:
+    """vLLM for thinkers, transformers for every other component. Raises ``BadRequest`` for an unknown component."""
+    if component != "thinker":
+        return transformers(component, settings)
+    from services.llm.vllm.port import Launch
+    from services.llm.vllm.runner import VllmRunner
+    from services.llm.vllm_032.engine import Core
+
+    own = load(VllmSettings)
+    launch = Launch(
+        component=component,
+        checkpoint=Path(settings.checkpoint),
+        device=settings.device,
+        dtype=settings.dtype,
+        slots=settings.batch,
+        context=settings.context,
+        step_tokens=own.step_tokens,
+        kv_bytes=own.kv_mib << 20,
+        memory=own.memory,
+        tensor_parallel=own.tensor_parallel,
+        eager=own.eager,
+        threads=settings.threads,
+    )
+    return VllmRunner(settings.family, launch, Core)
 
 
 def sim(component: str, settings: ExecutorSettings) -> Runner:

@@ -160,6 +160,22 @@ class ExecutorSettings(Settings, frozen=True):
     context: int = 0
 
 
+class VllmSettings(Settings, frozen=True):
+    """What the engine ``services.engines:vllm`` takes beyond ``ExecutorSettings``."""
+
+    area: ClassVar[str] = "VLLM"
+
+    #: Most prompt tokens in one step; longer prompts take several.
+    step_tokens: int = 8192
+    #: Memory of the KV cache; 0: what ``memory`` leaves of a GPU, a part of the machine's on a CPU.
+    kv_mib: int = 0
+    #: Share of a GPU's memory for weights, activations and KV cache.
+    memory: float = 0.9
+    tensor_parallel: int = 1
+    #: Leave out compilation and CUDA graphs: a faster start, slower steps. Always so on a CPU.
+    eager: bool = False
+
+
 class ServiceSettings(Settings, frozen=True):
     area: ClassVar[str] = "SERVICE"
 

@@ -101,7 +101,7 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     components: tuple[str, ...]
     tasks: tuple[str, ...]
     node: str
-    state: str  # ready | draining | gone
+    state: str  # ready | loading | draining | gone
     credits: int
     inflight: int = 0
     steps: int = 0

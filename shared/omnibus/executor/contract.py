@@ -80,6 +80,9 @@ class Runner(Protocol):
     concurrently; it is cancelled when the client leaves, the deadline passes or the job moves, and must
     then stop within one step. It raises ``Rejected`` for bad input; any other exception fails this one
     job as ``StageFailed`` and leaves the executor alive.
+
+    A runner whose engine may come and go also has ``serving: bool``. While that is false its executor says
+    that it is not ready and answers ``busy``.
     """
 
     async def load(self) -> None: ...

@@ -118,7 +118,12 @@ class Executor:
             log.warning("status not sent: %s", error)
 
     def status(self) -> ExecutorStatus:
-        return self.identity.status(self._state, inflight=len(self._live), steps=self._steps)
+        state = self._state if self._state != "ready" or self._serving() else "loading"
+        return self.identity.status(state, inflight=len(self._live), steps=self._steps)
+
+    def _serving(self) -> bool:
+        """Whether every runner has its engine; see ``contract.Runner``."""
+        return all(getattr(runner, "serving", True) for runner in self._runners.values())
 
     def _purge(self) -> None:
         """End what is past its deadline, whether or not its gateway still lives; forget early edges."""
@@ -144,7 +149,7 @@ class Executor:
             if known.invocation.attempt >= invocation.attempt:
                 return
             self._stop(invocation.id)
-        if self._state != "ready" or len(self._live) >= self.identity.credits:
+        if self._state != "ready" or len(self._live) >= self.identity.credits or not self._serving():
             self._reply(invocation, Busy(invocation.id, self.identity.id, invocation.attempt))
             return
         self._begin(invocation)

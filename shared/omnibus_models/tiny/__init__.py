@@ -23,11 +23,14 @@ _RECIPES = {
 FAMILIES = tuple(_RECIPES)
 
 
-def build(family_name: str, directory: str | Path, seed: int = 0, llm_seed: int | None = None) -> Path:
+def build(
+    family_name: str, directory: str | Path, seed: int = 0, llm_seed: int | None = None, *, wide: bool = False
+) -> Path:
     """Write the tiny checkpoint of a family to ``directory`` and return it; do nothing when it is complete.
 
     With an ``llm_seed`` the LLM (the thinker) gets other weights and all else those of ``seed``: a model that
-    can share its encoders with the one built without.
+    can share its encoders with the one built without. ``wide``: an LLM with heads of 32, because the kernels
+    that vLLM has for CPUs take no smaller ones.
 
     The checkpoint appears whole or not at all: it is written beside its place and renamed. Raises
     ``NotFound`` for an unknown family and ``Fatal`` when the directory holds something else.
@@ -38,8 +41,10 @@ def build(family_name: str, directory: str | Path, seed: int = 0, llm_seed: int 
     marker: dict[str, object] = {"family": family_name, "seed": seed, "recipe": RECIPE}
     if llm_seed is not None:
         marker["llm_seed"] = llm_seed
+    if wide:
+        marker["wide"] = True
     if not _complete(target, marker):
-        _write(family_name, target, (seed, llm_seed), marker)
+        _write(family_name, target, (seed, llm_seed, wide), marker)
     return target
 
 
@@ -52,11 +57,11 @@ def _complete(target: Path, marker: dict[str, object]) -> bool:
     raise errors.Fatal(f"{target} holds another checkpoint; remove it or choose another directory")
 
 
-def _write(family_name: str, target: Path, seeds: tuple[int, int | None], marker: dict[str, object]) -> None:
+def _write(family_name: str, target: Path, recipe: tuple[int, int | None, bool], marker: dict[str, object]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     workshop = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        importlib.import_module(_RECIPES[family_name]).write(workshop, *seeds)
+        importlib.import_module(_RECIPES[family_name]).write(workshop, *recipe)
         (workshop / MARKER).write_text(json.dumps(marker))
         _readable(workshop)
         _publish(workshop, target, marker)

@@ -26,12 +26,12 @@ _TEMPLATE = text.template(
 )
 
 
-def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
+def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = False) -> None:
     """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
     from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
     tokenizer = text.tokenizer(SPECIAL, _NAMES, _TEMPLATE)
-    model = Qwen2_5_VLForConditionalGeneration(_config(tokenizer)).eval()
+    model = Qwen2_5_VLForConditionalGeneration(_config(tokenizer, wide)).eval()
     weights.spread(model, seed)
     if llm_seed is not None:
         weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
@@ -44,12 +44,12 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     processor.save_pretrained(directory)
 
 
-def _config(tokenizer: Any) -> Any:
+def _config(tokenizer: Any, wide: bool) -> Any:
     from transformers import Qwen2_5_VLConfig
 
     ids = tokenizer.convert_tokens_to_ids
     return Qwen2_5_VLConfig(
-        text_config=parts.text_config(tokenizer),
+        text_config=parts.text_config(tokenizer, wide),
         vision_config=parts.vision_config(),
         image_token_id=ids("<|image_pad|>"),
         video_token_id=ids("<|video_pad|>"),
