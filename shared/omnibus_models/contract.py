@@ -65,6 +65,16 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """A prompt as its model counts it."""
+
+    ids: Sequence[int]  # as many placeholders as each item has rows
+    starts: Sequence[int]  # where the rows of each item begin
+    positions: Tensor  # as in Prefill, on the CPU
+    delta: int  # as in Prefill
+
+
+@dataclass(frozen=True)
 class Prefill:
     """What the first forward pass of a request consumes."""
 
@@ -122,15 +132,15 @@ class Reader(Protocol):
         unknown role or an empty list.
         """
 
-    def expand(self, prompt: Prompt, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
-        """The prompt's ids with as many placeholders as each item has rows, and where each item begins.
+    def layout(self, prompt: Prompt, media: Sequence[Encoded]) -> Layout:
+        """Expand placeholders and count positions.
 
         Raises ``ContextTooLong``, and ``BadRequest`` for items that are not those of the prompt, or whose
         embedding has not the shape that their meta data says.
         """
 
     def assemble(self, prompt: Prompt, media: Sequence[Encoded]) -> Prefill:
-        """Expand placeholders and merge embeddings. Raises as ``expand`` does."""
+        """Expand placeholders and merge embeddings. Raises as ``layout`` does."""
 
     def text(self, ids: Sequence[int]) -> str:
         """Decode ids, control tokens left out."""

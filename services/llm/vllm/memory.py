@@ -30,7 +30,7 @@ class Memory:
 
     def append(self, array: np.ndarray) -> int:
         """Write the bytes of a contiguous ``array`` behind all others; returns their offset."""
-        offset, left = self._size, memoryview(array).cast("B")
+        offset, left = self._size, array.data.cast("B")
         while left:
             done = os.pwrite(self._fd, left, self._size)
             self._size += done

@@ -13,7 +13,7 @@ from omnibus.errors import BadRequest, StageFailed
 from omnibus.executor.contract import Item
 from omnibus_models.contract import Encoded, Prefill, Prompt, Reader
 from services.llm.vllm.memory import Memory
-from services.llm.vllm.port import Medium
+from services.llm.vllm.port import Medium, Positions
 
 #: Offsets of embeddings are multiples of this, so that any dtype can be read in place.
 _ALIGNED = 64
@@ -29,12 +29,15 @@ class Order:
 
     def __init__(self, reader: Reader, prompt: Prompt, items: Sequence[Item], voice: str | None) -> None:
         media = [Encoded(_embedding(item), item.data) for item in items]
-        self.ids, starts = reader.expand(prompt, media)
-        self.parcel: Memory | None = Memory() if media else None
-        self.media = [
-            self._packed(item, encoded, start, reader.dtype)
-            for item, encoded, start in zip(items, media, starts, strict=True)
-        ]
+        layout = reader.layout(prompt, media)
+        self.ids = layout.ids
+        self.positions: Positions | None = None
+        self.parcel = Memory() if media else None
+        self.media: list[Medium] = []
+        if self.parcel is not None:
+            for item, encoded, start in zip(items, media, layout.starts, strict=True):
+                self.media.append(_packed(self.parcel, item, encoded.embeds.to(reader.dtype), start))
+            self.positions = Positions(layout.positions.to(torch.int32), layout.delta)
         self.voice: Voice | None = None if voice is None else Voice(reader, reader.assemble(prompt, media), voice)
 
     def close(self) -> None:
@@ -43,14 +46,6 @@ class Order:
             self.parcel.close()
         if self.voice is not None:
             self.voice.rows.close()
-
-    def _packed(self, item: Item, encoded: Encoded, start: int, dtype: torch.dtype) -> Medium:
-        assert self.parcel is not None
-        words = encoded.embeds.to(dtype).contiguous().view(torch.uint8).numpy()
-        offset = self.parcel.append(words)
-        self.parcel.append(np.zeros(-words.size % _ALIGNED, np.uint8))
-        rows, width = encoded.embeds.shape
-        return Medium(_key(words, item.data), item.data, start, (rows, width), offset)
 
 
 class Voice:
@@ -101,10 +96,17 @@ def _embedding(item: Item) -> Tensor:
     return torch.from_numpy(array)
 
 
+def _packed(parcel: Memory, item: Item, embeds: Tensor, start: int) -> Medium:
+    words = embeds.contiguous().view(torch.uint8).numpy()
+    offset = parcel.append(words)
+    parcel.append(np.zeros(-words.size % _ALIGNED, np.uint8))
+    return Medium(_key(words, item.data), item.data["modality"], start, (embeds.shape[0], embeds.shape[1]), offset)
+
+
 def _key(words: np.ndarray, meta: Mapping[str, Any]) -> str:
     # Equal rows on another grid are another item: the model looks at them from other positions.
     digest = blake2b(json.dumps(meta, sort_keys=True).encode(), digest_size=16)
-    digest.update(words)
+    digest.update(words.data)
     return digest.hexdigest()
 
 

@@ -1,9 +1,11 @@
 """What a version of vLLM has to provide. Small and without any of its types."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
 
 from omnibus_models.contract import Sampling
 from services.llm.vllm.memory import Place
@@ -44,19 +46,31 @@ class Medium:
     """
 
     key: str
-    meta: Mapping[str, Any]
+    modality: str
     start: int
     shape: tuple[int, int]
     offset: int
 
 
+class Positions(NamedTuple):
+    """Rotary positions of a prompt: int32 [axes, T], and what is added to those of generated tokens."""
+
+    prompt: Tensor
+    delta: int
+
+
 @dataclass(frozen=True)
 class Generation:
-    """One request. ``rows`` is where the hidden row of each position goes, float32 [H] one after the other."""
+    """One request.
+
+    ``positions`` None: counted from 0. ``rows`` is where the hidden row of each position goes, float32 [H]
+    one after the other.
+    """
 
     id: str
     ids: Sequence[int]
     media: Sequence[Medium]
+    positions: Positions | None
     parcel: Place | None
     rows: Place | None
     sampling: Sampling

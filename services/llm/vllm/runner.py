@@ -108,6 +108,7 @@ class VllmRunner:
             id=str(self._asked),
             ids=order.ids,
             media=order.media,
+            positions=order.positions,
             parcel=None if order.parcel is None else order.parcel.place,
             rows=None if order.voice is None else order.voice.rows.place,
             sampling=replace(sampling(params, limit, seed), ignore_eos=params.ignore_eos),

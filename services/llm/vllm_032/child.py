@@ -6,6 +6,8 @@ import signal
 import sys
 from typing import Any
 
+import torch
+
 from omnibus_models import torchvision_cpu
 
 # A spawned process imports this module for its target, before it imports vLLM for its arguments, and
@@ -25,7 +27,10 @@ def run(*args: Any, parent: int, **kwargs: Any) -> None:
     os.setpgrp()
     from vllm.v1.engine import core
 
-    from services.llm.vllm_032 import models
+    from services.llm.vllm_032 import models, worker
 
-    models.register(kwargs["vllm_config"].model_config.architectures)
+    config = kwargs["vllm_config"]
+    models.register(config.model_config.architectures)
+    if config.device_config.device_type == "cpu":
+        torch.Generator = worker.Rewinding  # type: ignore[misc]
     core.EngineCoreProc.run_engine_core(*args, **kwargs)

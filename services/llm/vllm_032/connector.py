@@ -7,7 +7,7 @@ worker's half can map it at any time, even when the request has been aborted in 
 import os
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from vllm.config import VllmConfig
@@ -90,8 +90,7 @@ class EmbeddingConnector(ECConnectorBase):
     # The workers' half
 
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
-        loads = self._get_connector_metadata()
-        assert isinstance(loads, Loads)
+        loads = cast(Loads, self._get_connector_metadata())
         for key, (place, offset, shape) in loads.items.items():
             if key not in encoder_cache:
                 rows = torch.frombuffer(mapped(place), dtype=self._dtype, offset=offset, count=shape[0] * shape[1])

@@ -42,9 +42,7 @@ class Core:
         for process in self._llm.engine_core.resources.engine_manager.processes:
             self._sentinels.append(process.sentinel)
             loop.add_reader(process.sentinel, self._died)
-        self._parameters = sum(await self._llm.collective_rpc("omnibus_parameters"))
-        if self._launch.rows:
-            await self._llm.collective_rpc("omnibus_tap")
+        self._parameters = sum(await self._llm.collective_rpc("omnibus_begin", args=(self._launch.rows,)))
 
     async def generate(self, asked: Generation) -> AsyncGenerator[Tokens, None]:
         from vllm.exceptions import VLLMValidationError
@@ -163,7 +161,7 @@ def _arguments(launch: Launch) -> Any:
             ec_connector_module_path="services.llm.vllm_032.connector",
             ec_role="ec_consumer",
         ),
-        worker_extension_cls="services.llm.vllm_032.tap.Tap",
+        worker_extension_cls="services.llm.vllm_032.worker.Worker",
         **cpu,
     )
 

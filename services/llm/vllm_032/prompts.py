@@ -1,8 +1,6 @@
-"""A prompt as vLLM's processors would have made it, from ids and meta data alone: no pixels, no samples."""
+"""A prompt as vLLM's processors would have made it, from ids and positions alone: no pixels, no samples."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from vllm.inputs import EngineInput
@@ -15,17 +13,10 @@ from vllm.multimodal.inputs import (
     PlaceholderRange,
 )
 
-from services.llm.vllm.port import Generation
+from services.llm.vllm.port import Generation, Positions
 
-#: Of each modality what vLLM counts positions from.
-_FIELDS: dict[str, Mapping[str, Callable[[Mapping[str, Any]], torch.Tensor]]] = {
-    "image": {"image_grid_thw": lambda meta: torch.tensor(meta["grid_thw"])},
-    "video": {
-        "video_grid_thw": lambda meta: torch.tensor(meta["grid_thw"]),
-        "second_per_grid_ts": lambda meta: torch.tensor(meta["second_per_grid"], dtype=torch.float32),
-    },
-    "audio": {"audio_feature_lengths": lambda meta: torch.tensor(meta["audio_len"])},
-}
+#: Under which names the first media item of a prompt carries the positions of all of it.
+POSITIONS, DELTA = "omnibus_positions", "omnibus_delta"
 
 
 def engine_input(asked: Generation) -> EngineInput:
@@ -35,14 +26,16 @@ def engine_input(asked: Generation) -> EngineInput:
     items: dict[str, list[MultiModalKwargsItem]] = defaultdict(list)
     keys: dict[str, list[str]] = defaultdict(list)
     places: dict[str, list[PlaceholderRange]] = defaultdict(list)
-    for medium in asked.media:
-        kind = medium.meta["modality"]
-        items[kind].append(_item(kind, medium.meta))
-        keys[kind].append(medium.key)
-        places[kind].append(PlaceholderRange(offset=medium.start, length=medium.shape[0]))
+    for index, medium in enumerate(asked.media):
+        items[medium.modality].append(_item(None if index else asked.positions))
+        keys[medium.modality].append(medium.key)
+        places[medium.modality].append(PlaceholderRange(offset=medium.start, length=medium.shape[0]))
     return mm_input(list(asked.ids), MultiModalKwargsItems(items), keys, places)
 
 
-def _item(kind: str, meta: Mapping[str, Any]) -> MultiModalKwargsItem:
+def _item(positions: Positions | None) -> MultiModalKwargsItem:
+    if positions is None:
+        return MultiModalKwargsItem({})
     field = MultiModalBatchedField(keep_on_cpu=True)
-    return MultiModalKwargsItem({key: MultiModalFieldElem(make(meta), field) for key, make in _FIELDS[kind].items()})
+    found = {POSITIONS: positions.prompt, DELTA: torch.tensor(positions.delta)}
+    return MultiModalKwargsItem({name: MultiModalFieldElem(value, field) for name, value in found.items()})

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
 from services.llm.vllm.memory import opened
 
@@ -43,7 +42,7 @@ class Rows:
             if fd is not None:
                 rows = hidden[int(starts[index]) : int(starts[index + 1])].float().cpu().contiguous()
                 place = int(batch.num_computed_tokens_cpu[index]) * rows.shape[1] * rows.element_size()
-                os.pwrite(fd, memoryview(rows.numpy()).cast("B"), place)
+                os.pwrite(fd, rows.numpy().data.cast("B"), place)
 
     def _descriptor(self, request: str, requests: Any) -> int | None:
         if request not in self._open:
@@ -55,21 +54,6 @@ class Rows:
             fd = self._open.pop(gone)
             if fd is not None:
                 os.close(fd)
-
-
-class Tap:
-    """Mixed into vLLM's worker; called from outside by name."""
-
-    model_runner: Any
-
-    def omnibus_tap(self) -> None:
-        """Write rows from now on, in the one worker that has them whole and first."""
-        if get_tp_group().is_first_rank and get_pp_group().is_last_rank:
-            self.model_runner._model_forward = Rows(self.model_runner, self.model_runner._model_forward)
-
-    def omnibus_parameters(self) -> int:
-        """How many parameters this worker holds."""
-        return sum(parameter.numel() for parameter in self.model_runner.get_model().parameters())
 
 
 def _opened(state: Any) -> int | None:

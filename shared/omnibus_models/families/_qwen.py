@@ -14,7 +14,7 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import media
-from omnibus_models.contract import Encoded, Loaded, Prefill, Prepared, Prompt
+from omnibus_models.contract import Encoded, Layout, Loaded, Prefill, Prepared, Prompt
 
 AXES = 3  # M-RoPE: time, height, width
 _ROLES = frozenset({"system", "user", "assistant"})
@@ -104,24 +104,25 @@ class Thinker(Decoder, ABC):
     @torch.no_grad()
     def assemble(self, prompt: Prompt, media: Sequence[Encoded]) -> Prefill:
         """Put each item's embeddings in the place of its placeholder, in order."""
-        ids, owner = self._expanded(prompt, media)
-        tokens = torch.tensor(ids, device=self.device)
-        is_media = torch.tensor(owner, device=self.device)
-        inputs = self.embed(tokens)
-        if media:
-            rows = torch.cat([item.embeds.to(self.device, self.dtype) for item in media])
-            inputs[is_media] = rows
+        layout = self.layout(prompt, media)
+        inputs = self.embed(torch.tensor(layout.ids, device=self.device))
+        is_media = torch.zeros(len(layout.ids), dtype=torch.bool, device=self.device)
+        for item, start in zip(media, layout.starts, strict=True):
+            place = slice(start, start + item.embeds.shape[0])
+            inputs[place] = item.embeds.to(self.device, self.dtype)
+            is_media[place] = True
+        return Prefill(inputs, layout.positions.to(self.device), layout.delta, is_media)
+
+    def layout(self, prompt: Prompt, media: Sequence[Encoded]) -> Layout:
+        """Each placeholder as often as its item has rows, and positions."""
+        _check_items(prompt, media)
+        for item in media:
+            self._check_item(item)
+        ids, starts = self._expand(prompt, media)
+        self._check_context(len(ids))
         # Positions are counted in a loop over the media: on the CPU, where that does not wait for a device.
         positions, delta = self._positions(torch.tensor([ids]), media)
-        return Prefill(inputs, positions[:, 0].to(self.device), int(delta), is_media)
-
-    def expand(self, prompt: Prompt, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
-        """The prompt's ids with as many placeholders as each item has rows, and where each item begins."""
-        ids, _ = self._expanded(prompt, media)
-        places = [place for place, token in enumerate(prompt.ids) if token in self._placeholders]
-        # Each item before this one has put its rows in the place of one placeholder.
-        sizes = [item.embeds.shape[0] - 1 for item in media]
-        return ids, [place + sum(sizes[:index]) for index, place in enumerate(places)]
+        return Layout(ids, starts, positions[:, 0], int(delta))
 
     def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
         """This family has no talker: always ``BadRequest``."""
@@ -187,24 +188,17 @@ class Thinker(Decoder, ABC):
                 param="items",
             )
 
-    def _expanded(self, prompt: Prompt, media: Sequence[Encoded]) -> tuple[list[int], list[bool]]:
-        _check_items(prompt, media)
-        for item in media:
-            self._check_item(item)
-        ids, owner = self._spread(prompt, media)
-        self._check_context(len(ids))
-        return ids, owner
-
-    def _spread(self, prompt: Prompt, media: Sequence[Encoded]) -> tuple[list[int], list[bool]]:
+    def _expand(self, prompt: Prompt, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
         counts = iter(item.embeds.shape[0] for item in media)
         ids: list[int] = []
-        is_media: list[bool] = []
+        starts: list[int] = []
         for token in prompt.ids:
-            placeholder = token in self._placeholders
-            count = next(counts) if placeholder else 1
-            ids += [token] * count
-            is_media += [placeholder] * count
-        return ids, is_media
+            if token in self._placeholders:
+                starts.append(len(ids))
+                ids += [token] * next(counts)
+            else:
+                ids.append(token)
+        return ids, starts
 
     def _check_context(self, length: int) -> None:
         # One place must be left for the answer.

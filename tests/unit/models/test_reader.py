@@ -39,9 +39,9 @@ def test_it_reads_as_the_thinker_does(reader: Reader, thinker: Thinker) -> None:
     mine, whole = reader.assemble(prompt, [image()]), thinker.assemble(prompt, [image()])
     assert torch.equal(mine.inputs, whole.inputs)
     assert torch.equal(mine.positions, whole.positions)
-    ids, [start] = reader.expand(prompt, [image()])
-    assert len(ids) == len(mine.inputs)
-    assert mine.media.nonzero()[:, 0].tolist() == list(range(start, start + 6))
+    layout = reader.layout(prompt, [image()])
+    assert torch.equal(layout.positions, whole.positions)
+    assert (len(layout.ids), layout.delta) == (len(whole.inputs), whole.delta)
     hidden = torch.randn(len(mine.inputs), reader.width)
     rows = reader.talker_prompt(mine, hidden, "Ethan")
     assert torch.equal(rows, thinker.talker_prompt(whole, hidden, "Ethan"))
@@ -65,7 +65,7 @@ def test_it_reads_as_the_thinker_does(reader: Reader, thinker: Thinker) -> None:
 )
 def test_an_item_that_is_not_what_its_meta_data_says_is_refused(reader: Reader, wrong: Encoded) -> None:
     with pytest.raises(BadRequest) as caught:
-        reader.expand(reader.prompt(PICTURE), [wrong])
+        reader.layout(reader.prompt(PICTURE), [wrong])
 
     assert caught.value.param == "items"
 
@@ -75,11 +75,14 @@ def test_items_begin_where_those_before_them_end(reader: Reader) -> None:
     prompt = reader.prompt([{"role": "user", "content": parts}])
     media = [image(), image(rows=4, grid_thw=[1, 4, 4])]
 
-    ids, starts = reader.expand(prompt, media)
+    layout = reader.layout(prompt, media)
 
-    where = reader.assemble(prompt, media).media.nonzero()[:, 0].tolist()
-    assert [place for start, rows in zip(starts, (6, 4), strict=True) for place in range(start, start + rows)] == where
-    assert len(ids) == len(prompt.ids) + 8
+    places = [start + row for start, rows in zip(layout.starts, (6, 4), strict=True) for row in range(rows)]
+    [placeholder] = {layout.ids[place] for place in places}
+    assert places == [place for place, token in enumerate(layout.ids) if token == placeholder]
+    inputs = reader.assemble(prompt, media).inputs
+    assert torch.equal(inputs[places], torch.cat([item.embeds for item in media]))
+    assert len(layout.ids) == len(prompt.ids) + 8
 
 
 @pytest.mark.parametrize("seconds", [None, 0, -1, float("inf"), float("nan"), "fast"])
@@ -87,7 +90,7 @@ def test_a_video_without_a_time_is_refused(reader: Reader, seconds: Any) -> None
     prompt = reader.prompt([{"role": "user", "content": [{"type": "video"}]}])
 
     with pytest.raises(BadRequest):
-        reader.expand(prompt, [image(modality="video", second_per_grid=seconds)])
+        reader.layout(prompt, [image(modality="video", second_per_grid=seconds)])
 
 
 @pytest.mark.parametrize("frames", [150, 155, None, -3])
@@ -95,6 +98,6 @@ def test_a_sound_of_another_length_is_refused(reader: Reader, frames: Any) -> No
     prompt = reader.prompt([{"role": "user", "content": [{"type": "audio"}]}])
     sound = Encoded(torch.zeros(38, 64), {"modality": "audio", "audio_len": 152})
 
-    assert len(reader.expand(prompt, [sound])[0]) == len(prompt.ids) + 37
+    assert len(reader.layout(prompt, [sound]).ids) == len(prompt.ids) + 37
     with pytest.raises(BadRequest):
-        reader.expand(prompt, [Encoded(sound.embeds, {**sound.meta, "audio_len": frames})])
+        reader.layout(prompt, [Encoded(sound.embeds, {**sound.meta, "audio_len": frames})])
