@@ -18,7 +18,7 @@ from omnibus.executor.contract import Item, Job
 from omnibus_models.contract import Encoded, Prefill, Prompt, Thinker
 from omnibus_models.families import family as find
 from services.llm.compute import Compute
-from services.llm.engine import Engine
+from services.llm.engine import Engine, Limits
 from services.llm.params import ThinkParams, read, sampling
 from services.llm.sampling import Picker
 from services.llm.sequence import Sequence
@@ -112,11 +112,9 @@ class ThinkRunner:
             self._thinker,
             ThinkFeed(self._thinker),
             self._compute,
-            slots=self._settings.slots,
-            context=self._context,
-            share=self._settings.share,
+            Limits(self._settings.slots, self._context, self._settings.share),
         )
-        await self._compute(self._engine.warm)
+        await self._engine.start()
         self._serving = asyncio.create_task(self._engine.serve(), name="engine")
 
     async def run(self, job: Job) -> None:
