@@ -3,10 +3,19 @@ process loads no more than the components it hosts."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from omnibus.errors import BadRequest
+from omnibus.executor.budget import Goals
 from omnibus.executor.contract import Runner
 from omnibus.settings import ExecutorSettings
+
+if TYPE_CHECKING:
+    from services.llm.core import Core
+
+#: What runners of one executor share; gone with the last of them.
+_cores: "WeakValueDictionary[ExecutorSettings, Core]" = WeakValueDictionary()
 
 
 def transformers(component: str, settings: ExecutorSettings) -> Runner:
@@ -28,15 +37,53 @@ def sim(component: str, settings: ExecutorSettings) -> Runner:
 def _encode(component: str, settings: ExecutorSettings) -> Runner:
     from services.encoder.runner import EncodeRunner, EncodeSettings
 
-    limits = EncodeSettings(items=settings.batch, threads=settings.threads)
-    return EncodeRunner(component, *_source(settings), limits)
+    limits = EncodeSettings(items=settings.batch, threads=settings.threads, goals=Goals(settings.ttft, settings.tbt))
+    loop = _language(settings) if _beside(settings) else None
+    return EncodeRunner(component, *_source(settings), limits, loop)
 
 
 def _think(component: str, settings: ExecutorSettings) -> Runner:
-    from services.llm.runner import ThinkRunner, ThinkSettings
+    from services.llm.runner import ThinkRunner
 
-    limits = ThinkSettings(slots=settings.batch, context=settings.context, threads=settings.threads)
-    return ThinkRunner(component, *_source(settings), limits)
+    return ThinkRunner(_language(settings))
+
+
+def _prefill(component: str, settings: ExecutorSettings) -> Runner:
+    from services.llm.split import PrefillRunner
+
+    return PrefillRunner(_language(settings))
+
+
+def _decode(component: str, settings: ExecutorSettings) -> Runner:
+    from services.llm.split import DecodeRunner
+
+    return DecodeRunner(_language(settings))
+
+
+def _language(settings: ExecutorSettings) -> "Core":
+    """The one language model of an executor, for all its components that are parts of it."""
+    from services.llm.core import Core, ThinkSettings
+
+    core = _cores.get(settings)
+    if core is None:
+        limits = ThinkSettings(
+            slots=settings.batch,
+            context=settings.context,
+            share=settings.share,
+            threads=settings.threads,
+            goals=Goals(settings.ttft, settings.tbt),
+            beside=_beside(settings),
+        )
+        core = _cores[settings] = Core(*_source(settings), limits)
+    return core
+
+
+def _beside(settings: ExecutorSettings) -> bool:
+    """Whether encoders go by the language model's loop: both are in this executor, and there are goals to meet."""
+    runs = {_TRANSFORMERS.get(component) for component in settings.components.split(",")}
+    return (
+        (settings.ttft > 0 or settings.tbt > 0) and _encode in runs and not runs.isdisjoint({_think, _prefill, _decode})
+    )
 
 
 def _talk(component: str, settings: ExecutorSettings) -> Runner:
@@ -59,6 +106,8 @@ _TRANSFORMERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
     "vision": _encode,
     "audio": _encode,
     "thinker": _think,
+    "prefill": _prefill,
+    "decode": _decode,
     "talker": _talk,
     "vocoder": _vocode,
 }

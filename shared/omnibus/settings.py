@@ -158,6 +158,12 @@ class ExecutorSettings(Settings, frozen=True):
     batch: int = 16
     #: Tokens a sequence may have here; 0: the model's own limit.
     context: int = 0
+    #: Prompt tokens in one step of an LLM, where no goal says it.
+    share: int = 512
+    #: Seconds to the first token, and between two tokens, that the steps of an LLM and of encoders beside it are
+    #: to keep; how much goes into a step is measured at the start. 0: no goal.
+    ttft: float = 0.0
+    tbt: float = 0.0
 
 
 class ServiceSettings(Settings, frozen=True):

@@ -48,11 +48,17 @@ class Job(Protocol):
     def wants(self, output: str) -> bool:
         """Whether anybody consumes ``output``: a node downstream, or the client."""
 
+    def here(self, output: str) -> bool:
+        """Whether everybody who consumes ``output`` runs in this executor."""
+
     async def value(self, name: str) -> Any:
         """Wait for the input ``name`` and return it with every reference resolved to an ``Item``.
 
         A list input gives a list. Raises ``DeadlineExceeded``.
         """
+
+    def done(self, name: str) -> None:
+        """The arrays of the input ``name`` were read: their memory may be given back before the job ends."""
 
     def stream(self, name: str) -> AsyncIterator[Item]:
         """The chunks of the streamed input ``name`` in order, until the producer closes it.

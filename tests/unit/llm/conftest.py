@@ -10,7 +10,8 @@ from transformers.cache_utils import DynamicCache
 from omnibus_models import tiny
 from omnibus_models.contract import Prefill, Thinker
 from omnibus_models.families import family
-from services.llm.runner import ThinkRunner, ThinkSettings
+from services.llm.core import Core, ThinkSettings
+from services.llm.runner import ThinkRunner
 
 torch.set_num_threads(1)
 
@@ -28,7 +29,7 @@ def thinker(vl: Path) -> Thinker:
 @pytest.fixture
 async def runner(vl: Path) -> AsyncIterator[ThinkRunner]:
     """Five slots, so that requests have to wait for each other."""
-    made = ThinkRunner("thinker", "qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=5, context=512, share=64))
+    made = ThinkRunner(Core("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=5, context=512, share=64)))
     await made.load()
     yield made
     await made.close()
@@ -56,7 +57,7 @@ def omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def omni_runner(omni: Path) -> AsyncIterator[ThinkRunner]:
     """A thinker that speaks."""
-    made = ThinkRunner("thinker", "qwen2_5_omni", omni, "cpu", "float32", ThinkSettings(slots=4, context=512))
+    made = ThinkRunner(Core("qwen2_5_omni", omni, "cpu", "float32", ThinkSettings(slots=4, context=512)))
     await made.load()
     yield made
     await made.close()
