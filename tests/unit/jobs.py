@@ -56,7 +56,8 @@ class Pipe:
 class MemoryJob(Job):
     """``inputs`` maps names to JSON, to an ``Item``, to a ``Pipe``, or to lists of these.
 
-    ``near`` are outputs that are only read in this process; ``read`` are inputs that the runner was done with.
+    ``near`` are outputs that are only read in this process. What the runner asked for is in ``asked``, and what
+    it was done with in ``read``.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class MemoryJob(Job):
         self._inputs = inputs
         self._near = near
         self.read: list[str] = []
+        self.asked: list[str] = []
         self._wants = wants
         self._seed = seed
         self.outputs: dict[str, Pipe] = defaultdict(Pipe)
@@ -99,6 +101,7 @@ class MemoryJob(Job):
         return output in self._near
 
     async def value(self, name: str) -> Any:
+        self.asked.append(name)
         return await self._resolve(self._inputs.get(name))
 
     def done(self, name: str) -> None:
