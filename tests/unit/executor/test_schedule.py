@@ -305,7 +305,7 @@ def test_a_stream_of_short_work_never_keeps_a_long_one_waiting_beyond_its_patien
         for number, size in enumerate(shorts):
             come(driven, f"{driven.now}-{number}", kind, size, 1)
         driven.step()
-        assert driven.now <= 2 * patience + sum(shorts) * patience
+        assert driven.now <= 3 * len(shorts) * (patience + 2)
 
     before = [key for key, step in driven.first.items() if step < driven.first["long"]]
     assert [key for key in before if int(key.split("-")[0]) > patience] == []
