@@ -37,7 +37,13 @@ def sim(component: str, settings: ExecutorSettings) -> Runner:
 def _encode(component: str, settings: ExecutorSettings) -> Runner:
     from services.encoder.runner import EncodeRunner, EncodeSettings
 
-    limits = EncodeSettings(items=settings.batch, threads=settings.threads, goals=Goals(settings.ttft, settings.tbt))
+    limits = EncodeSettings(
+        items=settings.batch,
+        tokens=settings.media_tokens,
+        threads=settings.threads,
+        goals=Goals(settings.ttft, settings.tbt),
+        cache=settings.cache_mib << 20,
+    )
     loop = _language(settings) if _beside(settings) else None
     return EncodeRunner(component, *_source(settings), limits, loop)
 

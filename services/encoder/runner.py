@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from omnibus.errors import BadMedia, BadRequest
 from omnibus.executor.budget import NONE, Goals, Sizes, found
@@ -19,6 +20,8 @@ from omnibus_models import streams
 from omnibus_models.contract import Encoder, Prepared
 from omnibus_models.families import family as find
 from services.encoder.batcher import Batcher, Loop
+from services.encoder.identity import Identity
+from services.encoder.results import Result, Results
 from services.encoder.sample import sample
 
 
@@ -28,6 +31,7 @@ class EncodeSettings:
 
     ``items`` and ``tokens``: most media items and output tokens in one batch. ``decoders``: threads
     that decode media. ``threads``: of torch in the compute thread. ``goals``: what ``tokens`` is lowered for.
+    ``cache``: bytes of embeddings that are kept by content; 0: none, and equal items are computed each.
     """
 
     items: int = 16
@@ -35,6 +39,19 @@ class EncodeSettings:
     decoders: int = 2
     threads: int = 1
     goals: Goals = NONE
+    cache: int = 0
+
+
+#: Bytes that are hashed in the event loop; more take a thread.
+_INLINE = 1 << 16
+
+
+class _Media(NamedTuple):
+    """One file, and whose it is."""
+
+    data: memoryview
+    modality: str
+    salt: str
 
 
 class SharedLoop(Loop, Protocol):
@@ -55,7 +72,8 @@ class EncodeRunner:
 
     Input: ``media``, an ``Item`` whose array is the file (uint8) and whose data holds ``modality``.
     Output: ``embedding``, float32 [n_tokens, H] with ``modality`` and the family's meta. With a ``loop`` that
-    one says which items go into which step.
+    one says which items go into which step. Media of one content and ``salt`` are encoded once while they come
+    together or the embedding is kept.
     """
 
     def __init__(
@@ -79,11 +97,22 @@ class EncodeRunner:
         self._batcher = Batcher(
             self._batch, items=settings.items, tokens=settings.tokens, loop=loop, patience=settings.goals.first
         )
+        self._results: Results[Prepared] | None = None
+        if settings.cache:
+            self._results = Results(settings.cache, self._batcher.encode, component)
+        self._identity: Identity
         self._encoder: Encoder
         self._serving: asyncio.Task[None] | None = None
 
+    @property
+    def keeps(self) -> bool:
+        """Whether equal media cost less here the second time."""
+        return self._results is not None
+
     async def load(self) -> None:
         loop = asyncio.get_running_loop()
+        if self._results is not None:
+            self._identity = await asyncio.to_thread(Identity, self._family, *self._source)
         self._encoder = await loop.run_in_executor(self._compute, find(self._family).load, *self._source)
         if self._loop is not None:
             await self._loop.load()
@@ -93,14 +122,19 @@ class EncodeRunner:
             self._serving = asyncio.create_task(self._batcher.serve(), name="encoder")
 
     async def run(self, job: Job) -> None:
-        prepared = await self._prepare(await job.value("media"))
-        meta, embeds = await self._batcher.encode(prepared)
-        await job.put("embedding", meta, embeds)
+        media = self._media(await job.value("media"))
+        if self._results is None:
+            result = await self._batcher.encode(await self._read(media))
+        else:
+            result = await self._once(self._results, media)
+        await job.put("embedding", result.meta, result.embeds)
 
     async def close(self) -> None:
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
+        if self._results is not None:
+            await self._results.close()
         if self._loop is not None:
             await self._loop.close()
         for pool in (self._decoders, self._compute):
@@ -111,27 +145,36 @@ class EncodeRunner:
             "parameters": self._encoder.parameters,
             "waiting": self._batcher.waiting,
             "batches": {str(size): count for size, count in sorted(self._batcher.sizes.items())},
+            **({"cache": self._results.stats()} if self._results is not None else {}),
         }
 
-    async def _prepare(self, media: Any) -> Prepared:
+    def _media(self, media: Any) -> _Media:
         if not isinstance(media, Item) or media.array is None:
             raise BadMedia("the media came without its bytes; upload it again", param="media")
         modality = media.data.get("modality")
         if modality not in self._encoder.modalities:
             known = ", ".join(sorted(self._encoder.modalities))
             raise BadRequest(f"this encoder reads {known}, not {modality}", param="media")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._decoders, self._encoder.prepare, media.array.data, modality)
+        return _Media(media.array.data, modality, str(media.data.get("salt", "")))
 
-    async def _batch(self, items: Sequence[Prepared]) -> list[tuple[dict[str, Any], np.ndarray]]:
+    async def _once(self, results: Results[Prepared], media: _Media) -> Result:
+        key = partial(self._identity.key, *media)
+        found = key() if media.data.nbytes <= _INLINE else await asyncio.to_thread(key)
+        return await results.get(found, partial(self._read, media))
+
+    async def _read(self, media: _Media) -> Prepared:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._decoders, self._encoder.prepare, media.data, media.modality)
+
+    async def _batch(self, items: Sequence[Prepared]) -> list[Result]:
         return await asyncio.get_running_loop().run_in_executor(self._compute, self._encode, items)
 
     @torch.inference_mode()
-    def _encode(self, items: Sequence[Prepared]) -> list[tuple[dict[str, Any], np.ndarray]]:
+    def _encode(self, items: Sequence[Prepared]) -> list[Result]:
         with self._stream:
             encoded = self._encoder.encode(items)
             return [
-                ({"modality": item.modality, **one.meta}, one.embeds.float().cpu().numpy())
+                Result({"modality": item.modality, **one.meta}, _own(one.embeds.float().cpu()).numpy())
                 for item, one in zip(items, encoded, strict=True)
             ]
 
@@ -150,3 +193,8 @@ class EncodeRunner:
         decode = 0.0 if self._loop is None else self._loop.decode_seconds
         beside, alone = found(seconds, self._settings.goals, decode, Sizes(1, most, most))
         self._batcher.budget = budget._replace(beside=beside * size, alone=alone * size)
+
+
+def _own(rows: Tensor) -> Tensor:
+    """``rows`` by themselves: one that is kept must not keep its whole batch in memory."""
+    return rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows
