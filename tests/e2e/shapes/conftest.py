@@ -18,7 +18,9 @@ def shapes(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, omni_c
     rest = {"components": ["vision", "audio", "talker", "vocoder"], "service": "llm"}
     omni |= {"options": {**omni["options"], "R": rest}, "paths": [{"options": ["R", "P", "D"], "share": 1}]}
     models = {VL: catalog.split("qwen2_5_vl", str(vl_checkpoint), *PATHS), OMNI: omni}
-    with running(tmp_path_factory.mktemp("shapes"), models) as system:
+    # With goals, so that encoders and language models of one executor share a loop.
+    goals = {"OMNIBUS_EXECUTOR_TTFT": "1.0", "OMNIBUS_EXECUTOR_TBT": "0.2"}
+    with running(tmp_path_factory.mktemp("shapes"), models, **goals) as system:
         yield system
 
 
