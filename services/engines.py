@@ -79,6 +79,7 @@ def _language(settings: ExecutorSettings) -> "Core":
             threads=settings.threads,
             goals=Goals(settings.ttft, settings.tbt),
             beside=_beside(settings),
+            decodes=not _hosted(settings).isdisjoint({_think, _decode}),
         )
         core = _cores[settings] = Core(*_source(settings), limits)
     return core
@@ -86,10 +87,13 @@ def _language(settings: ExecutorSettings) -> "Core":
 
 def _beside(settings: ExecutorSettings) -> bool:
     """Whether encoders go by the language model's loop: both are in this executor, and there are goals to meet."""
-    runs = {_TRANSFORMERS.get(component) for component in settings.components.split(",")}
-    return (
-        (settings.ttft > 0 or settings.tbt > 0) and _encode in runs and not runs.isdisjoint({_think, _prefill, _decode})
-    )
+    hosted, goals = _hosted(settings), Goals(settings.ttft, settings.tbt)
+    return bool(goals) and _encode in hosted and not hosted.isdisjoint({_think, _prefill, _decode})
+
+
+def _hosted(settings: ExecutorSettings) -> set[Callable[[str, ExecutorSettings], Runner] | None]:
+    """What makes the runners of this executor."""
+    return {_TRANSFORMERS.get(component) for component in settings.components.split(",")}
 
 
 def _talk(component: str, settings: ExecutorSettings) -> Runner:

@@ -32,6 +32,7 @@ class ThinkSettings:
     ``slots``: sequences in one decode step. ``context``: longest sequence in tokens, prompt included;
     0 is the model's own. ``share``: most prompt tokens between two decode steps. ``threads``: of torch
     in the compute thread. ``goals``: what takes the place of ``share``. ``beside``: an encoder shares the loop.
+    ``decodes``: whether answers are decoded here; if not, no memory is taken for slots.
     """
 
     slots: int = 16
@@ -40,6 +41,7 @@ class ThinkSettings:
     threads: int = 1
     goals: Goals = NONE
     beside: bool = False
+    decodes: bool = True
 
 
 class Paused(NamedTuple):
@@ -75,7 +77,8 @@ class Core:
             return
         self.thinker = await self._compute(self._load)
         self.context = min(self._settings.context or self.thinker.context, self.thinker.context)
-        limits = Limits(self._settings.slots, self.context, self._settings.share, self._settings.goals)
+        told = self._settings
+        limits = Limits(told.slots, self.context, told.share, told.goals, told.decodes)
         self.engine = Engine(self.thinker, ThinkFeed(self.thinker), self._compute, limits, parallel=self._parallel)
         await self.engine.start()
         self._serving = asyncio.create_task(self.engine.serve(), name="engine")

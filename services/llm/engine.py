@@ -41,12 +41,13 @@ class Media(Protocol):
 
 class Limits(NamedTuple):
     """``slots``: sequences in a step. ``context``: positions of one. ``share``: prompt tokens in a step that no
-    goal says. ``goals``: what the budgets of steps are found for."""
+    goal says. ``goals``: what the budgets of steps are found for. ``decodes``: False takes no memory for slots."""
 
     slots: int
     context: int
     share: int
     goals: Goals = NONE
+    decodes: bool = True
 
 
 class Engine(Generic[S]):
@@ -91,13 +92,14 @@ class Engine(Generic[S]):
 
     async def start(self) -> None:
         """Take memory, pay for first passes, and find the budgets of the goals, if there are any."""
-        await self._compute(self._steps.warm)
+        await self._compute(self._steps.warm, self.limits.decodes)
         if self.limits.goals:
             await self._compute(self._measure)
 
     def _measure(self) -> None:
         context = self.limits.context
-        self.decode_seconds = self._steps.decode_seconds(max(1, min(_TYPICAL, context // 2)))
+        if self.limits.decodes:
+            self.decode_seconds = self._steps.decode_seconds(max(1, min(_TYPICAL, context // 2)))
         sizes = Sizes(min(_LEAST, context), context, self.limits.share)
         beside, alone = found(self._steps.prefill_seconds, self.limits.goals, self.decode_seconds, sizes)
         self.schedule.budget = Budget(beside, alone)

@@ -91,13 +91,17 @@ class PrefillRunner(_Half):
             if first.side is not None:
                 await begin(job, asked.layout, first.side)
             if first.finish is None and sequence.stays:
-                with self._core.paused(job.invocation, sequence) as paused:
-                    await job.put("start", *_start(asked, first, paused.number))
-                    await paused.taken.wait()
+                await self._hand_over(job, asked, first)
                 return
-            if first.finish is None:  # before the start: who has heard of that may give the cache a slot
-                await _put(job, *sequence.goes)
-            await job.put("start", *_start(asked, first, None))
+        # Its slot is free by now: who waits for memory of the arena must not keep a decode from making room there.
+        if first.finish is None:  # before the start: who has heard of that may give the cache a slot
+            await _put(job, *sequence.goes)
+        await job.put("start", *_start(asked, first, None))
+
+    async def _hand_over(self, job: Job, asked: Asked, first: Step) -> None:
+        with self._core.paused(job.invocation, asked.sequence) as paused:
+            await job.put("start", *_start(asked, first, paused.number))
+            await paused.taken.wait()
 
 
 class DecodeRunner(_Half):
@@ -175,7 +179,7 @@ def _read(value: Any) -> tuple[Start, np.ndarray | None]:
 
 
 async def _put(job: Job, about: dict[str, Any], packed: np.ndarray | None) -> None:
-    """Send the cache; a full arena is waited for, which keeps the next prompt from its slot."""
+    """Send the cache; a full arena is waited for. As many caches wait as the executor takes invocations."""
     end = min(time.time() + PATIENCE, job.deadline)
     while True:
         try:

@@ -52,11 +52,13 @@ class Steps(Generic[S]):
         self.active: list[S] = []  # the sequence in slot i is number i
         self.batches: Counter[int] = Counter()
 
-    def warm(self) -> None:
-        """Take the memory of all slots, and pay for whatever the first passes cost."""
-        self._cache.insert(caches.layers(self._filled(1)))
-        self._pass([0])
-        self._cache.remove(0)
+    def warm(self, decodes: bool) -> None:
+        """Pay for whatever the first passes cost, and take the memory of all slots if anything ``decodes`` here."""
+        filled = caches.layers(self._filled(1))
+        if decodes:
+            self._cache.insert(filled)
+            self._pass([0])
+            self._cache.remove(0)
 
     def decode_seconds(self, length: int) -> float:
         """How long a step of all slots takes when each holds ``length`` positions. Only while all are free."""

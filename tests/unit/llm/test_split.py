@@ -265,6 +265,45 @@ async def test_a_full_arena_is_waited_for(vl: Path) -> None:
     await prefill.close()
 
 
+class Shut(MemoryJob):
+    """A job whose cache is not taken until ``gate`` opens."""
+
+    gate: asyncio.Event
+
+    async def put(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
+        await self.gate.wait()
+        await super().put(output, data, array)
+
+
+async def test_caches_that_wait_to_leave_keep_nobody_from_a_slot(vl: Path) -> None:
+    both = core(vl, slots=1)
+    prefill, decode = PrefillRunner(both), DecodeRunner(both)
+    elsewhere = PrefillRunner(core(vl, decodes=False))
+    await asyncio.gather(prefill.load(), decode.load(), elsewhere.load())
+    stuck = Shut(job(text(3))._inputs, wants=("cache", "start"))
+    stuck.gate = asyncio.Event()
+    leaving = asyncio.create_task(run(prefill, stuck))
+
+    answer = await Halves(elsewhere, decode, near=False).answer(job(text(4), max_tokens=6))
+    stuck.gate.set()
+    await leaving
+
+    assert len(answer.ids) == 6
+    assert len(stuck.outputs["cache"].items) == 1
+    await asyncio.gather(prefill.close(), decode.close(), elsewhere.close())
+
+
+async def test_no_memory_is_taken_for_slots_where_nothing_decodes(vl: Path, thinker: Thinker) -> None:
+    halves = Halves(PrefillRunner(core(vl, decodes=False)), DecodeRunner(core(vl)), near=False)
+    await asyncio.gather(halves.prefill.load(), halves.decode.load())
+
+    answer = await halves.answer(job(text(4)))
+
+    assert answer.ids == alone(thinker, job(text(4)))
+    assert halves.prefill._core.engine._steps._cache._keys == []
+    await asyncio.gather(halves.prefill.close(), halves.decode.close())
+
+
 async def test_closing_fails_what_waits_for_a_slot(vl: Path) -> None:
     halves = Halves(PrefillRunner(core(vl)), DecodeRunner(core(vl, slots=1)), near=False)
     await asyncio.gather(halves.prefill.load(), halves.decode.load())
