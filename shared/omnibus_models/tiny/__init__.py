@@ -19,6 +19,7 @@ MARKER = "tiny.json"
 _RECIPES = {
     "qwen2_5_vl": "omnibus_models.tiny.qwen2_5_vl",
     "qwen2_5_omni": "omnibus_models.tiny.qwen2_5_omni",
+    "qwen_image": "omnibus_models.tiny.qwen_image",
 }
 FAMILIES = tuple(_RECIPES)
 
@@ -67,8 +68,8 @@ def _write(family_name: str, target: Path, seeds: tuple[int, int | None], marker
 def _readable(workshop: Path) -> None:
     # Private modes of temporary directories and weight files would lock out a service under another user.
     workshop.chmod(0o755)
-    for path in workshop.iterdir():
-        path.chmod(0o644)
+    for path in workshop.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _publish(workshop: Path, target: Path, marker: dict[str, object]) -> None:
