@@ -77,8 +77,8 @@ class GatewaySettings(Settings, frozen=True):
     #: Directory of recorded media, by content hash; empty: none is kept.
     media_dir: str = ""
     media_bytes: int = 1 << 30
-    #: Who may share kept embeddings of media: only gateways with the same salt. They cannot be read through a
-    #: shared encoder, but how long a request takes tells whether somebody has sent the same file.
+    #: Kept embeddings of media are shared by gateways with the same salt alone. Else the time that a request
+    #: takes would tell one tenant that another one has sent the same file.
     salt: str = ""
     #: Whether media may be fetched over plain http, and from private addresses. Off in production.
     allow_http: bool = False

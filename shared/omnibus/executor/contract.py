@@ -85,7 +85,8 @@ class Runner(Protocol):
     ``load`` may take long and runs before the executor becomes ready. ``run`` is called once per job,
     concurrently; it is cancelled when the client leaves, the deadline passes or the job moves, and must
     then stop within one step. It raises ``Rejected`` for bad input; any other exception fails this one
-    job as ``StageFailed`` and leaves the executor alive.
+    job as ``StageFailed`` and leaves the executor alive. One that keeps results by the content of its inputs
+    says so by a property ``keeps``: equal inputs are routed to it.
     """
 
     async def load(self) -> None: ...

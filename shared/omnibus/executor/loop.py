@@ -118,7 +118,8 @@ class Executor:
             log.warning("status not sent: %s", error)
 
     def status(self) -> ExecutorStatus:
-        return self.identity.status(self._state, inflight=len(self._live), steps=self._steps)
+        keeps = any(getattr(runner, "keeps", False) for runner in self._runners.values())
+        return self.identity.status(self._state, len(self._live), self._steps, keeps)
 
     def _purge(self) -> None:
         """End what is past its deadline, whether or not its gateway still lives; forget early edges."""
