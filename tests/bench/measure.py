@@ -14,6 +14,7 @@ from tests.bench import bodies, cases, floor
 from tests.bench.cases import (
     CASES,
     COPY,
+    ENCODER,
     MEMORY,
     MEMORY_GOAL,
     PLANNER,
@@ -65,6 +66,9 @@ def measure(wanted: set[str]) -> Measured:
         found.values |= _alone("apps")
     if SPEEDUP in wanted:
         found.values |= _alone("scheduler")
+    if wanted & set(ENCODER):
+        measured = _alone("encoder")
+        found.values |= {name: measured[name] for name in wanted & set(ENCODER)}
     if wanted & set(PLANNER):
         solved = _alone("planner")
         found.values |= {name: solved[name] for name in wanted & set(PLANNER)}
