@@ -153,3 +153,26 @@ def test_executors_do_not_share_what_they_load(vl: Path) -> None:
     assert isinstance(one, PrefillRunner)
     assert isinstance(two, PrefillRunner)
     assert one._core is not two._core
+
+
+async def test_a_long_prompt_stops_nobodys_tokens(vl: Path, thinker: Thinker) -> None:
+    runner = ThinkRunner(core(vl, TIGHT))
+    await runner.load()
+    first, long = job([{"role": "user", "content": "hi"}], max_tokens=200), job(story(), max_tokens=2)
+    running = [asyncio.create_task(run(runner, first))]
+    await first.outputs["text"].until(1)
+    before = len(first.ids)
+
+    running.append(asyncio.create_task(run(runner, long)))
+    await long.outputs["text"].until(1)
+    meanwhile = len(first.ids) - before
+    await asyncio.gather(*running)
+
+    # Sixteen tokens of the prompt are computed with every token of the other answer.
+    assert meanwhile >= long.end("text")["usage"]["prompt_tokens"] // 16
+    assert [first.ids, long.ids] == [alone(thinker, first), alone(thinker, long)]
+    await runner.close()
+
+
+def story() -> list[dict[str, object]]:
+    return [{"role": "user", "content": " ".join(["the cat sleeps"] * 40)}]
