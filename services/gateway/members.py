@@ -79,6 +79,11 @@ class Member:
         self.outstanding -= work
         self.own -= last
 
+    @property
+    def credit(self) -> float:
+        """Invocations that it can take before it is busy, as far as is known here."""
+        return self.status.credits - self.own - self.foreign
+
     def fit(self, now: float) -> bool:
         """Ready and heard of lately."""
         return self.status.state == "ready" and now - self.seen < SUSPECT

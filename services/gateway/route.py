@@ -195,6 +195,8 @@ class Router:
 
     def _share(self, serving: Sequence[Member], items: Sequence[Item], encode: bool) -> list[Chosen]:
         """Who of ``serving`` (at least one) gets which of ``items``."""
+        if encode:
+            serving = [member for member in serving if member.credit > 0] or serving
         loads = self.members.loads(serving, self._turn)
         if not encode:
             executor = min(loads, key=loads.__getitem__)
