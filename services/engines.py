@@ -108,6 +108,27 @@ def _vocode(component: str, settings: ExecutorSettings) -> Runner:
     return VocodeRunner(component, *_source(settings), VocodeSettings(threads=settings.threads))
 
 
+def _text_encode(component: str, settings: ExecutorSettings) -> Runner:
+    from services.encoder.prompts import TextEncodeRunner
+    from services.encoder.runner import EncodeSettings
+
+    limits = EncodeSettings(items=settings.batch, threads=settings.threads)
+    return TextEncodeRunner(component, *_source(settings), limits)
+
+
+def _denoise(component: str, settings: ExecutorSettings) -> Runner:
+    from services.generator.denoise import DenoiseRunner, DenoiseSettings
+
+    limits = DenoiseSettings(pictures=settings.batch, threads=settings.threads)
+    return DenoiseRunner(component, *_source(settings), limits)
+
+
+def _decode_image(component: str, settings: ExecutorSettings) -> Runner:
+    from services.generator.pictures import DecodeImageRunner, PictureSettings
+
+    return DecodeImageRunner(component, *_source(settings), PictureSettings(threads=settings.threads))
+
+
 def _source(settings: ExecutorSettings) -> tuple[str, Path, str, str]:
     return settings.family, Path(settings.checkpoint), settings.device, settings.dtype
 
@@ -120,4 +141,7 @@ _TRANSFORMERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
     "decode": _decode,
     "talker": _talk,
     "vocoder": _vocode,
+    "text_encoder": _text_encode,
+    "dit": _denoise,
+    "vae": _decode_image,
 }

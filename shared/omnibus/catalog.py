@@ -27,6 +27,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "tasks": {"vision": "encode", "audio": "encode", "thinker": "think", "talker": "talk", "vocoder": "vocode"},
         "voices": ["Chelsie", "Ethan"],
     },
+    "qwen_image": {
+        "components": ["text_encoder", "dit", "vae"],
+        "encoders": {},
+        "tasks": {"text_encoder": "text-encode", "dit": "denoise", "vae": "decode-image"},
+    },
 }
 
 #: Deployment options and the shares of the paths through them.
@@ -55,6 +60,15 @@ DEPLOYMENTS: dict[str, dict[str, Any]] = {
         },
         "paths": [{"options": ["EV", "EA", "Th", "Ta", "V"], "share": 80}, {"options": ["M"], "share": 20}],
     },
+    "qwen_image": {
+        "options": {
+            "T": {"components": ["text_encoder"], "service": "encoder"},
+            "D": {"components": ["dit"], "service": "generator"},
+            "V": {"components": ["vae"], "service": "generator"},
+            "TDV": {"components": ["text_encoder", "dit", "vae"], "service": "generator"},
+        },
+        "paths": [{"options": ["T", "D", "V"], "share": 80}, {"options": ["TDV"], "share": 20}],
+    },
 }
 
 #: More options, for models that are declared in these components; see ``split``.
@@ -70,7 +84,10 @@ HALVES: dict[str, dict[str, Any]] = {
 #: The tiny models that run anywhere: name to family.
 TINY = {"qwen2.5-vl-tiny": "qwen2_5_vl", "qwen2.5-omni-tiny": "qwen2_5_omni"}
 
-#: Tiny models that run when somebody asks for them, and the tiny model whose encoder each of them shares.
+#: Tiny models that run when somebody asks for them.
+ASKED = {"qwen-image-tiny": "qwen_image"}
+
+#: Tiny models that run when somebody asks for them as well, and the tiny model whose encoder each of them shares.
 TWINS = {"qwen2.5-vl-tiny-b": "qwen2.5-vl-tiny"}
 
 
