@@ -12,6 +12,8 @@ from omnibus_models.contract import Prefill, Thinker
 from omnibus_models.families import family
 from services.llm.core import Core, ThinkSettings
 from services.llm.runner import ThinkRunner
+from services.llm.split import DecodeRunner, PrefillRunner
+from tests.unit.llm.halves import Halves, core
 
 torch.set_num_threads(1)
 
@@ -61,3 +63,15 @@ async def omni_runner(omni: Path) -> AsyncIterator[ThinkRunner]:
     await made.load()
     yield made
     await made.close()
+
+
+@pytest.fixture(params=["apart", "together"])
+async def halves(request: pytest.FixtureRequest, vl: Path) -> AsyncIterator[Halves]:
+    near = request.param == "together"
+    first = core(vl, share=64)
+    made = Halves(PrefillRunner(first), DecodeRunner(first if near else core(vl)), near)
+    await made.prefill.load()
+    await made.decode.load()
+    yield made
+    await made.prefill.close()
+    await made.decode.close()
