@@ -15,17 +15,20 @@ from omnibus.errors import BadRequest
 from omnibus.executor.contract import Item, Job
 from omnibus_models.contract import Vocoder, Vocoding
 from omnibus_models.families import family as find
+from services.generator.playback import Floor, Playback
 
 
 @dataclass(frozen=True)
 class VocodeSettings:
     """Limits of one vocoder.
 
-    ``codes``: most codes of one waveform before another waveform has its turn. ``threads``: of torch in
-    the compute thread.
+    ``codes``: most codes of one waveform before another waveform has its turn. ``patience``: seconds that
+    a listener may wait for the first sound before those who would run out of it. ``threads``: of torch in the
+    compute thread.
     """
 
     codes: int = 48
+    patience: float = 0.2
     threads: int = 1
 
 
@@ -39,7 +42,8 @@ class VocodeRunner:
     """A ``Runner`` for vocoders.
 
     Inputs: ``codes`` (stream of ``{"codes": [int]}``), ``voice``, ``params``. Output: streamed
-    ``audio``: ``{"rate"}`` with float32 [n] in [-1, 1]. Waveforms take turns in order of arrival.
+    ``audio``: ``{"rate"}`` with float32 [n] in [-1, 1]. Waveforms take turns, first the one whose listener
+    would run out of sound first.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class VocodeRunner:
         self._family = family
         self._settings = settings
         self._compute = ThreadPoolExecutor(1, component, torch.set_num_threads, (settings.threads,))
+        self._floor = Floor()
         self._vocoder: Vocoder
         self._open = 0
         self._samples = 0
@@ -82,24 +87,26 @@ class VocodeRunner:
 
     async def _sound(self, job: Job, arrivals: "Arrivals") -> int:
         voice, seed = str(job.inputs.get("voice") or ""), _seed(job)
+        loop = asyncio.get_running_loop()
+        await arrivals.some()
+        playback = Playback(self._vocoder.rate, loop.time(), self._settings.patience)
         vocoding: Vocoding | None = None
         total, last = 0, False
         while not last:
-            codes, last = await arrivals.take()
-            if vocoding is None and codes:
-                loop = asyncio.get_running_loop()
-                vocoding = await loop.run_in_executor(self._compute, self._vocoder.open, voice, seed)
-            if vocoding is not None:
-                total += await self._push(job, vocoding, codes, last)
+            await arrivals.some()
+            async with self._floor.turn(playback.dry):
+                codes, last = arrivals.take()
+                if vocoding is None and codes:
+                    vocoding = await loop.run_in_executor(self._compute, self._vocoder.open, voice, seed)
+                if vocoding is None:
+                    continue  # an empty stream
+                samples = await loop.run_in_executor(self._compute, _samples, vocoding, codes, last)
+            playback.sent(samples.size, loop.time())
+            total += samples.size
+            self._samples += samples.size
+            if samples.size:
+                await job.send("audio", {"rate": self._vocoder.rate}, samples)
         return total
-
-    async def _push(self, job: Job, vocoding: Vocoding, codes: Sequence[int], last: bool) -> int:
-        loop = asyncio.get_running_loop()
-        samples = await loop.run_in_executor(self._compute, _samples, vocoding, codes, last)
-        if samples.size:
-            await job.send("audio", {"rate": self._vocoder.rate}, samples)
-        self._samples += samples.size
-        return int(samples.size)
 
 
 class Arrivals:
@@ -124,13 +131,16 @@ class Arrivals:
         self._ended = True
         self._news.set()
 
-    async def take(self) -> tuple[list[int], bool]:
-        """Wait for codes and return them, and whether they are the last. No codes come only with the end."""
+    async def some(self) -> None:
+        """Wait for codes, or for the end. Raises what went wrong on their way."""
         while not self._codes and not self._ended:
             self._news.clear()
             await self._news.wait()
         if self._error is not None:
             raise self._error
+
+    def take(self) -> tuple[list[int], bool]:
+        """The codes that are there, and whether they are the last."""
         codes, self._codes = self._codes[: self._most], self._codes[self._most :]
         return codes, self._ended and not self._codes
 

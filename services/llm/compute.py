@@ -8,6 +8,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from omnibus_models import streams
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -16,19 +18,23 @@ warnings.filterwarnings("ignore", message="The given NumPy array is not writable
 
 
 class Compute:
-    """Calls functions one after another in one thread, without gradients. ``threads`` are torch's."""
+    """Calls functions one after another in one thread, without gradients. ``threads`` are torch's.
 
-    def __init__(self, name: str, threads: int) -> None:
+    On a GPU that is named as ``device`` they run in a stream of their own.
+    """
+
+    def __init__(self, name: str, threads: int, device: str = "") -> None:
         self._pool = ThreadPoolExecutor(1, name, torch.set_num_threads, (threads,))
+        self._stream = streams.own(device)
 
     async def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, _call, function, args, kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._call, function, args, kwargs)
 
     async def close(self) -> None:
         """Wait for the call in progress and end the thread."""
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
-
-@torch.inference_mode()
-def _call(function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-    return function(*args, **kwargs)
+    @torch.inference_mode()
+    def _call(self, function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        with self._stream:
+            return function(*args, **kwargs)

@@ -18,7 +18,7 @@ from omnibus.executor.contract import Item, Job
 from omnibus_models.contract import Prefill, Talker
 from omnibus_models.families import family as find
 from services.llm.compute import Compute
-from services.llm.engine import Engine
+from services.llm.engine import Engine, Limits
 from services.llm.params import TalkParams, read, sampling
 from services.llm.sampling import Picker
 from services.llm.sequence import Sequence, relayed
@@ -123,11 +123,9 @@ class TalkRunner:
             self._talker,
             TalkFeed(self._talker),
             self._compute,
-            slots=self._settings.slots,
-            context=self._context,
-            share=self._settings.share,
+            Limits(self._settings.slots, self._context, self._settings.share),
         )
-        await self._compute(self._engine.warm)
+        await self._engine.start()
         self._serving = asyncio.create_task(self._engine.serve(), name="engine")
 
     async def run(self, job: Job) -> None:

@@ -13,7 +13,8 @@ from omnibus.settings import ExecutorSettings
 from omnibus_models import tiny
 from omnibus_models.contract import Encoded
 from services import engines
-from services.llm.runner import ThinkRunner, ThinkSettings
+from services.llm.core import Core, ThinkSettings
+from services.llm.runner import ThinkRunner
 from services.llm.vllm.runner import VllmRunner
 
 torch.set_num_threads(1)
@@ -53,7 +54,7 @@ async def vllm(family: str, checkpoint: Path, **changes: Any) -> AsyncIterator[V
 
 @asynccontextmanager
 async def transformers(family: str, checkpoint: Path) -> AsyncIterator[ThinkRunner]:
-    runner = ThinkRunner("thinker", family, checkpoint, "cpu", "float32", ThinkSettings(slots=8, context=CONTEXT))
+    runner = ThinkRunner(Core(family, checkpoint, "cpu", "float32", ThinkSettings(slots=8, context=CONTEXT)))
     await runner.load()
     yield runner
     await runner.close()

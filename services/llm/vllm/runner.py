@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from dataclasses import replace
@@ -12,9 +12,10 @@ from omnibus.errors import BadRequest
 from omnibus.executor.contract import Job
 from omnibus_models.contract import Prompt, Reader
 from omnibus_models.families import family as find
-from services.llm import asked
+from services.llm.asking import counts, read_items, read_messages
 from services.llm.compute import Compute
-from services.llm.params import ThinkParams, read, sampling
+from services.llm.params import ThinkParams, read, room, sampling
+from services.llm.runner import Take, answer
 from services.llm.sequence import Step
 from services.llm.speech import Speech
 from services.llm.text import Reply
@@ -66,18 +67,19 @@ class VllmRunner:
         params = read(job.inputs.get("params"), ThinkParams)
         voice = self._voice(job)
         prompt = await self._prompt(job)
-        items = await asked.items(job)
+        items = await read_items(job)
         with closing(await self._hands(Order, self._reader, prompt, items, voice)) as order:
-            limit = asked.limit(self._launch.context, len(order.ids), params.max_tokens)
+            limit = room(self._launch.context, len(order.ids), params.max_tokens)
             reply = Reply(self._reader.text, params.stop)
-            speech = None if order.voice is None else Speech(job, order.voice.layout, limit - 1)
+            speech = None if order.voice is None else Speech(job, limit - 1, order.voice.layout)
             async with aclosing(engine.generate(self._generation(order, params, limit, job.seed))) as tokens:
                 self._enter()
                 try:
-                    await asked.answer(job, self._take(tokens, order.voice), reply, speech)
+                    await answer(job, self._take(tokens, order.voice), reply, speech)
                 finally:
                     self._leave()
-        job.close("text", {"finish_reason": reply.finish, "usage": asked.usage(len(order.ids), reply.tokens, items)})
+        usage = counts(len(order.ids), items) | {"completion_tokens": reply.tokens}
+        job.close("text", {"finish_reason": reply.finish, "usage": usage})
 
     async def close(self) -> None:
         await self._keeper.close()
@@ -92,7 +94,7 @@ class VllmRunner:
         return self._make(self._launch)
 
     async def _prompt(self, job: Job) -> Prompt:
-        messages = asked.messages(await job.value("messages"))
+        messages = await read_messages(job)
         return await asyncio.get_running_loop().run_in_executor(self._words, self._reader.prompt, messages)
 
     def _voice(self, job: Job) -> str | None:
@@ -115,7 +117,7 @@ class VllmRunner:
             ends=frozenset() if params.ignore_eos else self._reader.eos,
         )
 
-    def _take(self, stream: Any, voice: Voice | None) -> Callable[[], Awaitable[Sequence[Step]]]:
+    def _take(self, stream: Any, voice: Voice | None) -> Take:
         async def take() -> Sequence[Step]:
             tokens: Tokens = await anext(stream)
             sides = [None] * len(tokens.ids) if voice is None else await self._hands(voice.sides, tokens.ids)

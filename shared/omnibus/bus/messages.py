@@ -112,6 +112,8 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     #: Of each of ``components``: seconds that its engine has computed since the start, and jobs that it finished.
     busy: tuple[float, ...] = ()
     done: tuple[int, ...] = ()
+    #: Whether what it has computed lately costs it little when it is asked for again.
+    keeps: bool = False
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):

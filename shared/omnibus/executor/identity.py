@@ -19,7 +19,7 @@ class Identity:
     credits: int
     origin: str = ""  # of the plan that asked for it; empty when none did
 
-    def status(self, state: str, inflight: int, steps: int) -> ExecutorStatus:
+    def status(self, state: str, inflight: int, steps: int, keeps: bool = False) -> ExecutorStatus:
         """The status event; ``state`` is ready, draining or gone."""
         return ExecutorStatus(
             id=self.id,
@@ -34,4 +34,5 @@ class Identity:
             steps=steps,
             pid=os.getpid(),
             origin=self.origin,
+            keeps=keeps,
         )

@@ -119,7 +119,8 @@ class Executor:
 
     def status(self) -> ExecutorStatus:
         state = self._state if self._state != "ready" or self._serving() else "loading"
-        return self.identity.status(state, inflight=len(self._live), steps=self._steps)
+        keeps = any(getattr(runner, "keeps", False) for runner in self._runners.values())
+        return self.identity.status(state, len(self._live), self._steps, keeps)
 
     def _serving(self) -> bool:
         """Whether every runner has its engine; see ``contract.Runner``."""

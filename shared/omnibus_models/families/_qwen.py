@@ -80,7 +80,7 @@ class Thinker(Decoder, ABC):
         super().__init__(module, module.get_decoder(), module.lm_head, _stops(module, self._tokenizer))
         self._template = _chat_template(checkpoint, self._tokenizer)
         self._placeholders = {getattr(module.config, f"{kind}_token_id"): kind for kind in modalities}
-        self._control = _control_tokens(self._tokenizer, self._placeholders)
+        self._control = control_tokens(self._tokenizer, self._placeholders)
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> Prompt:
         """Apply the chat template and tokenise; one placeholder per media item stays in ``ids``."""
@@ -307,7 +307,8 @@ def _stops(module: Any, tokenizer: Any) -> set[int]:
     return {int(token) for token in listed if token is not None}
 
 
-def _control_tokens(tokenizer: Any, placeholders: Iterable[int]) -> tuple[str, ...]:
+def control_tokens(tokenizer: Any, placeholders: Iterable[int]) -> tuple[str, ...]:
+    """What text from users may not hold: special tokens, and the ``placeholders`` of media."""
     added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return tuple(sorted(added | {tokenizer.convert_ids_to_tokens(token) for token in placeholders}))
 

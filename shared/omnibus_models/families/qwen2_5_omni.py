@@ -52,16 +52,31 @@ class AudioEncoder(Loaded):
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
-        """One forward pass: attention stays inside a window of one item, so a batch equals its items."""
+        """One forward pass: attention stays inside a window of one item, so a batch equals its items.
+
+        How sums are rounded depends on their shapes. So that no item depends on those beside it, each window is
+        padded to its whole length, and one alone gets a silent one beside it.
+        """
         if not batch:
             return []
         module: Any = self.module
         mels = [item.features["features"] for item in batch]
-        longest = max(mel.shape[1] for mel in mels)
-        padded = torch.stack([nn.functional.pad(mel, (0, longest - mel.shape[1])) for mel in mels])
-        mask = torch.stack([torch.arange(longest) < mel.shape[1] for mel in mels]).long()
-        rows = module.get_audio_features(padded.to(module.device), mask.to(module.device)).last_hidden_state
-        split = rows.split([item.meta["n_tokens"] for item in batch])
+        size = 2 * module.audio_tower.n_window
+        if sum(mel.shape[1] for mel in mels) <= size:
+            mels.append(torch.zeros(mels[0].shape[0], size))
+        windows = [window for mel in mels for window in mel.split(size, dim=1)]
+        padded = torch.stack([nn.functional.pad(window, (0, size - window.shape[1])) for window in windows])
+        frames = torch.tensor([mel.shape[1] for mel in mels])
+        lengths = torch.tensor([window.shape[1] for window in windows])
+        device = module.device
+        out = module.audio_tower(
+            torch.cat(mels, dim=1).to(device),
+            feature_lens=frames.to(device),
+            padded_feature=padded.to(device),
+            chunk_lengths=lengths.to(device),
+        )
+        counts = [item.meta["n_tokens"] for item in batch]
+        split = out.last_hidden_state[: sum(counts)].split(counts)
         return [Encoded(row, item.meta) for row, item in zip(split, batch, strict=True)]
 
 

@@ -56,7 +56,7 @@ async def test_the_twin_runs_only_when_it_is_asked_for(cache: Path):
 
 
 async def test_a_model_that_is_not_there_is_refused_before_anything_is_built(tmp_path: Path):
-    with pytest.raises(BadRequest, match=f"no tiny model gpt; there is {VL}, {OMNI}, {TWIN}"):
+    with pytest.raises(BadRequest, match=f"no tiny model gpt; there is {VL}, {OMNI}, qwen-image-tiny, {TWIN}"):
         await tiny_models([VL, "gpt"], tmp_path)
 
     assert list(tmp_path.iterdir()) == []
