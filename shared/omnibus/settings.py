@@ -182,7 +182,7 @@ class VllmSettings(Settings, frozen=True):
 
     #: Most prompt tokens in one step; longer prompts take several.
     step_tokens: int = 8192
-    #: Memory of the KV cache; 0: what ``memory`` leaves of a GPU, a part of the machine's on a CPU.
+    #: Memory of the KV cache; 0: what ``memory`` leaves of a GPU, 512 MiB on a CPU.
     kv_mib: int = 0
     #: Share of a GPU's memory for weights, activations and KV cache.
     memory: float = 0.9

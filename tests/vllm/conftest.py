@@ -1,10 +1,13 @@
 """vLLM thinkers and transformers thinkers on the same tiny checkpoints."""
 
+import contextlib
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -58,6 +61,29 @@ async def transformers(family: str, checkpoint: Path) -> AsyncIterator[ThinkRunn
     await runner.load()
     yield runner
     await runner.close()
+
+
+def descriptors(pid: int | str = "self") -> list[str]:
+    """Shared memory of requests that a process holds."""
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+        except FileNotFoundError:
+            continue  # the one that lists them
+    return [path for path in found if "omnibus-llm" in path]
+
+
+def engine_core(processes: Sequence[psutil.Process]) -> psutil.Process:
+    """The one engine core among ``processes``."""
+
+    def title(process: psutil.Process) -> str:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return " ".join(process.cmdline())
+        return ""
+
+    [core] = [one for one in processes if "EngineCore" in title(one)]
+    return core
 
 
 def sent(encoded: Sequence[Encoded]) -> list[Item]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -15,7 +16,7 @@ from services.llm.vllm.runner import VllmRunner
 from tests.e2e.questions import OMNI_QUESTIONS, Question, ask, audio, image, video
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.models.split import encode
-from tests.vllm.conftest import sent, transformers, vllm
+from tests.vllm.conftest import descriptors, engine_core, sent, transformers, vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -103,6 +104,15 @@ async def test_a_long_prompt_in_several_steps_gives_all_its_rows(
     for one in jobs[:-1]:
         np.testing.assert_allclose(one.array("prompt"), jobs[-1].array("prompt"), rtol=0, atol=1e-4)
         np.testing.assert_allclose(one.whole("rows"), jobs[-1].whole("rows"), rtol=0, atol=1e-4)
+
+
+async def test_neither_process_keeps_memory_of_requests_that_are_over(runner: VllmRunner, encoders: list[Any]) -> None:
+    await run(runner, job(QUESTIONS["image and audio"], encoders, voice="Ethan"))
+
+    await run(runner, job(QUESTIONS["text"], encoders))
+
+    assert descriptors() == []
+    assert descriptors(engine_core(psutil.Process().children(recursive=True)).pid) == []
 
 
 async def test_an_unknown_voice_is_refused(runner: VllmRunner, encoders: list[Any]) -> None:

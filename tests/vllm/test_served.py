@@ -1,7 +1,6 @@
 """The whole system with a thinker in vLLM: the gateway, an encoder of its own, and the death of the engine."""
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from tests.e2e.questions import VL_QUESTIONS
 from tests.e2e.system import VL, System, declaration, not_ready, running
 from tests.e2e.vl.test_client_gone import LONG, tokens_after_leaving
 from tests.e2e.watch import Watch
+from tests.vllm.conftest import engine_core
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.e2e]
 
@@ -46,16 +46,6 @@ async def everybody(system: System) -> AsyncIterator[None]:
     await system.ledger_is_empty()
 
 
-def engine_core(system: System) -> psutil.Process:
-    def title(process: psutil.Process) -> str:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return " ".join(process.cmdline())
-        return ""
-
-    [core] = [one for one in system.processes() if "EngineCore" in title(one)]
-    return core
-
-
 @pytest.mark.parametrize("name", VL_QUESTIONS)
 async def test_ids_and_text_are_those_of_the_whole_model(system: System, vl: Path, name: str) -> None:
     question = VL_QUESTIONS[name]
@@ -84,7 +74,7 @@ async def test_when_the_engine_dies_the_executor_lives_and_serves_again(system: 
     async with Watch.on(system) as watch, system.http() as http:
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=SLOW))
         await watch.first("omnibus.reply.")
-        engine_core(system).send_signal(signal.SIGKILL)
+        engine_core(system.processes()).send_signal(signal.SIGKILL)
         down = asyncio.create_task(not_ready(system))
         answer = await asking
 
@@ -102,7 +92,7 @@ async def test_when_the_engine_dies_the_executor_lives_and_serves_again(system: 
 
 
 async def test_when_the_executor_is_killed_its_engine_goes_with_it(system: System) -> None:
-    core = engine_core(system)
+    core = engine_core(system.processes())
     pids = await system.whole()
 
     psutil.Process(pids[next(name for name in pids if name.endswith("L-0"))]).kill()

@@ -1,7 +1,6 @@
 """A thinker in vLLM under load, with wrong input, without clients, and when its engine dies."""
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from tests.e2e.questions import VL_QUESTIONS
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.test_think import embedding, job, mixed, picture, text
 from tests.unit.models.split import encode
-from tests.vllm.conftest import CONTEXT, sent, transformers, vllm
+from tests.vllm.conftest import CONTEXT, descriptors, engine_core, sent, transformers, vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -52,20 +51,8 @@ async def until(true: Callable[[], bool], within: float = 10.0) -> None:
             await asyncio.sleep(0.01)
 
 
-def descriptors() -> list[str]:
-    """Shared memory that this process holds for requests."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
-        except FileNotFoundError:
-            continue  # the one that lists them
-    return [path for path in found if "omnibus-llm" in path]
-
-
-def engine_core() -> psutil.Process:
-    [core] = [one for one in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(one.cmdline())]
-    return core
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
 
 
 async def test_it_holds_the_language_model_alone(runner: VllmRunner, reference: ThinkRunner) -> None:
@@ -210,12 +197,21 @@ async def test_one_cancelled_before_its_first_token_harms_nobody(runner: VllmRun
     assert descriptors() == []
 
 
+async def test_neither_process_keeps_memory_of_requests_that_are_over(runner: VllmRunner) -> None:
+    await asyncio.gather(*(run(runner, job(picture(1), [embedding(40 + n)])) for n in range(24)))
+
+    await run(runner, job(text(1), max_tokens=8))  # steps after which nobody can need it any more
+
+    assert descriptors() == []
+    assert descriptors(engine_core(children()).pid) == []
+
+
 async def test_an_engine_that_dies_fails_what_runs_and_serves_again(runner: VllmRunner, reference: ThinkRunner) -> None:
     jobs = [job(picture(1), [embedding(n)], max_tokens=900) for n in range(4)]
     running = [asyncio.create_task(run(runner, one)) for one in jobs]
     await asyncio.gather(*(one.outputs["text"].until(2) for one in jobs))
 
-    engine_core().send_signal(signal.SIGKILL)
+    engine_core(children()).send_signal(signal.SIGKILL)
     results = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 10)
 
     assert {type(result) for result in results} == {StageUnavailable}
@@ -234,9 +230,9 @@ async def test_closing_fails_what_still_runs_and_leaves_no_process(vl: Path, run
     long = job(text(1), max_tokens=900)
     running = asyncio.create_task(run(runner, long))
     await long.outputs["text"].until(1)
-    core = engine_core()
+    core = engine_core(children())
 
     await runner.close()
 
     assert isinstance((await asyncio.gather(running, return_exceptions=True))[0], StageUnavailable)
-    assert not core.is_running() or core.status() == psutil.STATUS_ZOMBIE
+    await asyncio.to_thread(core.wait, 10)

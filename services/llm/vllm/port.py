@@ -16,7 +16,7 @@ class Launch:
     """How an engine is started.
 
     ``slots``: most sequences in one step. ``context``: longest sequence. ``step_tokens``: most prompt
-    tokens in one step. ``kv_bytes``: of the KV cache, 0: what is left of the device. ``threads``: of the
+    tokens in one step. ``kv_bytes``: of the KV cache, 0: the engine's choice. ``threads``: of the
     CPU, 0: the engine's choice. ``memory``: share of a GPU's memory. ``rows``: whether hidden rows are
     asked for.
     """

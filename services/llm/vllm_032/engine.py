@@ -21,6 +21,8 @@ from services.llm.vllm_032 import child  # noqa: E402
 #: Modalities whose towers are not loaded.
 _TOWERS = ("image", "video", "audio")
 _STOPPED_WITHIN = 5.0  # seconds; then the engine core is killed
+#: Of the KV cache on a CPU, where vLLM would take nearly all of the machine's memory.
+_CPU_KV = 512 << 20
 
 
 class Core:
@@ -140,7 +142,7 @@ def _arguments(launch: Launch) -> Any:
     from vllm.config import ECTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    cpu = {"block_size": 32, "enforce_eager": True} if launch.device == "cpu" else {"enforce_eager": launch.eager}
+    cpu = launch.device == "cpu"
     return AsyncEngineArgs(
         model=str(launch.checkpoint),
         dtype=launch.dtype,
@@ -148,7 +150,9 @@ def _arguments(launch: Launch) -> Any:
         max_model_len=launch.context,
         max_num_seqs=launch.slots,
         max_num_batched_tokens=max(launch.slots, min(launch.step_tokens, launch.context)),
-        kv_cache_memory_bytes=launch.kv_bytes or None,
+        kv_cache_memory_bytes=launch.kv_bytes or (_CPU_KV if cpu else None),
+        block_size=32 if cpu else None,
+        enforce_eager=cpu or launch.eager,
         gpu_memory_utilization=launch.memory,
         tensor_parallel_size=launch.tensor_parallel,
         limit_mm_per_prompt=dict.fromkeys(_TOWERS, 0),
@@ -162,7 +166,6 @@ def _arguments(launch: Launch) -> Any:
             ec_role="ec_consumer",
         ),
         worker_extension_cls="services.llm.vllm_032.worker.Worker",
-        **cpu,
     )
 
 
