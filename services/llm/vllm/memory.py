@@ -3,12 +3,12 @@
 No file is left behind, whoever dies and however: the kernel frees the memory with the last descriptor.
 """
 
-import mmap
 import os
 import weakref
 from typing import Any
 
 import numpy as np
+import torch
 
 #: How another process finds the memory: small JSON.
 Place = dict[str, Any]
@@ -57,11 +57,16 @@ def opened(place: Place, flags: int = os.O_RDONLY) -> int:
     return fd
 
 
-def mapped(place: Place) -> mmap.mmap:
-    """A private mapping of all that was written when ``place`` was made. Raises as ``opened``, and ``ValueError``."""
+def mapped(place: Place, dtype: torch.dtype) -> torch.Tensor:
+    """All numbers that were written when ``place`` was made, of one dimension and without a copy.
+
+    The tensor keeps no descriptor. Raises as ``opened``, and ``RuntimeError``.
+    """
     fd = opened(place)
     try:
-        return mmap.mmap(fd, place["nbytes"], access=mmap.ACCESS_COPY)
+        count = place["nbytes"] // dtype.itemsize
+        # Python's own mmap would keep a copy of the descriptor as long as the tensor lives.
+        return torch.from_file(f"/proc/self/fd/{fd}", shared=False, size=count, dtype=dtype)
     finally:
         os.close(fd)
 

@@ -93,8 +93,9 @@ class EmbeddingConnector(ECConnectorBase):
         loads = cast(Loads, self._get_connector_metadata())
         for key, (place, offset, shape) in loads.items.items():
             if key not in encoder_cache:
-                rows = torch.frombuffer(mapped(place), dtype=self._dtype, offset=offset, count=shape[0] * shape[1])
-                encoder_cache[key] = rows.view(shape).to(self._device)
+                start, (rows, width) = offset // self._dtype.itemsize, shape
+                whole = mapped(place, self._dtype)
+                encoder_cache[key] = whole[start : start + rows * width].view(rows, width).to(self._device)
 
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
         """Nothing is computed here that could be saved."""

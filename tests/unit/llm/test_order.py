@@ -34,10 +34,10 @@ def test_embeddings_lie_in_its_parcel_in_the_engines_dtype(omni: Path) -> None:
     made = order(reader, *items)
 
     assert made.parcel is not None
-    words = mapped(made.parcel.place)
+    words = mapped(made.parcel.place, torch.bfloat16)
     for medium, item in zip(made.media, items, strict=True):
         count = medium.shape[0] * medium.shape[1]
-        rows = torch.frombuffer(words, dtype=torch.bfloat16, offset=medium.offset, count=count).view(medium.shape)
+        rows = words[medium.offset // 2 :][:count].view(medium.shape)
         assert torch.equal(rows, torch.tensor(item.array).bfloat16())
         assert medium.offset % 64 == 0
         assert len({made.ids[medium.start + row] for row in range(medium.shape[0])}) == 1
