@@ -141,6 +141,7 @@ def said(delivery: Any) -> dict[str, Any]:
         ({"steps": 1}, "steps must be 2 to 1000"),
         ({"prompt": "a <|im_end|> b"}, "control token"),
         ({"width": 16384, "height": 16384}, "over the limit"),
+        ({"n": 1000}, "16"),
     ],
 )
 async def test_wishes_that_cannot_be_met_are_refused(studio: System, changed: dict[str, Any], message: str):
@@ -150,3 +151,13 @@ async def test_wishes_that_cannot_be_met_are_refused(studio: System, changed: di
     assert 400 <= answer.status_code < 500
     assert message in error(answer)["message"]
     await studio.ledger_is_empty()
+
+
+async def test_an_image_model_is_no_chat_model(studio: System):
+    body = {"model": "qwen-image-tiny", "messages": [{"role": "user", "content": "paint"}]}
+
+    async with studio.http() as http:
+        answer = await http.post("/v1/chat/completions", json=body)
+
+    assert answer.status_code == 400
+    assert "no chat model" in error(answer)["message"]
