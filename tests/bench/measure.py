@@ -15,6 +15,7 @@ from tests.bench.cases import (
     CASES,
     COPY,
     ENCODER,
+    GENERATOR,
     MEMORY,
     MEMORY_GOAL,
     PLANNER,
@@ -69,6 +70,9 @@ def measure(wanted: set[str]) -> Measured:
     if wanted & set(ENCODER):
         measured = _alone("encoder")
         found.values |= {name: measured[name] for name in wanted & set(ENCODER)}
+    if wanted & set(GENERATOR):
+        measured = _alone("generator")
+        found.values |= {name: measured[name] for name in wanted & set(GENERATOR)}
     if wanted & set(PLANNER):
         solved = _alone("planner")
         found.values |= {name: solved[name] for name in wanted & set(PLANNER)}

@@ -122,8 +122,11 @@ class Denoiser(Loaded):
         self._dtype: torch.dtype = module.proj_out.weight.dtype
 
     def open(self, picture: Picture, guides: Sequence[Tensor]) -> Denoising:
-        """Draw the noise and lay out the steps."""
+        """Draw the noise and lay out the steps. A negative prompt counts only with a guidance above 1."""
         shape = self._shape(picture)
+        width = self.module.config.joint_attention_dim
+        if any(guide.dim() != 2 or guide.shape[1] != width or not len(guide) for guide in guides):
+            raise errors.BadRequest(f"this model is guided by embeddings [tokens, {width}] of a prompt", param="embeds")
         sigmas, times = self._schedule(picture.steps, shape[1] * shape[2])
         guidance = GUIDANCE if picture.guidance is None else picture.guidance
         chosen = guides if guidance > 1 else guides[:1]

@@ -162,9 +162,18 @@ async def test_a_cancelled_picture_takes_no_further_step(runner: DenoiseRunner) 
     assert not one.outputs["latents"].items
 
 
-async def test_a_picture_that_cannot_step_fails_alone(runner: DenoiseRunner, denoiser: Denoiser) -> None:
-    bad, good = job(), job()
-    bad._inputs["embeds"] = Item({}, np.zeros((2, max(LENGTHS), WIDTH + 1), np.float32))
+async def test_a_picture_that_cannot_step_fails_alone(
+    runner: DenoiseRunner, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good, begin = job(seed=99), job(), runner._denoiser.open
+
+    def broken(picture: Picture, guides: Any) -> Any:
+        one = begin(picture, guides)
+        if picture.seed == 99:
+            one.guides = (torch.zeros(3, 5),)
+        return one
+
+    monkeypatch.setattr(runner._denoiser, "open", broken)
 
     failed, made = await asyncio.gather(run(runner, bad), run(runner, good), return_exceptions=True)
 
@@ -196,7 +205,9 @@ async def test_a_preview_that_cannot_be_made_fails_its_picture_alone(runner: Den
         ({"colour": "red"}, "colour"),
         ({"embeds": Item({}, None)}, "embeds must be"),
         ({"embeds": Item({}, np.zeros((9, WIDTH), np.float32))}, "embeds must be"),
+        ({"embeds": Item({}, np.zeros((2, max(LENGTHS), WIDTH + 1), np.float32))}, "tokens, 64"),
         ({"mask": Item({}, np.ones((2, 4), bool))}, "embeds must be"),
+        ({"mask": Item({}, np.zeros((2, max(LENGTHS)), bool))}, "tokens, 64"),
         ({"image": Item({}, np.zeros((4, 1, 8, 8), np.float32))}, "from text alone"),
     ],
 )

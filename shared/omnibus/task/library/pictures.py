@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from omnibus.task.base import CompositeTask, UnitTask
 from omnibus.task.elements import Part
@@ -127,14 +127,14 @@ class DrawInput(BaseModel):
 
     prompt: str
     negative_prompt: str = ""
-    width: int = 1024
-    height: int = 1024
-    n: int = 1
-    steps: int = 20
+    width: int = Field(1024, ge=1)
+    height: int = Field(1024, ge=1)
+    n: int = Field(1, ge=1, le=16)
+    steps: int = Field(20, ge=1)
     guidance: float | None = None
-    seed: int | None = None
+    seed: int | None = Field(None, ge=0, lt=2**62)
     progress: bool = False
-    previews: int = 0
+    previews: int = Field(0, ge=0)
 
     @property
     def guided(self) -> bool:
