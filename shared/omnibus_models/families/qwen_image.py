@@ -118,15 +118,15 @@ class Denoiser(Loaded):
         self._scheduler = scheduler
         self._unit = unit  # pixels on either side of what is one latent
         self._channels: int = module.config.in_channels // _PATCH**2
+        self._width: int = module.config.joint_attention_dim
         self._device: torch.device = module.proj_out.weight.device
         self._dtype: torch.dtype = module.proj_out.weight.dtype
 
     def open(self, picture: Picture, guides: Sequence[Tensor]) -> Denoising:
         """Draw the noise and lay out the steps. A negative prompt counts only with a guidance above 1."""
         shape = self._shape(picture)
-        width = self.module.config.joint_attention_dim
-        if any(guide.dim() != 2 or guide.shape[1] != width or not len(guide) for guide in guides):
-            raise errors.BadRequest(f"this model is guided by embeddings [tokens, {width}] of a prompt", param="embeds")
+        if any(guide.dim() != 2 or guide.shape[1] != self._width or not len(guide) for guide in guides):
+            raise errors.BadRequest(f"a prompt's embeddings must be [tokens, {self._width}] here", param="embeds")
         sigmas, times = self._schedule(picture.steps, shape[1] * shape[2])
         guidance = GUIDANCE if picture.guidance is None else picture.guidance
         chosen = guides if guidance > 1 else guides[:1]
