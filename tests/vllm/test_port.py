@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from omnibus_models import torchvision_cpu
+from omnibus.errors import Fatal
+from omnibus_models import tiny, torchvision_cpu
 from omnibus_models.contract import Sampling
 from omnibus_models.tiny import parts, text, weights
 from services.llm.vllm.memory import Memory
@@ -94,6 +95,14 @@ async def test_qwen3_text(tmp_path: Path) -> None:
         await core.stop()
 
     assert answers == [greedy(model, ids) for ids in prompts]
+
+
+async def test_heads_that_the_kernels_do_not_take_are_named_before_the_start(tmp_path: Path) -> None:
+    core = Core(launch(tiny.build("qwen2_5_vl", tmp_path / "narrow")))
+
+    with pytest.raises(Fatal, match="heads of 16"):
+        await core.start()
+    await core.stop()
 
 
 def qwen3_vl(directory: Path) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from omnibus_models import torchvision_cpu
 
 torchvision_cpu.install()
 
-from omnibus.errors import BadRequest, OmnibusError, StageFailed, StageUnavailable  # noqa: E402
+from omnibus.errors import BadRequest, Fatal, OmnibusError, StageFailed, StageUnavailable  # noqa: E402
 from services.llm.vllm.port import Generation, Launch, Tokens  # noqa: E402
 from services.llm.vllm_032 import child  # noqa: E402
 
@@ -108,8 +108,10 @@ class Core:
         target = EngineCoreProc.__dict__["run_engine_core"]
         EngineCoreProc.run_engine_core = functools.partial(child.run, parent=os.getpid())
         try:
-            self._llm = AsyncLLM.from_engine_args(
-                _arguments(self._launch), stat_loggers=[functools.partial(Meter, counts=self._counts)]
+            config = _arguments(self._launch).create_engine_config()
+            _require_kernels(config)
+            self._llm = AsyncLLM.from_vllm_config(
+                config, stat_loggers=[functools.partial(Meter, counts=self._counts)], disable_log_stats=True
             )
         finally:
             EngineCoreProc.run_engine_core = target
@@ -159,7 +161,6 @@ def _arguments(launch: Launch) -> Any:
         enable_mm_embeds=True,
         skip_mm_profiling=True,
         mm_processor_cache_gb=0,
-        disable_log_stats=True,
         ec_transfer_config=ECTransferConfig(
             ec_connector="EmbeddingConnector",
             ec_connector_module_path="services.llm.vllm_032.connector",
@@ -167,6 +168,20 @@ def _arguments(launch: Launch) -> Any:
         ),
         worker_extension_cls="services.llm.vllm_032.worker.Worker",
     )
+
+
+def _require_kernels(config: Any) -> None:
+    """vLLM itself finds out at the first step, and dies."""
+    if config.device_config.device_type != "cpu":
+        return
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    size, sizes = config.model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+    if size not in sizes:
+        raise Fatal(
+            f"this model has heads of {size}, and vLLM's kernels for CPUs take only {', '.join(map(str, sizes))}; "
+            "use services.engines:transformers for it"
+        )
 
 
 def _architectures(checkpoint: Path) -> list[str]:
