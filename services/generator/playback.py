@@ -15,19 +15,19 @@ class Playback:
     """What one listener has, as far as the sender knows. Times are seconds of one clock, whichever it is.
 
     A listener plays from the first sample on, pauses when there is nothing to play, and goes on with what comes
-    next. ``dry`` is when there will be nothing; before the first sample it is ``patience`` after ``begun``.
+    next. ``dry`` is when there will be nothing; before it ``plays`` that is ``patience`` after ``begun``.
     """
 
     def __init__(self, rate: int, begun: float, patience: float) -> None:
         self.dry = begun + patience
         self._rate = rate
-        self._plays = False
+        self.plays = False
 
     def sent(self, samples: int, now: float) -> None:
         """``samples`` are on their way to the listener since ``now``."""
         if samples:
-            self.dry = (max(self.dry, now) if self._plays else now) + samples / self._rate
-            self._plays = True
+            self.dry = (max(self.dry, now) if self.plays else now) + samples / self._rate
+            self.plays = True
 
 
 class Floor:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,12 +24,13 @@ class VocodeSettings:
     """Limits of one vocoder.
 
     ``codes``: most codes of one waveform before another waveform has its turn. ``patience``: seconds that
-    a listener may wait for the first sound before those who would run out of it. ``threads``: of torch in the
-    compute thread.
+    a listener may wait for the first sound before those who would run out of it. ``ahead``: seconds of sound that
+    are enough to wait for as many codes as go in together. ``threads``: of torch in the compute thread.
     """
 
     codes: int = 48
     patience: float = 0.2
+    ahead: float = 1.0
     threads: int = 1
 
 
@@ -93,7 +95,7 @@ class VocodeRunner:
         vocoding: Vocoding | None = None
         total, last = 0, False
         while not last:
-            await arrivals.some()
+            await self._enough(arrivals, playback)
             async with self._floor.turn(playback.dry):
                 codes, last = arrivals.take()
                 if vocoding is None and codes:
@@ -107,6 +109,17 @@ class VocodeRunner:
             if samples.size:
                 await job.send("audio", {"rate": self._vocoder.rate}, samples)
         return total
+
+    async def _enough(self, arrivals: "Arrivals", playback: Playback) -> None:
+        """Wait for codes: while the listener has sound for a while, for many, of which each costs less.
+
+        A vocoder sees its surroundings anew with each piece: four blocks at once cost 9 instead of 4 times 6.
+        """
+        await arrivals.some()
+        if playback.plays:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(playback.dry - self._settings.ahead):
+                    await arrivals.some(self._settings.codes)
 
 
 class Arrivals:
@@ -131,9 +144,9 @@ class Arrivals:
         self._ended = True
         self._news.set()
 
-    async def some(self) -> None:
-        """Wait for codes, or for the end. Raises what went wrong on their way."""
-        while not self._codes and not self._ended:
+    async def some(self, least: int = 1) -> None:
+        """Wait for ``least`` codes, or for the end. Raises what went wrong on their way."""
+        while len(self._codes) < least and not self._ended:
             self._news.clear()
             await self._news.wait()
         if self._error is not None:

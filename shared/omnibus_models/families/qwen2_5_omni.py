@@ -68,12 +68,15 @@ class AudioEncoder(Loaded):
         padded = torch.stack([nn.functional.pad(window, (0, size - window.shape[1])) for window in windows])
         frames = torch.tensor([mel.shape[1] for mel in mels])
         lengths = torch.tensor([window.shape[1] for window in windows])
+        # Rows after the second convolution that are no padding; the library would count the longest window's.
+        valid = torch.arange((size + 1) // 2) < ((lengths + 1) // 2)[:, None]
         device = module.device
         out = module.audio_tower(
             torch.cat(mels, dim=1).to(device),
             feature_lens=frames.to(device),
             padded_feature=padded.to(device),
             chunk_lengths=lengths.to(device),
+            valid_indices=valid.flatten().nonzero().squeeze(-1).to(device),
         )
         counts = [item.meta["n_tokens"] for item in batch]
         split = out.last_hidden_state[: sum(counts)].split(counts)

@@ -26,6 +26,8 @@ def studio(tmp_path_factory: pytest.TempPathFactory, image_checkpoint: Path) -> 
 
 
 @pytest.fixture(autouse=True)
-async def everybody(studio: System) -> None:
-    await studio.whole()
+async def everybody(studio: System) -> dict[str, int]:
+    """Process id of every executor: a test begins when all of them are there and the gateway knows them."""
+    pids = await studio.whole()
     await studio.becomes_ready()
+    return pids

@@ -4,6 +4,8 @@ import asyncio
 import base64
 import io
 import json
+import os
+import signal
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -122,16 +124,41 @@ async def test_a_client_that_leaves_stops_the_steps(studio: System):
         await asyncio.sleep(0.3)  # what is still on its way
 
     assert end.status == "cancelled"
-    steps = [body for body in map(said, watch.seen) if body.get("output") == "progress"]
-    assert len(steps) < 500
+    assert 1 <= len(watch.chunks(id, "progress")) < 500
 
 
-def said(delivery: Any) -> dict[str, Any]:
-    try:
-        found = json.loads(delivery.data)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+@pytest.mark.parametrize(("victim", "path"), [("D", APART), ("TDV", TOGETHER)])
+async def test_a_picture_whose_executor_dies_is_painted_elsewhere_and_is_the_same(
+    studio: System, everybody: dict[str, int], victim: str, path: str
+):
+    wish = {**WISHES["square"], "steps": 300}
+    undisturbed = await sketched(studio, wish, path)
+
+    disturbed = await sketched(studio, wish, path, everybody[f"qwen-image-tiny-{victim}-0"])
+
+    assert undisturbed[:-2] == [{"step": step, "of": 300} for step in range(1, 301)]
+    assert disturbed[:-2] == undisturbed[:-2]
+    assert disturbed[-1] == undisturbed[-1] == "[DONE]"
+    assert disturbed[-2]["mean"] == pytest.approx(undisturbed[-2]["mean"], abs=0.01)
+    await studio.ledger_is_empty()
+
+
+async def sketched(studio: System, wish: dict[str, Any], path: str, victim: int = 0) -> list[Any]:
+    """What the sketcher tells; ``victim`` is a process that is killed after the fifth step."""
+    told: list[Any] = []
+    headers = {"x-omnibus-path": path}
+    async with (
+        studio.http() as http,
+        http.stream("POST", "/v1/apps/sketcher/invoke", json=wish, headers=headers) as answer,
+    ):
+        async for line in answer.aiter_lines():
+            if line.startswith("data: "):
+                said = line.removeprefix("data: ")
+                told.append(said if said == "[DONE]" else json.loads(said))
+            if victim and len(told) == 5:
+                os.kill(victim, signal.SIGKILL)
+                victim = 0
+    return told
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from tests.unit.jobs import MemoryJob, run
 from tests.unit.models import files
 
 File = tuple[bytes, str]  # content and modality
+_SECONDS = (0.1, 0.7, 1.3, 1.99, 2.0, 2.5, 5.1, 9.0)  # of sounds: a window of the encoder has 2
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +50,7 @@ def files_of() -> dict[str, list[File]]:
     pictures = [(files.picture(seed, *size), "image") for seed, size in enumerate(sizes)]
     return {
         "vision": [*pictures, (files.film(1.0, 1), "video"), (files.film(2.0, 2, width=96), "video")],
-        "audio": [(files.tone(seconds, seed), "audio") for seed, seconds in enumerate((0.1, 0.7, 2.0, 2.5, 5.1, 9.0))],
+        "audio": [(files.tone(seconds, seed), "audio") for seed, seconds in enumerate(_SECONDS)],
     }
 
 
@@ -81,13 +83,19 @@ async def test_a_batch_of_any_sizes_equals_its_items_bitwise(
 ):
     encoder, given = parts[component], files_of[component]
     prepared = [encoder.prepare(memoryview(content), modality) for content, modality in given]
+    expected = [alone(encoder, file) for file in given]
+    dice = random.Random(1)
+    orders = [[*range(len(given))], [*range(len(given))][::-1]]
+    orders += [[*pair] for pair in combinations(range(len(given)), 2)]
+    orders += [dice.choices(range(len(given)), k=dice.randint(3, 8)) for _ in range(20)]
 
-    with torch.inference_mode():
-        together = [encoder.encode(prepared), encoder.encode(prepared[::-1])[::-1], encoder.encode(prepared[:2])]
+    for order in orders:
+        with torch.inference_mode():
+            together = encoder.encode([prepared[index] for index in order])
 
-    for batch in together:
-        for file, encoded in zip(given, batch, strict=False):
-            np.testing.assert_array_equal(encoded.embeds.numpy(), alone(encoder, file))
+        assert len(together) == len(order)
+        for index, encoded in zip(order, together, strict=True):
+            np.testing.assert_array_equal(encoded.embeds.numpy(), expected[index])
 
 
 async def test_a_hit_equals_the_miss_and_runs_nothing(omni: Path, files_of: dict[str, list[File]]):

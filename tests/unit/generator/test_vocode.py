@@ -137,6 +137,32 @@ async def test_who_has_no_sound_goes_before_who_has_some(omni: Path) -> None:
     await runner.close()
 
 
+@pytest.mark.parametrize("ahead", [-1e6, 1e6])
+async def test_a_listener_with_sound_enough_waits_for_many_codes(omni: Path, ahead: float) -> None:
+    runner = VocodeRunner("vocoder", "qwen2_5_omni", omni, "cpu", "float32", VocodeSettings(ahead=ahead))
+    await runner.load()
+    stream = Pipe()
+    one, enough = MemoryJob({"codes": stream, "voice": VOICE}), ahead < 0
+    running = asyncio.create_task(run(runner, one))
+    stream.feed(Item({"codes": codes(48)}))
+    await one.outputs["audio"].until(1)
+
+    stream.feed(Item({"codes": codes(47)}))
+    if not enough:
+        await one.outputs["audio"].until(2)
+    # Whoever waits for the vocoder now has it before anybody who asks later.
+    await run(runner, job([codes(1)]))
+    assert len(one.outputs["audio"].items) == (1 if enough else 2)
+
+    stream.feed(Item({"codes": [5]}))
+    if enough:
+        await one.outputs["audio"].until(2)
+    stream.close({})
+    await running
+    assert len(one.whole("audio")) == 96 * 480
+    await runner.close()
+
+
 async def runner_is(runner: VocodeRunner, waiting: int) -> None:
     """Wait until somebody has the vocoder, and so many wait for it."""
     while not runner._floor._taken or len(runner._floor._waiting) != waiting:
