@@ -285,12 +285,15 @@ def _denoiser(checkpoint: Path, device: str, dtype: str) -> Denoiser:
     module = diffusion.load(QwenImageTransformer2DModel, checkpoint, "transformer", device=device, dtype=dtype)
     if module.config.guidance_embeds:
         raise errors.Fatal(f"{checkpoint} is distilled for guidance, which this family does not serve")
-    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(checkpoint, subfolder="scheduler")
+    try:
+        scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(checkpoint, subfolder="scheduler")
+        # The VAE's scale is in its configuration; its weights are not needed.
+        halvings = len(json.loads((checkpoint / "vae" / "config.json").read_text())["temperal_downsample"])
+    except (OSError, ValueError, KeyError) as error:
+        raise errors.Fatal(f"{checkpoint} lacks the configuration of its scheduler or VAE: {error}") from error
     if scheduler.config.stochastic_sampling:
         raise errors.Fatal(f"{checkpoint} samples with noise in every step, which this family does not serve")
-    # The VAE's scale is in its configuration; its weights are not needed.
-    steps = json.loads((checkpoint / "vae" / "config.json").read_text())["temperal_downsample"]
-    return Denoiser(module, checkpoint, scheduler, 2 ** len(steps))
+    return Denoiser(module, checkpoint, scheduler, 2**halvings)
 
 
 def _decoder(checkpoint: Path, device: str, dtype: str) -> ImageDecoder:

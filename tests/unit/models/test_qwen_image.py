@@ -274,6 +274,15 @@ def test_a_checkpoint_without_weights_is_fatal(image: Path, tmp_path: Path) -> N
         families.family_of(image).load("dit", tmp_path / "bare")
 
 
+@pytest.mark.parametrize("lost", ["vae/config.json", "scheduler/scheduler_config.json"])
+def test_a_denoiser_without_its_configurations_is_fatal(image: Path, tmp_path: Path, lost: str) -> None:
+    shutil.copytree(image, tmp_path / "bare")
+    (tmp_path / "bare" / lost).unlink()
+
+    with pytest.raises(Fatal, match="scheduler or VAE"):
+        families.family_of(image).load("dit", tmp_path / "bare")
+
+
 def test_an_unknown_component_is_not_found(image: Path) -> None:
     with pytest.raises(NotFound, match="text_encoder, dit, vae"):
         families.family_of(image).load("thinker", image)
