@@ -7,6 +7,8 @@ TORCH_INDEX_URL ?=
 PIP_ARGS := -c constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 # Which tests `make test` leaves out: measurements, and what needs a browser or vLLM.
 MARKS ?= not bench and not browser and not vllm
+# vLLM pins what the rest does not, so its tests have an environment of their own.
+VLLM_VENV ?= .venv-vllm
 ARGS ?=
 ONLY ?=
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
@@ -14,10 +16,10 @@ export IMAGE AUDIO VIDEO PROMPT MODEL
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test lint lint-style lint-types lint-imports fmt bench up down clean
+.PHONY: help install demo test install-vllm test-vllm lint lint-style lint-types lint-imports fmt bench up down clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(VENV)/.dev ## Create .venv with all services, local servers, tests and linters
 
@@ -27,6 +29,11 @@ demo: $(VENV)/.run ## Run the main job end to end (IMAGE= AUDIO= VIDEO= PROMPT= 
 
 test: $(VENV)/.dev ## Run all tests (ARGS="-k words", MARKS="not slow")
 	$(BIN)/python -m pytest -m "$(MARKS)" $(ARGS)
+
+install-vllm: $(VLLM_VENV)/.installed ## Create .venv-vllm with vLLM for a CPU
+
+test-vllm: $(VLLM_VENV)/.installed ## Run the tests that need vLLM (ARGS="-k words")
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm -m vllm $(ARGS)
 
 lint: lint-style lint-types lint-imports ## Check style, types and import rules (make -k lint: all, whatever fails)
 
@@ -54,7 +61,7 @@ down: ## Stop the containers and remove their volumes
 	cd deploy/compose && $(COMPOSE) down -v --remove-orphans
 
 clean: ## Remove the virtual environment, caches and build products
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
+	rm -rf $(VENV) $(VLLM_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
 
@@ -71,3 +78,12 @@ $(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[all,local,dev]'
 	@touch $(VENV)/.run $@
+
+# Everything is pinned, so nothing is to be resolved: dependencies that vLLM names and nobody needs stay out.
+$(VLLM_VENV)/.installed: pyproject.toml requirements-vllm.txt
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps -r requirements-vllm.txt \
+	  $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps -e .
+	@touch $@

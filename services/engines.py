@@ -3,10 +3,21 @@ process loads no more than the components it hosts."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from msgspec import structs
 
 from omnibus.errors import BadRequest
+from omnibus.executor.budget import Goals
 from omnibus.executor.contract import Runner
-from omnibus.settings import ExecutorSettings
+from omnibus.settings import ExecutorSettings, VllmSettings, load
+
+if TYPE_CHECKING:
+    from services.llm.core import Core
+
+#: What runners of one executor share; gone with the last of them.
+_cores: "WeakValueDictionary[ExecutorSettings, Core]" = WeakValueDictionary()
 
 
 def transformers(component: str, settings: ExecutorSettings) -> Runner:
@@ -16,6 +27,34 @@ def transformers(component: str, settings: ExecutorSettings) -> Runner:
             f"no transformers engine for component {component!r}; there is one for {sorted(_TRANSFORMERS)}"
         )
     return _TRANSFORMERS[component](component, settings)
+
+
+def vllm(component: str, settings: ExecutorSettings) -> Runner:
+    """vLLM for thinkers, transformers for every other component. Raises ``BadRequest`` for an unknown component."""
+    if component != "thinker":
+        # Nothing of theirs may wait for, or load, the language model that is not there.
+        others = ",".join(each for each in settings.components.split(",") if each != "thinker")
+        return transformers(component, structs.replace(settings, components=others))
+    from services.llm.vllm.port import Launch
+    from services.llm.vllm.runner import VllmRunner
+    from services.llm.vllm_032.engine import Core
+
+    own = load(VllmSettings)
+    launch = Launch(
+        component=component,
+        checkpoint=Path(settings.checkpoint),
+        device=settings.device,
+        dtype=settings.dtype,
+        slots=settings.batch,
+        context=settings.context,
+        step_tokens=own.step_tokens,
+        kv_bytes=own.kv_mib << 20,
+        memory=own.memory,
+        tensor_parallel=own.tensor_parallel,
+        eager=own.eager,
+        threads=settings.threads,
+    )
+    return VllmRunner(settings.family, launch, Core)
 
 
 def sim(component: str, settings: ExecutorSettings) -> Runner:
@@ -28,15 +67,63 @@ def sim(component: str, settings: ExecutorSettings) -> Runner:
 def _encode(component: str, settings: ExecutorSettings) -> Runner:
     from services.encoder.runner import EncodeRunner, EncodeSettings
 
-    limits = EncodeSettings(items=settings.batch, threads=settings.threads)
-    return EncodeRunner(component, *_source(settings), limits)
+    limits = EncodeSettings(
+        items=settings.batch,
+        tokens=settings.media_tokens,
+        threads=settings.threads,
+        goals=Goals(settings.ttft, settings.tbt),
+        cache=settings.cache_mib << 20,
+    )
+    loop = _language(settings) if _beside(settings) else None
+    return EncodeRunner(component, *_source(settings), limits, loop)
 
 
 def _think(component: str, settings: ExecutorSettings) -> Runner:
-    from services.llm.runner import ThinkRunner, ThinkSettings
+    from services.llm.runner import ThinkRunner
 
-    limits = ThinkSettings(slots=settings.batch, context=settings.context, threads=settings.threads)
-    return ThinkRunner(component, *_source(settings), limits)
+    return ThinkRunner(_language(settings))
+
+
+def _prefill(component: str, settings: ExecutorSettings) -> Runner:
+    from services.llm.split import PrefillRunner
+
+    return PrefillRunner(_language(settings))
+
+
+def _decode(component: str, settings: ExecutorSettings) -> Runner:
+    from services.llm.split import DecodeRunner
+
+    return DecodeRunner(_language(settings))
+
+
+def _language(settings: ExecutorSettings) -> "Core":
+    """The one language model of an executor, for all its components that are parts of it."""
+    from services.llm.core import Core, ThinkSettings
+
+    core = _cores.get(settings)
+    if core is None:
+        limits = ThinkSettings(
+            slots=settings.batch,
+            context=settings.context,
+            share=settings.share,
+            threads=settings.threads,
+            goals=Goals(settings.ttft, settings.tbt),
+            beside=_beside(settings),
+            decodes=not _hosted(settings).isdisjoint({_think, _decode}),
+        )
+        core = _cores[settings] = Core(*_source(settings), limits)
+    return core
+
+
+def _beside(settings: ExecutorSettings) -> bool:
+    """Whether encoders go by the language model's loop: both are in this executor, and there are goals to meet."""
+    hosted, goals = _hosted(settings), Goals(settings.ttft, settings.tbt)
+    return bool(goals) and _encode in hosted and not hosted.isdisjoint({_think, _prefill, _decode})
+
+
+def _hosted(settings: ExecutorSettings) -> set[Callable[[str, ExecutorSettings], Runner] | None]:
+    """What makes the runners of this executor."""
+    return {_TRANSFORMERS.get(component) for component in settings.components.split(",")}
 
 
 def _talk(component: str, settings: ExecutorSettings) -> Runner:
@@ -51,6 +138,27 @@ def _vocode(component: str, settings: ExecutorSettings) -> Runner:
     return VocodeRunner(component, *_source(settings), VocodeSettings(threads=settings.threads))
 
 
+def _text_encode(component: str, settings: ExecutorSettings) -> Runner:
+    from services.encoder.prompts import TextEncodeRunner
+    from services.encoder.runner import EncodeSettings
+
+    limits = EncodeSettings(items=settings.batch, threads=settings.threads)
+    return TextEncodeRunner(component, *_source(settings), limits)
+
+
+def _denoise(component: str, settings: ExecutorSettings) -> Runner:
+    from services.generator.denoise import DenoiseRunner, DenoiseSettings
+
+    limits = DenoiseSettings(pictures=settings.batch, threads=settings.threads)
+    return DenoiseRunner(component, *_source(settings), limits)
+
+
+def _decode_image(component: str, settings: ExecutorSettings) -> Runner:
+    from services.generator.pictures import DecodeImageRunner, PictureSettings
+
+    return DecodeImageRunner(component, *_source(settings), PictureSettings(threads=settings.threads))
+
+
 def _source(settings: ExecutorSettings) -> tuple[str, Path, str, str]:
     return settings.family, Path(settings.checkpoint), settings.device, settings.dtype
 
@@ -59,6 +167,11 @@ _TRANSFORMERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
     "vision": _encode,
     "audio": _encode,
     "thinker": _think,
+    "prefill": _prefill,
+    "decode": _decode,
     "talker": _talk,
     "vocoder": _vocode,
+    "text_encoder": _text_encode,
+    "dit": _denoise,
+    "vae": _decode_image,
 }

@@ -1,86 +1,111 @@
 """Batches across requests: whoever waits when the encoder becomes free goes in, nobody waits for company."""
 
 import asyncio
-from collections import Counter, deque
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 from omnibus.errors import StageUnavailable
+from omnibus.executor.schedule import Budget, Schedule
 from omnibus_models.contract import Prepared
 
 Run = Callable[[Sequence[Prepared]], Awaitable[Sequence[Any]]]
 
 
-class Waiting(NamedTuple):
+class Loop(Protocol):
+    """A loop of steps that an encoder shares with a language model, see ``services.llm.engine``."""
+
+    @property
+    def schedule(self) -> Schedule[Any]: ...
+
+    def check(self) -> None:
+        """Raise what ended the loop, if it has ended."""
+
+    def wake(self) -> None:
+        """Look again: an item has come."""
+
+
+class Waiting:
     """One prepared item and the future of its result."""
 
-    item: Prepared
-    result: asyncio.Future[Any]
+    __slots__ = ("batcher", "item", "result")
+
+    def __init__(self, batcher: "Batcher", item: Prepared) -> None:
+        self.batcher = batcher
+        self.item = item
+        self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     @property
     def tokens(self) -> int:
-        return int(self.item.meta.get("n_tokens", 1))
+        return max(1, int(self.item.meta.get("n_tokens", 1)))
+
+    async def settle(self, batch: "Sequence[Waiting]") -> None:
+        await self.batcher.settle(batch)
+
+    def fail(self, error: Exception) -> None:
+        if not self.result.done():
+            self.result.set_exception(error)
 
 
 class Batcher:
-    """Feeds ``run`` with batches of one modality, in order of arrival.
+    """Feeds ``run`` with batches of one modality.
 
-    A batch holds at most ``items`` items and, but for a single larger item, ``tokens`` output tokens.
-    If a batch fails, its items are run one by one, so that only the guilty ones fail.
+    A batch holds at most ``items`` items and, but for a single larger item, ``tokens`` output tokens; the
+    order is that of ``omnibus.executor.schedule``. If a batch fails, its items are run one by one, so that
+    only the guilty ones fail. With a ``loop`` that one decides when a batch is run, and ``serve`` is not used.
     """
 
-    def __init__(self, run: Run, *, items: int, tokens: int) -> None:
+    def __init__(self, run: Run, *, items: int, tokens: int, loop: Loop | None = None, patience: float = 0.0) -> None:
         self._run = run
-        self._items = items
-        self._tokens = tokens
-        self._waiting: deque[Waiting] = deque()
+        self._loop = loop
+        self._own: Schedule[Waiting] = Schedule(0, Budget(0, 0), patience=patience, whole=tokens, split=False)
         self._wake = asyncio.Event()
         self._failed: Exception | None = None
+        self.budget = Budget(tokens, tokens, items)
         self.sizes: Counter[int] = Counter()
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        """Items that wait, those of other encoders of the loop included."""
+        return self._schedule.media
+
+    @property
+    def _schedule(self) -> Schedule[Any]:
+        return self._own if self._loop is None else self._loop.schedule
 
     async def encode(self, item: Prepared) -> Any:
         """The result of one item. A cancelled caller's item leaves the queue."""
-        if self._failed is not None:
-            raise self._failed
-        entry = Waiting(item, asyncio.get_running_loop().create_future())
-        self._waiting.append(entry)
-        self._wake.set()
-        return await entry.result
+        self._check()
+        entry, kind = Waiting(self, item), (self, item.modality)
+        self._schedule.kinds.setdefault(kind, self.budget)
+        self._schedule.item(entry, entry.tokens, time.monotonic(), kind)
+        self._nudge()
+        try:
+            return await entry.result
+        finally:
+            self._schedule.leave(entry)
 
     async def serve(self) -> None:
         """Run batches for ever; sleeps while nobody waits."""
-        batch: list[Waiting] = []
         try:
             while True:
-                await self._wake.wait()
-                batch = self._take()
-                if batch:
-                    await self._settle(batch)
-                elif not self._waiting:
-                    self._wake.clear()
+                self._wake.clear()
+                turn = self._own.turn()
+                if turn.media:
+                    await self.settle(turn.media)
+                else:
+                    await self._wake.wait()
         finally:
-            self._abandon(batch)
+            self._failed = StageUnavailable("the encoder was closed; send the request again")
+            for entry in list(self._own):
+                entry.fail(self._failed)
 
-    def _take(self) -> list[Waiting]:
-        alive = [entry for entry in self._waiting if not entry.result.done()]
-        batch: list[Waiting] = []
-        tokens = 0
-        for entry in alive:
-            if entry.item.modality != alive[0].item.modality:
-                continue
-            tokens += entry.tokens
-            if batch and (len(batch) == self._items or tokens > self._tokens):
-                break
-            batch.append(entry)
-        taken = set(map(id, batch))
-        self._waiting = deque(entry for entry in alive if id(entry) not in taken)
-        return batch
-
-    async def _settle(self, batch: list[Waiting]) -> None:
+    async def settle(self, batch: Sequence[Waiting]) -> None:
+        """Run those of ``batch`` that are still wanted and tell them; raises nothing."""
+        batch = [entry for entry in batch if not entry.result.done()]
+        if not batch:
+            return
         try:
             results = await self._run([entry.item for entry in batch])
         except Exception as error:  # noqa: BLE001 - one of these items is guilty: find it, and let the others go on
@@ -91,16 +116,21 @@ class Batcher:
             if not entry.result.done():
                 entry.result.set_result(result)
 
-    async def _separate(self, batch: list[Waiting], error: Exception) -> None:
+    async def _separate(self, batch: Sequence[Waiting], error: Exception) -> None:
         if len(batch) > 1:
             for entry in batch:
-                if not entry.result.done():
-                    await self._settle([entry])
-        elif not batch[0].result.done():
-            batch[0].result.set_exception(error)
+                await self.settle([entry])
+        else:
+            batch[0].fail(error)
 
-    def _abandon(self, batch: list[Waiting]) -> None:
-        self._failed = StageUnavailable("the encoder was closed; send the request again")
-        for entry in (*batch, *self._waiting):
-            if not entry.result.done():
-                entry.result.set_exception(self._failed)
+    def _check(self) -> None:
+        if self._loop is not None:
+            self._loop.check()
+        if self._failed is not None:
+            raise self._failed
+
+    def _nudge(self) -> None:
+        if self._loop is None:
+            self._wake.set()
+        else:
+            self._loop.wake()

@@ -1,21 +1,29 @@
 """The engine of an encoder component: media bytes in, one embedding out, batched across requests."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from omnibus.errors import BadMedia, BadRequest
+from omnibus.executor.budget import NONE, Goals, Sizes, found
 from omnibus.executor.contract import Item, Job
+from omnibus.executor.stopwatch import Stopwatch
+from omnibus_models import streams
 from omnibus_models.contract import Encoder, Prepared
 from omnibus_models.families import family as find
-from services.encoder.batcher import Batcher
+from services.encoder.batcher import Batcher, Loop
+from services.encoder.identity import Identity
+from services.encoder.results import Result, Results
+from services.encoder.sample import sample
 
 
 @dataclass(frozen=True)
@@ -23,48 +31,118 @@ class EncodeSettings:
     """Limits of one encoder.
 
     ``items`` and ``tokens``: most media items and output tokens in one batch. ``decoders``: threads
-    that decode media. ``threads``: of torch in the compute thread.
+    that decode media. ``threads``: of torch in the compute thread. ``goals``: what ``tokens`` is lowered for.
+    ``cache``: bytes of embeddings that are kept by content; 0: none, and equal items are computed each.
     """
 
     items: int = 16
     tokens: int = 16384
     decoders: int = 2
     threads: int = 1
+    goals: Goals = NONE
+    cache: int = 0
+
+
+#: Bytes that are hashed in the event loop; more take a thread.
+_INLINE = 1 << 16
+
+
+class _Media(NamedTuple):
+    """One file, and whose it is."""
+
+    data: memoryview
+    modality: str
+    salt: str
+
+
+class SharedLoop(Loop, Protocol):
+    """The loop of a language model in the same process."""
+
+    @property
+    def decode_seconds(self) -> float:
+        """How long the language model's part of a step takes at most."""
+
+    async def load(self) -> None:
+        """Be ready; whoever calls this calls ``close`` too."""
+
+    async def close(self) -> None: ...
 
 
 class EncodeRunner:
     """A ``Runner`` for vision and audio encoders.
 
     Input: ``media``, an ``Item`` whose array is the file (uint8) and whose data holds ``modality``.
-    Output: ``embedding``, float32 [n_tokens, H] with ``modality`` and the family's meta.
+    Output: ``embedding``, float32 [n_tokens, H] with ``modality`` and the family's meta. With a ``loop`` that
+    one says which items go into which step. Media of one content and ``salt`` are encoded once while they come
+    together or the embedding is kept.
     """
 
     def __init__(
-        self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: EncodeSettings
+        self,
+        component: str,
+        family: str,
+        checkpoint: Path,
+        device: str,
+        dtype: str,
+        settings: EncodeSettings,
+        loop: SharedLoop | None = None,
     ) -> None:
-        self.busy = 0.0
+        self._clock = Stopwatch()
         self._source = (component, checkpoint, device, dtype)
         self._family = family
+        self._settings = settings
+        self._loop = loop
+        # On a GPU the language model's kernels run beside these.
+        self._stream = streams.own(device) if loop is not None else nullcontext()
         self._compute = ThreadPoolExecutor(1, component, torch.set_num_threads, (settings.threads,))
         self._decoders = ThreadPoolExecutor(settings.decoders, f"{component}-decode", torch.set_num_threads, (1,))
-        self._batcher = Batcher(self._batch, items=settings.items, tokens=settings.tokens)
+        self._batcher = Batcher(
+            self._batch, items=settings.items, tokens=settings.tokens, loop=loop, patience=settings.goals.first
+        )
+        self._results: Results[Prepared] | None = None
+        if settings.cache:
+            self._results = Results(settings.cache, self._batcher.encode, component)
+        self._identity: Identity
         self._encoder: Encoder
         self._serving: asyncio.Task[None] | None = None
 
+    @property
+    def keeps(self) -> bool:
+        """Whether equal media cost less here the second time."""
+        return self._results is not None
+
+    @property
+    def busy(self) -> float:
+        return self._clock.seconds
+
     async def load(self) -> None:
         loop = asyncio.get_running_loop()
+        if self._results is not None:
+            self._identity = await asyncio.to_thread(Identity, self._family, *self._source)
         self._encoder = await loop.run_in_executor(self._compute, find(self._family).load, *self._source)
-        self._serving = asyncio.create_task(self._batcher.serve(), name="encoder")
+        if self._loop is not None:
+            await self._loop.load()
+        if self._settings.goals:
+            await loop.run_in_executor(self._compute, self._measure)
+        if self._loop is None:
+            self._serving = asyncio.create_task(self._batcher.serve(), name="encoder")
 
     async def run(self, job: Job) -> None:
-        prepared = await self._prepare(await job.value("media"))
-        meta, embeds = await self._batcher.encode(prepared)
-        await job.put("embedding", meta, embeds)
+        media = self._media(await job.value("media"))
+        if self._results is None:
+            result = await self._batcher.encode(await self._read(media))
+        else:
+            result = await self._once(self._results, media)
+        await job.put("embedding", result.meta, result.embeds)
 
     async def close(self) -> None:
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
+        if self._results is not None:
+            await self._results.close()
+        if self._loop is not None:
+            await self._loop.close()
         for pool in (self._decoders, self._compute):
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
 
@@ -73,29 +151,56 @@ class EncodeRunner:
             "parameters": self._encoder.parameters,
             "waiting": self._batcher.waiting,
             "batches": {str(size): count for size, count in sorted(self._batcher.sizes.items())},
+            **({"cache": self._results.stats()} if self._results is not None else {}),
         }
 
-    async def _prepare(self, media: Any) -> Prepared:
+    def _media(self, media: Any) -> _Media:
         if not isinstance(media, Item) or media.array is None:
             raise BadMedia("the media came without its bytes; upload it again", param="media")
         modality = media.data.get("modality")
         if modality not in self._encoder.modalities:
             known = ", ".join(sorted(self._encoder.modalities))
             raise BadRequest(f"this encoder reads {known}, not {modality}", param="media")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._decoders, self._encoder.prepare, media.array.data, modality)
+        return _Media(media.array.data, modality, str(media.data.get("salt", "")))
 
-    async def _batch(self, items: Sequence[Prepared]) -> list[tuple[dict[str, Any], np.ndarray]]:
-        return await asyncio.get_running_loop().run_in_executor(self._compute, self._encode, items)
+    async def _once(self, results: Results[Prepared], media: _Media) -> Result:
+        key = partial(self._identity.key, *media)
+        found = key() if media.data.nbytes <= _INLINE else await asyncio.to_thread(key)
+        return await results.get(found, partial(self._read, media))
+
+    async def _read(self, media: _Media) -> Prepared:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._decoders, self._encoder.prepare, media.data, media.modality)
+
+    async def _batch(self, items: Sequence[Prepared]) -> list[Result]:
+        return await asyncio.get_running_loop().run_in_executor(self._compute, self._clock, self._encode, items)
 
     @torch.inference_mode()
-    def _encode(self, items: Sequence[Prepared]) -> list[tuple[dict[str, Any], np.ndarray]]:
-        began = time.perf_counter()
-        try:
+    def _encode(self, items: Sequence[Prepared]) -> list[Result]:
+        with self._stream:
             encoded = self._encoder.encode(items)
             return [
-                ({"modality": item.modality, **one.meta}, one.embeds.float().cpu().numpy())
+                Result({"modality": item.modality, **one.meta}, _own(one.embeds.float().cpu()).numpy())
                 for item, one in zip(items, encoded, strict=True)
             ]
-        finally:
-            self.busy += time.perf_counter() - began
+
+    def _measure(self) -> None:
+        """Lower the batch's tokens to what the goals leave time for."""
+        budget, item = self._batcher.budget, sample(self._encoder)
+        size = max(1, int(item.meta["n_tokens"]))
+        most = max(1, budget.alone // size)
+
+        def seconds(count: int) -> float:
+            begin = perf_counter()
+            self._encode([item] * count)  # to numpy: the device has finished
+            return perf_counter() - begin
+
+        seconds(1)  # pay for whatever the first pass costs
+        decode = 0.0 if self._loop is None else self._loop.decode_seconds
+        beside, alone = found(seconds, self._settings.goals, decode, Sizes(1, most, most))
+        self._batcher.budget = budget._replace(beside=beside * size, alone=alone * size)
+
+
+def _own(rows: Tensor) -> Tensor:
+    """``rows`` by themselves: one that is kept must not keep its whole batch in memory."""
+    return rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows

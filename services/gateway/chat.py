@@ -167,7 +167,7 @@ class Chat:
         self, data: bytes, about: tuple[str, str, str], holder: str, deadline: float, readers: int
     ) -> dict[str, Any]:
         runs = self._runs
-        return await place(runs.tensors, runs.kept, data, about, holder, deadline, readers)
+        return await place(runs.tensors, runs.kept, data, about, holder, deadline, readers, runs.settings.salt)
 
 
 def _voice(request: ChatRequest, model: ModelPlan | None) -> str:

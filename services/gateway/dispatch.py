@@ -90,7 +90,7 @@ class Dispatcher:
 
     # Out
 
-    def submit(self, invocation: Invocation, work: Sequence[int], again: Again) -> Running:
+    def submit(self, invocation: Invocation, work: Sequence[float], again: Again) -> Running:
         """Send ``invocation`` to every executor of its route; ``work`` is in tokens per node.
 
         ``again`` finds another route when an executor is lost: what found the first one, for example

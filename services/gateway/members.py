@@ -1,7 +1,7 @@
 """Who can serve: executors as this gateway knows them, from their own status events alone."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from omnibus.bus.messages import ExecutorStatus
 
@@ -29,7 +29,7 @@ class Pool:
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
         self.turn = 0
-        self.work = 0
+        self.work = 0.0
         self.sent = 0
 
     @property
@@ -48,7 +48,7 @@ class Member:
     def __init__(self, status: ExecutorStatus, now: float, pool: Pool) -> None:
         self.status = status
         self.pool = pool
-        self.outstanding = 0
+        self.outstanding = 0.0
         self.own = 0
         self.foreign = float(status.inflight)
         self.seen = now
@@ -63,7 +63,7 @@ class Member:
         self.status = status
         self.seen = now
 
-    def charge(self, work: int, first: bool = True) -> None:
+    def charge(self, work: float, first: bool = True) -> None:
         """A node of ``work`` tokens was sent; ``first`` of its invocation's nodes here."""
         self.outstanding += work
         pool = self.pool
@@ -72,12 +72,17 @@ class Member:
             self.own += 1
             pool.sent += 1
             if pool.sent >= SEEN:
-                pool.sent, pool.work = pool.sent // 2, pool.work // 2
+                pool.sent, pool.work = pool.sent // 2, pool.work / 2
 
-    def discharge(self, work: int, last: bool = True) -> None:
+    def discharge(self, work: float, last: bool = True) -> None:
         """A node is finished or needs no work any more; ``last`` of its invocation's nodes here."""
         self.outstanding -= work
         self.own -= last
+
+    @property
+    def credit(self) -> float:
+        """Invocations that it can take before it is busy, as far as is known here."""
+        return self.status.credits - self.own - self.foreign
 
     def fit(self, now: float) -> bool:
         """Ready and heard of lately."""
@@ -132,26 +137,37 @@ class Members:
         now = time.monotonic()
         return [member for id, member in pool.members.items() if id not in exclude and member.fit(now)]
 
-    def least(
-        self, model: str, option: str, exclude: frozenset[str] = frozenset(), turn: int = 0, origin: str = ""
-    ) -> Member | None:
-        """The fit executor of ``option`` with the least work, this gateway's and others'; None without any.
-
-        Among equals they take turns; ``turn`` is where this gateway begins. Executors of another ``origin``
-        serve only while there is none of this one; those that name none are of any.
+    def serving(self, model: str, option: str, exclude: frozenset[str] = frozenset(), origin: str = "") -> list[Member]:
+        """Fit executors of ``option``. Those of another ``origin`` serve only while there is none of this one; those
+        that name none are of any.
         """
         fit = self.fit(model, option, exclude)
         if origin and len(fit) > 1:
             fit = [member for member in fit if member.status.origin in ("", origin)] or fit
-        if len(fit) < 2:
-            return fit[0] if fit else None
-        pool = fit[0].pool
-        first = (turn + pool.turn) % len(fit)
+        return fit
+
+    def loads(self, members: Sequence[Member], turn: int = 0) -> dict[str, float]:
+        """Work in tokens of ``members`` of one option, this gateway's and others', by id.
+
+        Who is first takes turns; ``turn`` is where this gateway begins.
+        """
+        if len(members) < 2:
+            return {member.status.id: member.outstanding for member in members}
+        pool = members[0].pool
+        first = (turn + pool.turn) % len(members)
         pool.turn += 1
-        mean, least = pool.mean, min(member.foreign for member in fit) + NOISE
-        return min(
-            fit[first:] + fit[:first], key=lambda member: member.outstanding + max(0.0, member.foreign - least) * mean
-        )
+        mean, least = pool.mean, min(member.foreign for member in members) + NOISE
+        return {
+            member.status.id: member.outstanding + max(0.0, member.foreign - least) * mean
+            for member in (*members[first:], *members[:first])
+        }
+
+    def least(
+        self, model: str, option: str, exclude: frozenset[str] = frozenset(), turn: int = 0, origin: str = ""
+    ) -> Member | None:
+        """The fit executor of ``option`` with the least work; None without any. Equals take turns."""
+        loads = self.loads(self.serving(model, option, exclude, origin), turn)
+        return self._members[min(loads, key=loads.__getitem__)] if loads else None
 
     def silent(self) -> Iterator[str]:
         """Executors that have missed their heartbeats."""

@@ -6,6 +6,7 @@ from omnibus import catalog, plugins
 from omnibus.errors import BadRequest
 from omnibus.plan import ModelPlan, Plan
 from omnibus.task import MLLM, CompositeTask, Encode, Omni, Talk, Think, UnitTask, Vocode
+from omnibus.task.library import Decode, Prefill, PrefillDecode
 
 Task = TypeVar("Task", bound=UnitTask)
 
@@ -19,13 +20,20 @@ def composite(name: str, plan: Plan) -> CompositeTask:
     made = "" if model.family == catalog.PYTHON else catalog.family(model.family)["composite"]
     if made:
         return plugins.named(made, f"composite of family {model.family}")(name, model)
-    if "thinker" not in model.components:
-        raise BadRequest(f"{name} is no chat model: it has {', '.join(model.components)}", param="model")
     owners = plan.owners()
+    thinker: Think | PrefillDecode
+    if {"prefill", "decode"} <= {*model.components}:
+        thinker = PrefillDecode(
+            prefill=_bound(Prefill, name, "prefill", model, owners),
+            decode=_bound(Decode, name, "decode", model, owners),
+        )
+    elif "thinker" in model.components:
+        thinker = _bound(Think, name, "thinker", model, owners)
+    else:
+        raise BadRequest(f"{name} is no chat model: it has {', '.join(model.components)}", param="model")
     encoders = {
         modality: _bound(Encode, name, component, model, owners) for modality, component in model.encoders.items()
     }
-    thinker = _bound(Think, name, "thinker", model, owners)
     if not model.speaks:
         return MLLM(encoders=encoders, thinker=thinker)
     return Omni(

@@ -27,10 +27,11 @@ async def place(
     invocation: str,
     deadline: float,
     readers: int = ATTEMPTS + 1,
+    salt: str = "",
 ) -> dict[str, Any]:
     """Put one input into the arena for every attempt of ``invocation``; returns its literal.
 
-    ``about`` is its modality, mime type and SHA-256.
+    ``about`` is its modality, mime type and SHA-256; what is computed of it is shared under one ``salt``.
     """
     modality, mime, digest = about
     handle = await tensors.put(
@@ -39,7 +40,7 @@ async def place(
     if keep is not None:
         keep.put(digest, data)
     literal = {"modality": modality, "mime": mime, "sha256": digest, "nbytes": len(data)}
-    return {HANDLE: msgspec.to_builtins(handle), **literal}
+    return {HANDLE: msgspec.to_builtins(handle), **literal, **({"salt": salt} if salt else {})}
 
 
 class Tensors:

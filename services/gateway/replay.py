@@ -32,6 +32,8 @@ from services.gateway.streams import merge
 
 #: 16-bit steps by which a replayed sample may differ: float sums depend on the batch they ran in.
 LOUDNESS = 1
+#: Tokens that a node counts for: a record does not say how many it was expected to have.
+USUAL = 256
 
 
 class Replayer:
@@ -83,7 +85,8 @@ class Replayer:
         deadline = now + max(1.0, recorded.deadline - recorded.created)
         try:
             nodes = tuple([await self._restore(node, ticket.id, deadline) for node in recorded.nodes])
-            along = partial(self._router.along, recorded.model, nodes, recorded.options)
+            work = [USUAL] * len(nodes)
+            along = partial(self._router.along, recorded.model, nodes, recorded.options, work=work)
             route = along()
         except BaseException:
             self._tensors.end(ticket.id)
@@ -104,7 +107,7 @@ class Replayer:
             parent="",
             step=0,
         )
-        running = self._dispatcher.submit(again, [256] * len(nodes), along)
+        running = self._dispatcher.submit(again, route.work, along)
         self._records.begin(running)
         return again, running
 

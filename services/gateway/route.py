@@ -2,7 +2,7 @@
 
 Static in the request (Cornserve section 5.3): nothing is asked of anybody. The path follows from the
 invocation's number and the plan; the replica from what this gateway itself has sent and not seen finish,
-and from what executors say of the others' work.
+from what executors say of the others' work, and for an encoder from what this gateway sent to it lately.
 
     assignment = router.assign(recording.nodes, model="qwen")     # or without a model: whoever binds the tasks
     ticket = router.ticket(assignment.model, assignment.kind)
@@ -21,13 +21,14 @@ from omnibus.plan import ModelPlan, Path, Plan
 from services.gateway import pins as pinning
 from services.gateway.members import Member, Members
 from services.gateway.scope import Assignment, Part, Scope
+from services.gateway.spread import Chosen, Item, Spread
 
 #: Executors that must get nothing.
 NOBODY: frozenset[str] = frozenset()
 
 
 class Route(NamedTuple):
-    """A path with its executors filled in, per node.
+    """A path with its executors filled in, per node, and the tokens that each node counts for there.
 
     When several models run the graph, ``path`` is ``a=E>L,b=L`` and options are ``model/option``.
     """
@@ -35,6 +36,7 @@ class Route(NamedTuple):
     path: str
     options: tuple[str, ...]
     executors: tuple[str, ...]
+    work: tuple[float, ...]
 
 
 class Ticket(NamedTuple):
@@ -56,6 +58,8 @@ class Router:
         self._paths: dict[tuple[str, str], tuple[Path, ...]] = {}
         self._lent: dict[tuple[str, str], tuple[str, str]] = {}
         self._origins: dict[tuple[str, str], str] = {}
+        self._encode: frozenset[tuple[str, str]] = frozenset()
+        self._spread = Spread()
         self._kinds: dict[str, tuple[int, count[int]]] = {}
         self._turn = zlib.crc32(gateway.encode())  # gateways begin with different replicas
 
@@ -76,6 +80,12 @@ class Router:
             for option, spec in model.options.items()
             if not spec.of
         }
+        self._encode = frozenset(
+            (name, option)
+            for name, model in models.items()
+            for option, spec in model.options.items()
+            if set(spec.components) <= set(model.encoders.values())
+        )
         self._lent = {
             (name, option): _split(spec.of)
             for name, model in models.items()
@@ -146,10 +156,14 @@ class Router:
         exclude: frozenset[str] = NOBODY,
         pinned: str = "",
         pins: Sequence[str] = (),
+        work: Sequence[int] = (),
     ) -> Route:
         """For each part the planned path if all its stages live, else another path of the type that does.
 
-        ``pinned`` names a path that must be taken, ``pins`` restrict it per node (``services.gateway.pins``).
+        One executor runs all nodes of an option, but encoders by themselves share a request's items: each goes to
+        a replica that knows it, else to the one with the least work (``services.gateway.spread``). ``pinned``
+        names a path that must be taken, ``pins`` restrict it per node (``services.gateway.pins``), ``work`` is
+        in tokens per node, 1 if it is empty.
         Raises ``StageUnavailable`` that names the stage that stops every path, and ``BadRequest`` for a pin
         that the plan does not have.
         """
@@ -160,17 +174,36 @@ class Router:
         if pins and len(pins) != len(assignment.nodes):
             raise BadRequest(f"{len(pins)} pins for {len(assignment.nodes)} nodes: give one for each, empty for none")
         options = [""] * len(assignment.nodes)
-        executors = options.copy()
+        chosen = [Chosen("", 0)] * len(options)
         names = []
         for part in parts:
             candidates = self._candidates(part, ticket, pinned, pins, several)
-            path, chosen = self._live(part, candidates, exclude)
+            path, serving = self._live(part, candidates, exclude)
             names.append(f"{part.model}={path.name}" if several else path.name)
+            own: dict[str, list[int]] = {}
             for node, component in zip(part.nodes, part.components, strict=True):
                 option = path.options[component]
                 options[node] = f"{part.model}/{option}" if several else option
-                executors[node] = chosen[option].status.id
-        return Route(",".join(names), tuple(options), tuple(executors))
+                own.setdefault(option, []).append(node)
+            for option, found in own.items():
+                asked = [_item(assignment.nodes[node], work[node] if work else 1) for node in found]
+                given = self._share(serving[option], asked, (part.model, option) in self._encode)
+                for node, one in zip(found, given, strict=True):
+                    chosen[node] = one
+        executors, counts = zip(*chosen, strict=True)
+        return Route(",".join(names), tuple(options), executors, counts)
+
+    def _share(self, serving: Sequence[Member], items: Sequence[Item], encode: bool) -> list[Chosen]:
+        """Who of ``serving`` (at least one) gets which of ``items``."""
+        if encode:
+            serving = [member for member in serving if member.credit > 0] or serving
+        loads = self.members.loads(serving, self._turn)
+        if not encode:
+            executor = min(loads, key=loads.__getitem__)
+            return [Chosen(executor, item.work) for item in items]
+        if not all(member.status.keeps for member in serving):
+            items = [item._replace(key="") for item in items]
+        return self._spread.items(loads, items)
 
     def _candidates(
         self, part: Part, ticket: Ticket, pinned: str, pins: Sequence[str], several: bool
@@ -186,60 +219,67 @@ class Router:
         planned = plans.choose(paths, self._at(part, ticket))
         return [planned, *[path for path in paths if path is not planned]]
 
-    def _live(self, part: Part, candidates: Sequence[Path], exclude: frozenset[str]) -> tuple[Path, dict[str, Member]]:
-        """The first path whose options all have an executor, and who that is."""
+    def _live(
+        self, part: Part, candidates: Sequence[Path], exclude: frozenset[str]
+    ) -> tuple[Path, dict[str, list[Member]]]:
+        """The first path whose options all have executors, and who they are."""
         missing: list[list[str]] = []
         for path in candidates:
-            chosen: dict[str, Member] = {}
-            absent = []
-            for component in part.used:
-                option = path.options[component]
-                if option not in chosen:
-                    member = self._least(part.model, option, exclude)
-                    if member is None:
-                        absent.append(component)
-                    else:
-                        chosen[option] = member
+            serving = {
+                option: self._serving(part.model, option, exclude)
+                for option in dict.fromkeys(path.options[component] for component in part.used)
+            }
+            absent = [component for component in part.used if not serving[path.options[component]]]
             if not absent:
-                return path, chosen
+                return path, serving
             missing.append(absent)
         ordered = [component for component in part.components if component in missing[0]]
         stage = next((name for name in ordered if all(name in others for others in missing)), ordered[0])
         raise StageUnavailable(f"no live executor for stage {stage!r} of {part.model}: start one, or wait", stage=stage)
 
     def along(
-        self, model: str, nodes: Sequence[Node], options: Sequence[str], exclude: frozenset[str] = NOBODY
+        self,
+        model: str,
+        nodes: Sequence[Node],
+        options: Sequence[str],
+        exclude: frozenset[str] = NOBODY,
+        work: Sequence[int] = (),
     ) -> Route:
         """A route through the options that were recorded for ``nodes`` of an invocation of ``model``.
 
         Raises ``NotFound`` for a model that is gone and ``StageUnavailable`` for an option without executor.
         """
-        chosen: dict[str, Member] = {}
-        through: dict[str, dict[str, None]] = {}
-        for node, option in zip(nodes, options, strict=True):
-            name = node.model or model
-            plain = option.removeprefix(f"{name}/") if node.model else option
+        own: dict[str, list[int]] = {}
+        for index, option in enumerate(options):
+            own.setdefault(option, []).append(index)
+        chosen = [Chosen("", 0)] * len(options)
+        through: dict[str, list[str]] = {}
+        for option, found in own.items():
+            first = nodes[found[0]]
+            name = first.model or model
+            plain = option.removeprefix(f"{name}/") if first.model else option
             self.model(name)
-            through.setdefault(name, {})[plain] = None
-            if option in chosen:
-                continue
-            member = self._least(name, plain, exclude)
-            if member is None:
+            through.setdefault(name, []).append(plain)
+            serving = self._serving(name, plain, exclude)
+            if not serving:
                 raise StageUnavailable(
-                    f"no live executor of option {plain!r} of {name}: start one", stage=node.component
+                    f"no live executor of option {plain!r} of {name}: start one", stage=first.component
                 )
-            chosen[option] = member
+            asked = [_item(nodes[node], work[node] if work else 1) for node in found]
+            for node, one in zip(found, self._share(serving, asked, (name, plain) in self._encode), strict=True):
+                chosen[node] = one
         several = len(through) > 1
         names = [f"{name}={'>'.join(taken)}" if several else ">".join(taken) for name, taken in sorted(through.items())]
-        return Route(",".join(names), tuple(options), tuple(chosen[option].status.id for option in options))
+        executors, counts = zip(*chosen, strict=True)
+        return Route(",".join(names), tuple(options), executors, counts)
 
-    def _least(self, model: str, option: str, exclude: frozenset[str]) -> Member | None:
+    def _serving(self, model: str, option: str, exclude: frozenset[str]) -> list[Member]:
         served = self._lent.get((model, option))
         if served is None:
             # The plan that lent it may be gone, the lender need not be.
             known = "/" not in option or option in self.model(model).options
             served = (model, option) if known else _split(option)
-        return self.members.least(*served, exclude, self._turn, self._origins.get(served, ""))
+        return self.members.serving(*served, exclude, self._origins.get(served, ""))
 
     def stages(self, model: str) -> dict[str, str]:
         """Components of ``model`` that some executor serves, its own or a lender's: ``ok`` or what is wrong."""
@@ -252,6 +292,11 @@ class Router:
                     if found.get(component) != "ok":
                         found[component] = state
         return found
+
+
+def _item(node: Node, work: float) -> Item:
+    """What a node reads of other nodes is not in its digest."""
+    return Item("" if node.uses else node.digest, work)
 
 
 def _split(option: str) -> tuple[str, str]:

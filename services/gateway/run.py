@@ -184,7 +184,7 @@ class Run:
         runs, plan = self._runs, self._runs.router.plan
         try:
             ticket = ticket or runs.router.ticket(assignment.model, assignment.kind, self._name(step))
-            again = partial(runs.router.route, assignment, ticket, pins=segment.pins)
+            again = partial(runs.router.route, assignment, ticket, pins=segment.pins, work=segment.work)
             route = again(pinned=self._pinned)  # a header asks for where to begin, not for failing there
         except BaseException:
             runs.tensors.end(self._name(step))
@@ -209,7 +209,7 @@ class Run:
             step=step,
             choices=segment.choices,
         )
-        return runs.dispatcher.submit(invocation, segment.work or [1] * len(assignment.nodes), again)
+        return runs.dispatcher.submit(invocation, route.work, again)
 
     def _name(self, step: int) -> str:
         """The first segment that is sent has the request's own id."""

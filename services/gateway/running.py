@@ -20,7 +20,7 @@ class Running:
     """State of one invocation at its gateway. Owned by the dispatcher; read by the app."""
 
     def __init__(
-        self, invocation: Invocation, work: Sequence[int], again: Again, fetch: Fetch, members: Members
+        self, invocation: Invocation, work: Sequence[float], again: Again, fetch: Fetch, members: Members
     ) -> None:
         self.invocation = invocation
         self.again = again
@@ -84,6 +84,7 @@ class Running:
         self.discharge()
         self.accepted.clear()
         self.hops.clear()
+        self._work = route.work
         self.invocation = msgspec.structs.replace(
             self.invocation,
             path=route.path,

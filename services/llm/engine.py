@@ -1,100 +1,185 @@
 """Continuous batching: sequences join and leave a running batch between two steps.
 
-One turn of the engine is at most one share of prefill and one decode step of every sequence that is
-ready. The turn's arithmetic runs in the runner's compute thread; everything else, joins, leaves and
-delivery, on the event loop between two calls, so nothing here needs a lock. Method: Orca (Yu et al.
-2022, iteration-level scheduling), prefill in shares as in Sarathi-Serve (Agrawal et al. 2024).
+One turn of the engine is what its schedule puts into a step: a token for every sequence that is ready,
+shares of prompts, and media items of an encoder that shares the loop. The turn's arithmetic runs in compute
+threads; everything else, joins, leaves and delivery, on the event loop between two calls, so nothing here
+needs a lock. Method: Orca (Yu et al. 2022, iteration-level scheduling), prefill in shares as in
+Sarathi-Serve (Agrawal et al. 2024), stages in one step as in TriInfer.
 """
 
 import asyncio
-from collections import Counter, deque
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from collections.abc import Sequence as Rows
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-import numpy as np
-import torch
-from torch import Tensor
-from transformers.cache_utils import DynamicCache
-
-from omnibus.errors import Fatal, StageUnavailable
+from omnibus.errors import StageUnavailable
+from omnibus.executor.budget import NONE, Goals, Sizes, found
+from omnibus.executor.schedule import Budget, Schedule, Turn
+from omnibus.executor.stopwatch import Stopwatch
 from omnibus_models.contract import Decoder
-from services.llm.sampling import choose
-from services.llm.sequence import Outcome, Sequence, Step
-from services.llm.slots import SlotCache
+from services.llm.sequence import Outcome, Packed, Sequence, Step
+from services.llm.steps import Feed, Steps
 
 S = TypeVar("S", bound=Sequence)
-S_in = TypeVar("S_in", bound=Sequence, contravariant=True)
 Compute = Callable[..., Awaitable[Any]]
 
+_LEAST = 16  # prompt tokens in a step, however tight the goals: fewer cost nearly as much
+_TYPICAL = 1024  # positions of a sequence whose decode step is measured
 
-class Feed(Protocol[S_in]):
-    """What a step consumes and what goes with each token; differs between thinker and talker."""
 
-    def ready(self, sequence: S_in) -> bool:
-        """Whether ``sequence`` can take the next step now."""
+class Media(Protocol):
+    """A media item of an encoder that shares the engine's loop."""
 
-    def inputs(self, batch: Rows[S_in]) -> Tensor:
-        """Inputs of the next step, [B, H]. May be called again for the same step."""
+    async def settle(self, batch: Rows[Any]) -> None:
+        """Encode ``batch``, all of one kind, and tell those who wait; raises nothing."""
 
-    def prefilled(self, sequence: S_in, hidden: Tensor) -> None:
-        """See ``hidden`` [t, H'] of the next share of the prompt."""
+    def fail(self, error: Exception) -> None:
+        """Tell who waits for it that it will not be encoded."""
 
-    def begun(self, sequence: S_in) -> np.ndarray | None:
-        """What goes with the first token."""
 
-    def stepped(self, batch: Rows[S_in], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
-        """What goes with each row's next token. May be called again for the same step."""
+class Limits(NamedTuple):
+    """``slots``: sequences in a step. ``context``: positions of one. ``share``: prompt tokens in a step that no
+    goal says. ``goals``: what the budgets of steps are found for. ``decodes``: False takes no memory for slots."""
+
+    slots: int
+    context: int
+    share: int
+    goals: Goals = NONE
+    decodes: bool = True
 
 
 class Engine(Generic[S]):
-    """Runs up to ``slots`` sequences of up to ``context`` positions on one decoder.
+    """Runs sequences on one decoder. ``compute`` runs a function in the compute thread.
 
-    ``share`` is the most prompt tokens that are computed between two decode steps. ``compute`` runs a
-    function in the compute thread.
+    With ``parallel`` media items are encoded beside the language model's step, not after it.
     """
 
     def __init__(
-        self, decoder: Decoder, feed: Feed[S], compute: Compute, *, slots: int, context: int, share: int
+        self, decoder: Decoder, feed: Feed[S], compute: Compute, limits: Limits, *, parallel: bool = False
     ) -> None:
-        self._decoder = decoder
         self._feed = feed
         self._compute = compute
-        self._share = share
-        self._cache = SlotCache(slots, context)
-        self._waiting: deque[S] = deque()
-        self._joining: list[S] = []
-        self._active: list[S] = []  # the sequence in slot i is number i
+        self._parallel = parallel
+        self._steps = Steps(decoder, feed, limits.slots, limits.context)
+        self._arrived: list[S] = []
         self._wake = asyncio.Event()
         self._failed: Exception | None = None
-        self.batches: Counter[int] = Counter()
+        self.limits = limits
+        self.schedule: Schedule[Any] = Schedule(
+            limits.slots,
+            Budget(limits.share, limits.share),
+            patience=limits.goals.first,
+            whole=limits.context,
+            split=not parallel,
+        )
+        #: Seconds of a decode step of all slots; 0 while no goal asks for it.
+        self.decode_seconds = 0.0
+        #: Times decode steps.
+        self.decoding = Stopwatch()
         self.tokens = 0
 
     @property
     def used(self) -> int:
-        return len(self._active) + len(self._joining)
+        return self.schedule.used
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return self.schedule.waiting
+
+    @property
+    def batches(self) -> Counter[int]:
+        return self._steps.batches
+
+    async def start(self) -> None:
+        """Take memory, pay for first passes, and find the budgets of the goals, if there are any."""
+        await self._compute(self._steps.warm, self.limits.decodes)
+        if self.limits.goals:
+            await self._compute(self._measure)
+
+    def _measure(self) -> None:
+        context = self.limits.context
+        if self.limits.decodes:
+            self.decode_seconds = self._steps.decode_seconds(max(1, min(_TYPICAL, context // 2)))
+        sizes = Sizes(min(_LEAST, context), context, self.limits.share)
+        beside, alone = found(self._steps.prefill_seconds, self.limits.goals, self.decode_seconds, sizes)
+        self.schedule.budget = Budget(beside, alone)
+
+    # For those who wait for tokens
 
     @contextmanager
     def admit(self, sequence: S) -> Iterator[S]:
-        """Queue ``sequence``; leaving the block, however it is left, frees its slot before the next step."""
-        if self._failed is not None:
-            raise self._failed
-        self._waiting.append(sequence)
+        """Queue ``sequence``; leaving the block, however it is left, frees its slot before the next step.
+
+        One that was handed over in the meantime goes on.
+        """
+        self.check()
+        self.schedule.prompt(sequence, sequence.length, time.monotonic())
+        with self._owned(sequence):
+            yield sequence
+
+    @contextmanager
+    def arrive(self, sequence: S) -> Iterator[S]:
+        """As ``admit``, for a sequence that was prefilled elsewhere: ``room`` and ``insert`` come next."""
+        self.check()
+        self.schedule.arrive(sequence, time.monotonic())
+        with self._owned(sequence):
+            yield sequence
+
+    @contextmanager
+    def adopt(self, sequence: S) -> Iterator[S]:
+        """Go on with a sequence that pauses in its slot; its owner until now has no part in it any more."""
+        self.check()
+        sequence.owner += 1
+        self.schedule.decode(sequence)
+        with self._owned(sequence):
+            yield sequence
+
+    async def room(self, sequence: S) -> None:
+        """Wait until a sequence that arrives has its slot: its cache is not asked for before."""
+        if not self.schedule.has(sequence):
+            await self._step(sequence)
+
+    async def insert(self, sequence: S, came: Packed) -> None:
+        """Copy the cache into the slot and let the sequence take part; ``came`` can be let go of afterwards.
+
+        Raises ``ProtocolError`` for the cache of another model.
+        """
+        sequence.came = came
+        self._arrived.append(sequence)
+        await self._step(sequence)
+        sequence.broken = False
+
+    @contextmanager
+    def _owned(self, sequence: S) -> Iterator[None]:
+        owner = sequence.owner
         self._wake.set()
         try:
-            yield sequence
+            yield
         finally:
-            sequence.gone = True
-            self._wake.set()
+            if sequence.owner == owner:
+                sequence.gone = True
+                self.schedule.leave(sequence)
+                self._wake.set()
+
+    async def _step(self, sequence: S) -> None:
+        self.check()
+        sequence.step = asyncio.get_running_loop().create_future()
+        self._wake.set()
+        await sequence.step
+
+    def check(self) -> None:
+        """Raise what ended the loop, if it has ended."""
+        if self._failed is not None:
+            raise self._failed
 
     def wake(self) -> None:
-        """Look again: a sequence may have become ready."""
+        """Look again: a sequence may have become ready, or a media item have come."""
         self._wake.set()
+
+    # The loop
 
     async def serve(self) -> None:
         """Turn for ever; sleeps while nobody is ready."""
@@ -110,37 +195,47 @@ class Engine(Generic[S]):
             self._abandon(StageUnavailable("the engine was closed; send the request again"))
 
     async def _turn(self) -> bool:
-        if any(sequence.gone for sequence in self._active):
-            await self._compute(self._evict)
-        shares = self._shares()
-        if shares:
-            self._deliver(await self._compute(self._prefill, shares))
-        batch = [slot for slot, sequence in enumerate(self._active) if self._steps(sequence)]
-        if batch:
-            self._deliver(await self._compute(self._decode, batch))
-        return bool(shares or batch)
+        if any(sequence.gone for sequence in self._steps.active):
+            await self._compute(self._steps.evict)
+        for sequence in self.schedule.admit():
+            sequence.go_on()
+        if self._arrived:
+            await self._insert()
+        turn = self.schedule.turn(self._feed.ready)
+        if turn.media and self._parallel:
+            await asyncio.gather(self._speak(turn), self._see(turn))
+        else:
+            await self._speak(turn)
+            await self._see(turn)
+        return bool(turn)
 
-    def _steps(self, sequence: S) -> bool:
-        return not sequence.gone and self._feed.ready(sequence)
+    async def _insert(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        alive = [sequence for sequence in arrived if not sequence.gone]
+        for sequence, error in await self._compute(self._steps.insert, alive):
+            if error is not None:
+                sequence.fail(error)
+            elif not sequence.gone:
+                self.schedule.decode(sequence)
+                sequence.go_on()
 
-    def _shares(self) -> list[tuple[S, int]]:
-        self._admit_waiting()
-        shares, left = [], self._share
-        for sequence in self._joining:
-            size = min(sequence.length - sequence.done, left)
-            if size:
-                shares.append((sequence, size))
-                left -= size
-        return shares
+    async def _speak(self, turn: Turn[Any]) -> None:
+        if turn.decode:
+            self._deliver(await self._compute(self.decoding, self._steps.decode, turn.decode))
+        if turn.prefill:
+            begun = await self._compute(self._steps.prefill, turn.prefill)
+            for sequence, result in begun:
+                if isinstance(result, Step) and not (sequence.gone or sequence.pauses or result.finish):
+                    self.schedule.decode(sequence)
+            self._deliver(begun)
 
-    def _admit_waiting(self) -> None:
-        self._joining = [sequence for sequence in self._joining if not sequence.gone]
-        self._waiting = deque(sequence for sequence in self._waiting if not sequence.gone)
-        while self._waiting and self.used < self._cache.slots:
-            self._joining.append(self._waiting.popleft())
+    async def _see(self, turn: Turn[Any]) -> None:
+        if turn.media:
+            await turn.media[0].settle(turn.media)
+            for item in turn.media:
+                self.schedule.leave(item)
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
-        self._joining = [sequence for sequence in self._joining if not sequence.prefilled]
         for sequence, result in outcomes:
             if isinstance(result, Step):
                 self.tokens += 1
@@ -149,94 +244,10 @@ class Engine(Generic[S]):
             else:
                 sequence.gone = sequence.broken = True
                 sequence.inbox.fail(result)
+            if sequence.gone:
+                self.schedule.leave(sequence)
 
     def _abandon(self, error: Exception) -> None:
         self._failed = self._failed or error
-        for sequence in (*self._waiting, *self._joining, *self._active):
-            sequence.inbox.fail(self._failed)
-
-    # From here on: in the compute thread, while the event loop waits for the result.
-
-    def warm(self) -> None:
-        """Take the memory of all slots, and pay for whatever the first passes cost."""
-        decoder, filled = self._decoder, DynamicCache()
-        inputs = decoder.embed(torch.zeros(1, dtype=torch.long, device=decoder.device))
-        positions = torch.zeros(decoder.axes, 1, 1, dtype=torch.long, device=decoder.device)
-        decoder.forward(inputs[None], positions, filled, None)
-        self._cache.insert(filled)
-        self._cache.begin([0])
-        decoder.logits(decoder.forward(inputs[None], positions, self._cache, self._cache.mask())[:, -1])
-        self._cache.remove(0)
-
-    def _evict(self) -> None:
-        for slot in reversed(range(len(self._active))):
-            if self._active[slot].gone:
-                self._cache.remove(slot, wipe=self._active[slot].broken)
-                self._active[slot] = self._active[-1]
-                self._active.pop()
-
-    def _prefill(self, shares: list[tuple[S, int]]) -> list[Outcome]:
-        outcomes = []
-        for sequence, size in shares:
-            result: Step | Exception | None
-            try:
-                result = self._extend(sequence, size)
-            except Exception as error:  # noqa: BLE001 - one request's boundary: whatever it breaks, the others go on
-                result = error
-            if result is not None:
-                outcomes.append(Outcome(sequence, result))
-        return outcomes
-
-    def _extend(self, sequence: S, size: int) -> Step | None:
-        start, end = sequence.done, sequence.done + size
-        inputs, positions = sequence.inputs[None, start:end], sequence.positions[:, None, start:end]
-        hidden = self._decoder.forward(inputs, positions, sequence.cache, None)
-        self._feed.prefilled(sequence, hidden[0])
-        sequence.done = end
-        return self._begin(sequence, hidden[:, -1]) if sequence.prefilled else None
-
-    def _begin(self, sequence: S, hidden: Tensor) -> Step:
-        logits = self._decoder.logits(hidden)
-        _check(logits)
-        side = self._feed.begun(sequence)
-        [token] = choose(logits, [sequence.picker])
-        finish = sequence.accept(token)
-        if finish is None:
-            self._cache.insert(sequence.cache)
-            self._active.append(sequence)
-        sequence.release()
-        return Step(token, finish, side)
-
-    def _decode(self, slots: list[int]) -> list[Outcome]:
-        try:
-            return self._step(slots)
-        except Exception as error:  # noqa: BLE001 - one of these rows is guilty: find it, and let the others go on
-            if len(slots) == 1:
-                return [Outcome(self._active[slots[0]], error)]
-            return [outcome for slot in slots for outcome in self._decode([slot])]
-
-    def _step(self, slots: list[int]) -> list[Outcome]:
-        batch = [self._active[slot] for slot in slots]
-        inputs = self._feed.inputs(batch)
-        self._cache.begin(slots)
-        hidden = self._decoder.forward(inputs[:, None], self._positions(slots), self._cache, self._cache.mask())[:, -1]
-        logits = self._decoder.logits(hidden)
-        _check(logits)
-        sides = self._feed.stepped(batch, inputs, hidden)
-        tokens = choose(logits, [sequence.picker for sequence in batch])
-        self._cache.advance(slots)
-        self.batches[len(slots)] += 1
-        return [
-            Outcome(sequence, Step(token, sequence.accept(token), side))
-            for sequence, token, side in zip(batch, tokens, sides, strict=True)
-        ]
-
-    def _positions(self, slots: list[int]) -> Tensor:
-        rows = [self._cache.lengths[slot] + self._active[slot].delta for slot in slots]
-        positions = torch.tensor(rows, device=self._decoder.device)
-        return positions[None, :, None].expand(self._decoder.axes, -1, 1)
-
-
-def _check(logits: Tensor) -> None:
-    if bool(torch.isnan(logits).any()):
-        raise Fatal("the model computed values that are not numbers for this request; check its media and weights")
+        for each in list(self.schedule):
+            each.fail(self._failed)

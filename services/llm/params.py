@@ -5,7 +5,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from omnibus.errors import BadRequest
+from omnibus.errors import BadRequest, ContextTooLong
 from omnibus_models.contract import Sampling
 
 P = TypeVar("P")
@@ -48,6 +48,23 @@ def read(params: Any, kind: type[P]) -> P:
         field = re.search(r"`\$\.(\w+)|field `(\w+)`", str(error))
         name = next(filter(None, field.groups()), "params") if field else "params"
         raise BadRequest(f"{name} cannot be used: {error}", param=name) from None
+
+
+def room(context: int, length: int, wanted: int | None) -> int:
+    """Most tokens of an answer to a prompt of ``length`` tokens. Raises ``ContextTooLong``, ``BadRequest``."""
+    left = context - length
+    if left <= 0:
+        raise ContextTooLong(
+            f"the prompt has {length} tokens and the model's context {context}; send a shorter prompt",
+            param="messages",
+        )
+    if wanted is not None and wanted > left:
+        raise BadRequest(
+            f"max_tokens is {wanted}, but after a prompt of {length} tokens the model's context of "
+            f"{context} leaves {left}; send max_tokens of at most {left}",
+            param="max_tokens",
+        )
+    return left if wanted is None else wanted
 
 
 def sampling(params: ThinkParams | TalkParams, limit: int, seed: int) -> Sampling:

@@ -29,6 +29,12 @@ class Picker:
         """The next random number, uniform in [0, 1)."""
         return float(torch.rand((), generator=self._generator, dtype=torch.float64))
 
+    def resume(self, token: int) -> None:
+        """Stand as after the choice of ``token``, which was made elsewhere with the same settings."""
+        if not self.greedy:
+            self.draw()
+        self.note(token)
+
     def note(self, token: int) -> None:
         """Remember a chosen token for the repetition penalty."""
         if self._seen is not None:

@@ -14,6 +14,9 @@ from services.llm.sampling import Picker
 
 _NOTHING = torch.empty(0)
 
+#: What is said of a packed cache, and the cache; see ``services.llm.caches``.
+Packed = tuple[dict[str, Any], np.ndarray | None]
+
 
 class Step(NamedTuple):
     """One generated token. ``finish`` is ``stop`` or ``length`` on the last; ``side`` goes to a talker."""
@@ -54,8 +57,13 @@ class Inbox:
 class Sequence:
     """One request inside the engine: first waiting, then prefilling, then in a slot.
 
-    ``limit`` is the most tokens to generate; ``ends`` are the tokens that end it.
+    ``limit`` is the most tokens to generate; ``ends`` are the tokens that end it. One that is split may
+    ``pause`` after its first token, until somebody goes on with it, and need not ``stay``: then it takes no
+    slot here, and its cache is packed to go elsewhere.
     """
+
+    stays = True
+    pauses = False
 
     def __init__(self, prefill: Prefill, picker: Picker, limit: int, ends: frozenset[int]) -> None:
         self.inputs = prefill.inputs
@@ -72,6 +80,10 @@ class Sequence:
         self.gone = False  # finished, failed or cancelled: its slot is to be freed
         self.broken = False  # its keys and values may hold NaN
         self.inbox = Inbox()
+        self.goes: Packed = ({}, None)  # its cache, for another executor
+        self.came: Packed = ({}, None)  # its cache, from another executor
+        self.step: asyncio.Future[None] | None = None  # what its owner waits for besides tokens
+        self.owner = 0  # changes when it is handed over
 
     @property
     def prefilled(self) -> bool:
@@ -89,6 +101,17 @@ class Sequence:
         """Let go of what only the prefill needs."""
         self.inputs = self.positions = _NOTHING
         self.cache = DynamicCache()
+
+    def fail(self, error: Exception) -> None:
+        """Raise ``error`` wherever the owner waits."""
+        self.inbox.fail(error)
+        if self.step is not None and not self.step.done():
+            self.step.set_exception(error)
+
+    def go_on(self) -> None:
+        """What the owner waited for besides tokens is there."""
+        if self.step is not None and not self.step.done():
+            self.step.set_result(None)
 
 
 class Outcome(NamedTuple):

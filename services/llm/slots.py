@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache
+
+from services.llm.caches import Layers
 
 
 class SlotCache(Cache):
@@ -27,16 +29,30 @@ class SlotCache(Cache):
         self._index = self._ends = torch.empty(0, dtype=torch.long)
         self._high = 0
 
-    def insert(self, filled: DynamicCache) -> int:
-        """Copy the one sequence of ``filled`` into the next free slot and return the slot."""
+    @property
+    def layout(self) -> tuple[int, int, int]:
+        """Layers, heads and head_dim of what is stored; known from the first ``insert`` on."""
+        _, heads, _, width = self._keys[0].shape
+        return len(self._keys), heads, width
+
+    def insert(self, filled: Layers) -> int:
+        """Copy one sequence, keys and values [heads, T, head_dim] per layer, into the next free slot: returns it."""
         if not self._keys:
             self._allocate(filled)
-        slot, length = len(self.lengths), filled.get_seq_length()
-        for index, layer in enumerate(filled.layers):
-            self._keys[index][slot, :, :length] = layer.keys[0]
-            self._values[index][slot, :, :length] = layer.values[0]
+        slot, length = len(self.lengths), filled[0][0].shape[1]
+        for index, (keys, values) in enumerate(filled):
+            self._keys[index][slot, :, :length] = keys
+            self._values[index][slot, :, :length] = values
         self.lengths.append(length)
         return slot
+
+    def pretend(self, length: int) -> list[int]:
+        """Hold as many sequences of ``length`` positions as there are slots, whatever is in them; for measuring.
+
+        Without a length all are forgotten. Returns the occupied slots.
+        """
+        self.lengths = [length] * self.slots if length else []
+        return list(range(len(self.lengths)))
 
     def remove(self, slot: int, wipe: bool = False) -> None:
         """Free ``slot``; the last sequence moves into it. ``wipe`` clears values that are not numbers.
@@ -87,9 +103,9 @@ class SlotCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self._high, 0
 
-    def _allocate(self, filled: DynamicCache) -> None:
-        for layer in filled.layers:
-            _, heads, _, width = layer.keys.shape
+    def _allocate(self, filled: Layers) -> None:
+        for keys, _ in filled:
+            heads, _, width = keys.shape
             shape = (self.slots, heads, self.context, width)
-            self._keys.append(torch.zeros(shape, dtype=layer.keys.dtype, device=layer.keys.device))
-            self._values.append(torch.zeros(shape, dtype=layer.values.dtype, device=layer.values.device))
+            self._keys.append(torch.zeros(shape, dtype=keys.dtype, device=keys.device))
+            self._values.append(torch.zeros(shape, dtype=keys.dtype, device=keys.device))

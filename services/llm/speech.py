@@ -8,10 +8,11 @@ from omnibus.executor.contract import Job, RowWriter
 class Speech:
     """The talker's inputs of one answer.
 
-    ``layout`` int32 [axes, T] are the positions of the prompt; ``most`` is the largest number of rows.
+    ``most`` is the largest number of rows. ``layout`` int32 [axes, T] are the positions of the prompt; None
+    when somebody else has sent it, and the prompt's rows.
     """
 
-    def __init__(self, job: Job, layout: np.ndarray, most: int) -> None:
+    def __init__(self, job: Job, most: int, layout: np.ndarray | None = None) -> None:
         self._job = job
         self._layout = layout
         self._most = most
@@ -26,18 +27,26 @@ class Speech:
 
     async def send(self, spoken: int) -> None:
         """Send the prompt, once, and the rows of the first ``spoken`` tokens."""
-        if self._writer is None:
-            self._writer = await self._start(self._sides.pop(0))
+        if self._layout is not None:
+            layout, self._layout, prompt = self._layout, None, self._sides.pop(0)
+            await begin(self._job, layout, prompt)
+            await self._open(prompt.shape[1])
         ready = spoken - self._written
         rows, self._sides = self._sides[:ready], self._sides[ready:]
         if rows:
-            self._writer.write(np.stack(rows))
+            writer = self._writer or await self._open(rows[0].shape[0])
+            writer.write(np.stack(rows))
             self._written += len(rows)
 
     def close(self, finish: str | None) -> None:
         self._job.close("rows", {"finish": finish})
 
-    async def _start(self, prompt: np.ndarray) -> RowWriter:
-        await self._job.put("layout", {}, self._layout)
-        await self._job.put("prompt", {}, prompt)
-        return await self._job.rows("rows", max(1, self._most), prompt.shape[1], "float32")
+    async def _open(self, width: int) -> RowWriter:
+        self._writer = await self._job.rows("rows", max(1, self._most), width, "float32")
+        return self._writer
+
+
+async def begin(job: Job, layout: np.ndarray, prompt: np.ndarray) -> None:
+    """Send ``layout`` and the ``prompt``'s rows [T + 3, H]."""
+    await job.put("layout", {}, layout)
+    await job.put("prompt", {}, prompt)

@@ -18,7 +18,7 @@ from omnibus.executor.contract import Item, Job
 from omnibus_models.contract import Prefill, Talker
 from omnibus_models.families import family as find
 from services.llm.compute import Compute
-from services.llm.engine import Engine
+from services.llm.engine import Engine, Limits
 from services.llm.params import TalkParams, read, sampling
 from services.llm.sampling import Picker
 from services.llm.sequence import Sequence, relayed
@@ -118,7 +118,7 @@ class TalkRunner:
 
     @property
     def busy(self) -> float:
-        return self._compute.busy
+        return self._compute.clock.seconds
 
     async def load(self) -> None:
         self._talker = await self._compute(self._load)
@@ -127,12 +127,10 @@ class TalkRunner:
             self._talker,
             TalkFeed(self._talker),
             self._compute,
-            slots=self._settings.slots,
-            context=self._context,
-            share=self._settings.share,
+            Limits(self._settings.slots, self._context, self._settings.share),
         )
-        await self._compute(self._engine.warm)
-        self._compute.busy = 0.0
+        await self._engine.start()
+        self._compute.clock.seconds = 0.0
         self._serving = asyncio.create_task(self._engine.serve(), name="engine")
 
     async def run(self, job: Job) -> None:

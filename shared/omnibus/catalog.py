@@ -9,8 +9,12 @@ from omnibus.errors import BadRequest
 #: The family of models that apps bring: unit tasks with an engine of their own.
 PYTHON = "python"
 
+#: The halves of a language model, and the kinds of their unit tasks.
+SPLIT = {"prefill": "prefill", "decode": "decode"}
+
 #: Components in the order in which data flows, the component that encodes each modality, and the kind of
-#: unit task that runs each component.
+#: unit task that runs each component. A language model may be declared as ``prefill`` and ``decode`` in the place
+#: of ``thinker``.
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {
         "components": ["vision", "thinker"],
@@ -22,6 +26,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "encoders": {"image": "vision", "video": "vision", "audio": "audio"},
         "tasks": {"vision": "encode", "audio": "encode", "thinker": "think", "talker": "talk", "vocoder": "vocode"},
         "voices": ["Chelsie", "Ethan"],
+    },
+    "qwen_image": {
+        "components": ["text_encoder", "dit", "vae"],
+        "encoders": {},
+        "tasks": {"text_encoder": "text-encode", "dit": "denoise", "vae": "decode-image"},
     },
 }
 
@@ -51,12 +60,34 @@ DEPLOYMENTS: dict[str, dict[str, Any]] = {
         },
         "paths": [{"options": ["EV", "EA", "Th", "Ta", "V"], "share": 80}, {"options": ["M"], "share": 20}],
     },
+    "qwen_image": {
+        "options": {
+            "T": {"components": ["text_encoder"], "service": "encoder"},
+            "D": {"components": ["dit"], "service": "generator"},
+            "V": {"components": ["vae"], "service": "generator"},
+            "TDV": {"components": ["text_encoder", "dit", "vae"], "service": "generator"},
+        },
+        "paths": [{"options": ["T", "D", "V"], "share": 80}, {"options": ["TDV"], "share": 20}],
+    },
+}
+
+#: More options, for models that are declared in these components; see ``split``.
+HALVES: dict[str, dict[str, Any]] = {
+    "P": {"components": ["prefill"], "service": "llm"},
+    "D": {"components": ["decode"], "service": "llm"},
+    "EP": {"components": ["vision", "prefill"], "service": "llm"},
+    "ED": {"components": ["vision", "decode"], "service": "llm"},
+    "PD": {"components": ["prefill", "decode"], "service": "llm"},
+    "EPD": {"components": ["vision", "prefill", "decode"], "service": "llm"},
 }
 
 #: The tiny models that run anywhere: name to family.
 TINY = {"qwen2.5-vl-tiny": "qwen2_5_vl", "qwen2.5-omni-tiny": "qwen2_5_omni"}
 
-#: Tiny models that run when somebody asks for them, and the tiny model whose encoder each of them shares.
+#: Tiny models that run when somebody asks for them.
+ASKED = {"qwen-image-tiny": "qwen_image"}
+
+#: Tiny models that run when somebody asks for them as well, and the tiny model whose encoder each of them shares.
 TWINS = {"qwen2.5-vl-tiny-b": "qwen2.5-vl-tiny"}
 
 
@@ -66,7 +97,8 @@ def family(name: str) -> dict[str, Any]:
     Raises ``BadRequest`` that names the families there are.
     """
     if name in FAMILIES:
-        return {"voices": [], "composite": "", "engine": "", **FAMILIES[name], **DEPLOYMENTS[name]}
+        usual = {"voices": [], "composite": "", "engine": "", **FAMILIES[name], **DEPLOYMENTS[name]}
+        return {**usual, "tasks": {**usual["tasks"], **SPLIT}, "options": {**HALVES, **usual["options"]}}
     found = plugins.family(name) if name != PYTHON else None
     if found is None:
         known = {*FAMILIES, *plugins.families()} - {PYTHON}
@@ -82,6 +114,25 @@ def origin(family: str, checkpoint: str) -> str:
 def declaration(family: str, checkpoint: str) -> dict[str, Any]:
     """The usual declaration of a model of ``family`` at ``checkpoint``."""
     return {"family": family, "checkpoint": checkpoint, **FAMILIES[family], **DEPLOYMENTS[family]}
+
+
+def split(family: str, checkpoint: str, *paths: str) -> dict[str, Any]:
+    """The declaration of a model of ``family`` whose language model runs as prefill and decode.
+
+    ``paths`` name their options, for example ``E>P>D``, ``EP>D``, ``ED>P``, ``E>PD`` or ``EPD``; requests are shared
+    evenly among them.
+    """
+    options = {**HALVES, **DEPLOYMENTS[family]["options"]}
+    named = [path.split(">") for path in paths]
+    return {
+        "family": family,
+        "checkpoint": checkpoint,
+        "components": [
+            part for usual in FAMILIES[family]["components"] for part in (SPLIT if usual == "thinker" else [usual])
+        ],
+        "options": {name: options[name] for path in named for name in path},
+        "paths": [{"options": path, "share": 1} for path in named],
+    }
 
 
 def twin(name: str, checkpoint: str) -> dict[str, Any]:

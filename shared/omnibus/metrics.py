@@ -90,6 +90,24 @@ class _Executor:
         return self.jobs.labels(component, code)
 
 
+class _Encoder:
+    """What encoders need not compute again."""
+
+    #: Media items by what became of them: ``hits`` were kept, ``coalesced`` waited for an equal one, ``misses`` were
+    #: computed; ``evicted`` left for newer ones. Many of the latter beside misses: raise OMNIBUS_EXECUTOR_CACHE_MIB.
+    results = Counter("omnibus_encoder_results_total", "Media items.", ["component", "how"], registry=REGISTRY)
+    #: Bytes of embeddings that are kept, at most OMNIBUS_EXECUTOR_CACHE_MIB.
+    held = Gauge("omnibus_encoder_cache_bytes", "Bytes of kept embeddings.", ["component"], registry=REGISTRY)
+
+    @cache  # noqa: B019
+    def result(self, component: str, how: str) -> Any:
+        return self.results.labels(component, how)
+
+    @cache  # noqa: B019
+    def kept(self, component: str) -> Any:
+        return self.held.labels(component)
+
+
 class _Arena:
     """What the node's shared memory holds; set from the sidecar's ledger."""
 
@@ -105,6 +123,7 @@ class _Arena:
 
 GATEWAY = _Gateway()
 EXECUTOR = _Executor()
+ENCODER = _Encoder()
 ARENA = _Arena()
 
 

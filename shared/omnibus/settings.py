@@ -77,6 +77,9 @@ class GatewaySettings(Settings, frozen=True):
     #: Directory of recorded media, by content hash; empty: none is kept.
     media_dir: str = ""
     media_bytes: int = 1 << 30
+    #: Kept embeddings of media are shared by gateways with the same salt alone. Else the time that a request
+    #: takes would tell one tenant that another one has sent the same file.
+    salt: str = ""
     #: Whether media may be fetched over plain http, and from private addresses. Off in production.
     allow_http: bool = False
     allow_private: bool = False
@@ -166,8 +169,36 @@ class ExecutorSettings(Settings, frozen=True):
     credits: int = 64
     #: Rows of a batch: slots of an LLM, items of an encoder.
     batch: int = 16
+    #: Tokens of one batch of an encoder, in proportion to patches and frames: bounds its memory. A larger item
+    #: makes a batch by itself.
+    media_tokens: int = 16384
+    #: MiB of embeddings that an encoder keeps by the content of their media; 0: none, and equal items that come
+    #: together are all computed.
+    cache_mib: int = 256
     #: Tokens a sequence may have here; 0: the model's own limit.
     context: int = 0
+    #: Prompt tokens in one step of an LLM, where no goal says it.
+    share: int = 512
+    #: Seconds to the first token, and between two tokens, that the steps of an LLM and of encoders beside it are
+    #: to keep; how much goes into a step is measured at the start. 0: no goal.
+    ttft: float = 0.0
+    tbt: float = 0.0
+
+
+class VllmSettings(Settings, frozen=True):
+    """What the engine ``services.engines:vllm`` takes beyond ``ExecutorSettings``."""
+
+    area: ClassVar[str] = "VLLM"
+
+    #: Most prompt tokens in one step; longer prompts take several.
+    step_tokens: int = 8192
+    #: Memory of the KV cache; 0: what ``memory`` leaves of a GPU, 512 MiB on a CPU.
+    kv_mib: int = 0
+    #: Share of a GPU's memory for weights, activations and KV cache.
+    memory: float = 0.9
+    tensor_parallel: int = 1
+    #: Leave out compilation and CUDA graphs: a faster start, slower steps. Always so on a CPU.
+    eager: bool = False
 
 
 class ServiceSettings(Settings, frozen=True):

@@ -6,7 +6,7 @@ architecture. Shapes: ``B`` rows of a batch, ``T`` positions, ``H`` hidden width
 All tensors live on ``device``; families never keep per-request state on a module.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -65,6 +65,16 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """A prompt as its model counts it."""
+
+    ids: Sequence[int]  # as many placeholders as each item has rows
+    starts: Sequence[int]  # where the rows of each item begin
+    positions: Tensor  # as in Prefill, on the CPU
+    delta: int  # as in Prefill
+
+
+@dataclass(frozen=True)
 class Prefill:
     """What the first forward pass of a request consumes."""
 
@@ -99,10 +109,19 @@ class Decoder(Component, Protocol):
         """[B, H'] to float32 [B, V], ids that may never be sampled at -inf."""
 
 
-class Thinker(Decoder, Protocol):
-    """The LLM of a model: text in and out, media embeddings in, hidden rows out for a talker."""
+class Reader(Protocol):
+    """What a thinker does before and after its layers, for engines that run the layers themselves."""
 
     speaks: bool  # whether a talker can follow
+    width: int  # of embeddings and of hidden rows
+    context: int  # longest sequence, prompt included
+    vocabulary: int
+    eos: frozenset[int]
+    device: torch.device
+    dtype: torch.dtype
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token embeddings: [...] int64 to [..., H]."""
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> Prompt:
         """Apply the chat template and tokenise.
@@ -113,8 +132,15 @@ class Thinker(Decoder, Protocol):
         unknown role or an empty list.
         """
 
+    def layout(self, prompt: Prompt, media: Sequence[Encoded]) -> Layout:
+        """Expand placeholders and count positions.
+
+        Raises ``ContextTooLong``, and ``BadRequest`` for items that are not those of the prompt, or whose
+        embedding has not the shape that their meta data says.
+        """
+
     def assemble(self, prompt: Prompt, media: Sequence[Encoded]) -> Prefill:
-        """Expand placeholders and merge embeddings. Raises ``ContextTooLong`` and ``BadRequest`` (item count)."""
+        """Expand placeholders and merge embeddings. Raises as ``layout`` does."""
 
     def text(self, ids: Sequence[int]) -> str:
         """Decode ids, control tokens left out."""
@@ -128,6 +154,10 @@ class Thinker(Decoder, Protocol):
 
     def talker_row(self, inputs: Tensor, hidden: Tensor) -> Tensor:
         """Rows for decoded tokens: ``inputs`` and ``hidden`` [B, H] of one decode step to [B, H]."""
+
+
+class Thinker(Reader, Decoder, Protocol):
+    """The LLM of a model: text in and out, media embeddings in, hidden rows out for a talker."""
 
 
 class Talker(Decoder, Protocol):
@@ -167,6 +197,89 @@ class Vocoding(Protocol):
         """
 
 
+class TextEncoder(Component, Protocol):
+    """Prompts in, what guides a denoiser out. Prompts are ``Prepared`` of the modality ``text``."""
+
+    def prepare(self, prompt: str) -> Prepared:
+        """Tokenise one prompt. CPU only, thread-safe.
+
+        Raises ``BadRequest`` when it holds one of the model's control tokens, and ``ContextTooLong``.
+        """
+
+    def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
+        """Run one batch of prompts of any length and request: [n_tokens, W] each, to 1e-5 as one by one."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that is to be made; a video when it has more than one frame. Sizes are in pixels.
+
+    ``guidance`` None is the family's usual one. ``seed`` fixes the noise, the same on every device.
+    """
+
+    width: int
+    height: int
+    steps: int
+    seed: int
+    guidance: float | None = None
+    frames: int = 1
+
+
+class Denoising(Protocol):
+    """One picture in the making: latents and where they stand. It has all the state that there is.
+
+    Those of one ``shape`` can take a step together. A step of this one takes ``rows`` rows of a batch (two where
+    a negative prompt guides as well) of ``tokens`` positions each. ``done`` counts its steps.
+    """
+
+    @property
+    def shape(self) -> Hashable: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def done(self) -> int: ...
+
+
+class Denoiser(Component, Protocol):
+    """A diffusion transformer: noise to latents, one step at a time."""
+
+    def open(self, picture: Picture, guides: Sequence[Tensor]) -> Denoising:
+        """Begin a picture. ``guides`` [T, W]: the prompt and, where there is one, the negative prompt.
+
+        Raises ``BadRequest`` for a size or a number of steps that the model cannot make.
+        """
+
+    def step(self, batch: Sequence[Any]) -> None:
+        """One step of each; all have one shape, none is done. All take it, or none when this raises.
+
+        The latents are those of steps alone to 1e-5, whoever else is in the batch.
+        """
+
+    def latents(self, denoising: Any) -> Tensor:
+        """[channels, frames, height, width] float32, as a decoder takes them."""
+
+    def palette(self) -> Tensor:
+        """What ``preview`` needs to know of the decoder's colours. May load the decoder for a moment: keep it."""
+
+    def preview(self, denoising: Any, palette: Tensor) -> Tensor:
+        """A small picture of what the latents promise after the last step, uint8 [height, width, 3]."""
+
+
+class ImageDecoder(Component, Protocol):
+    """The decoder of a VAE. It may keep caches on its module, so one call at a time."""
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """[channels, 1, height, width] latents to a picture, uint8 [H, W, 3]. Raises ``BadRequest`` for others."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How tokens are chosen. ``temperature`` 0 is greedy."""
@@ -188,11 +301,14 @@ class Family(Protocol):
     components: tuple[str, ...]
 
     def load(self, component: str, checkpoint: Path, device: str = "cpu", dtype: str = "float32") -> Any:
-        """Load one component and nothing else: an Encoder, Thinker, Talker or Vocoder.
+        """Load one component and nothing else: one of the protocols above.
 
         The object carries ``module`` (a ``torch.nn.Module`` that owns every loaded parameter). Missing
         weights raise ``Fatal`` with their names.
         """
+
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Reader:
+        """The thinker without its layers, on the CPU: it loads token embeddings and the final norm alone."""
 
 
 @dataclass

@@ -49,7 +49,7 @@ def load(
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise errors.Fatal(f"{cls.__name__} cannot be loaded from {checkpoint}: {error}") from error
-    _require_all(module, report["missing_keys"], checkpoint)
+    require_all(module, report["missing_keys"], checkpoint)
     return module.to(device).eval().requires_grad_(False)
 
 
@@ -98,7 +98,8 @@ def _untie(module: PreTrainedModel, drop: Sequence[str]) -> None:
         module.all_tied_weights_keys = {}
 
 
-def _require_all(module: nn.Module, missing: Sequence[str], checkpoint: Path) -> None:
+def require_all(module: nn.Module, missing: Sequence[str], checkpoint: Path) -> None:
+    """Raise ``Fatal`` that names weights which ``checkpoint`` did not have."""
     unset = [name for name, parameter in module.named_parameters() if parameter.is_meta]
     names = sorted({*missing, *unset})
     if names:

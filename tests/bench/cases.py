@@ -26,8 +26,17 @@ SIDECAR = "sidecar.control_ms"
 #: MiB that a control service may take.
 MEMORY_GOAL = 120
 MEMORY = ("memory.gateway_mib", "memory.planner_mib")
-#: How often the 99th percentile of an app's latency may be itself while another app comes and goes.
-REGISTER, REGISTER_GOAL = "apps.register_p99_ratio", 1.5
+#: How often the 99th percentile of an app's latency is itself while another app comes and goes (at most), and how
+#: many times as fast 16 answers of the transformers engine are as those of ``generate`` one by one (at least).
+REGISTER, SPEEDUP = "apps.register_p99_ratio", "scheduler.c16.speedup"
+#: How many times as fast a batch of pictures is as its items (at least), and the part of the time of an encoder that
+#: a picture takes which it keeps (at most).
+ENCODER = {"encoder.batch.speedup": 2.0, "cache.hit_over_miss": 0.05}
+#: How many times as fast pictures at once are as one after the other (at least), and the part of the time of ten
+#: seconds of sound that goes by before the first of it (at most).
+PICTURES, FIRST_SOUND = "diffusion.batch.speedup", "audio.first_over_full"
+GENERATOR = {PICTURES: 2.0, FIRST_SOUND: 0.25}
+RATIOS = {REGISTER: 1.5, SPEEDUP: 2.0, **ENCODER, **GENERATOR}
 #: Microseconds that recording and replaying may take.
 RECORD_REPLAY = {"record_replay.two_nodes_us": 60.0, "record_replay.images24_us": 1000.0}
 
@@ -102,7 +111,7 @@ PROFILED = (
 )
 PROFILE = "profile"
 
-NAMES = (*CASES, COPY, SIDECAR, *MEMORY, *RECORD_REPLAY, REGISTER, *PLANNER)
+NAMES = (*CASES, COPY, SIDECAR, *MEMORY, *RECORD_REPLAY, REGISTER, SPEEDUP, *ENCODER, *GENERATOR, *PLANNER)
 
 
 def needed(wanted: set[str]) -> list[str]:

@@ -14,13 +14,16 @@ from tests.bench import bodies, cases, floor
 from tests.bench.cases import (
     CASES,
     COPY,
+    ENCODER,
+    GENERATOR,
     MEMORY,
     MEMORY_GOAL,
     PLANNER,
+    RATIOS,
     RECORD_REPLAY,
     REGISTER,
-    REGISTER_GOAL,
     SIDECAR,
+    SPEEDUP,
 )
 from tests.bench.system import PATHS, Sample, running
 
@@ -62,6 +65,14 @@ def measure(wanted: set[str]) -> Measured:
         found.values |= {name: costs[name] for name in wanted & set(RECORD_REPLAY)}
     if REGISTER in wanted:
         found.values |= _alone("apps")
+    if SPEEDUP in wanted:
+        found.values |= _alone("scheduler")
+    if wanted & set(ENCODER):
+        measured = _alone("encoder")
+        found.values |= {name: measured[name] for name in wanted & set(ENCODER)}
+    if wanted & set(GENERATOR):
+        measured = _alone("generator")
+        found.values |= {name: measured[name] for name in wanted & set(GENERATOR)}
     if wanted & set(PLANNER):
         solved = _alone("planner")
         found.values |= {name: solved[name] for name in wanted & set(PLANNER)}
@@ -117,8 +128,8 @@ def _row(name: str, values: Mapping[str, float]) -> Row:
     if name in RECORD_REPLAY:
         goal = RECORD_REPLAY[name]
         return Row(name, value, "us", f"{goal:g} us", round(value / goal, 3))
-    if name == REGISTER:
-        return Row(name, value, "x", f"{REGISTER_GOAL:g}", round(value / REGISTER_GOAL, 3))
+    if name in RATIOS:
+        return Row(name, value, "x", f"{RATIOS[name]:g}", round(value / RATIOS[name], 3))
     if name in PLANNER:
         unit, goal = PLANNER[name]
         return Row(name, value, unit, f"{goal:g} {unit}", round(value / goal, 3))

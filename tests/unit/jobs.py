@@ -54,10 +54,25 @@ class Pipe:
 
 
 class MemoryJob(Job):
-    """``inputs`` maps names to JSON, to an ``Item``, to a ``Pipe``, or to lists of these."""
+    """``inputs`` maps names to JSON, to an ``Item``, to a ``Pipe``, or to lists of these.
 
-    def __init__(self, inputs: dict[str, Any], wants: tuple[str, ...] = (), seed: int = 7) -> None:
+    ``near`` are outputs that are only read in this process. What the runner asked for is in ``asked``, and what
+    it was done with in ``read``.
+    """
+
+    def __init__(
+        self,
+        inputs: dict[str, Any],
+        wants: tuple[str, ...] = (),
+        seed: int = 7,
+        near: tuple[str, ...] = (),
+        invocation: str = "",
+    ) -> None:
+        self._invocation = invocation or f"memory-{id(self)}"
         self._inputs = inputs
+        self._near = near
+        self.read: list[str] = []
+        self.asked: list[str] = []
         self._wants = wants
         self._seed = seed
         self.outputs: dict[str, Pipe] = defaultdict(Pipe)
@@ -65,7 +80,7 @@ class MemoryJob(Job):
 
     @property
     def invocation(self) -> str:
-        return f"memory-{id(self)}"
+        return self._invocation
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -82,8 +97,15 @@ class MemoryJob(Job):
     def wants(self, output: str) -> bool:
         return output in self._wants
 
+    def here(self, output: str) -> bool:
+        return output in self._near
+
     async def value(self, name: str) -> Any:
+        self.asked.append(name)
         return await self._resolve(self._inputs.get(name))
+
+    def done(self, name: str) -> None:
+        self.read.append(name)
 
     async def _resolve(self, value: Any) -> Any:
         if isinstance(value, Pipe):

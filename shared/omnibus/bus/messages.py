@@ -101,7 +101,7 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     components: tuple[str, ...]
     tasks: tuple[str, ...]
     node: str
-    state: str  # ready | draining | gone
+    state: str  # ready | loading | draining | gone
     credits: int
     inflight: int = 0
     steps: int = 0
@@ -112,6 +112,8 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     #: Of each of ``components``: seconds that its engine has computed since the start, and jobs that it finished.
     busy: tuple[float, ...] = ()
     done: tuple[int, ...] = ()
+    #: Whether what it has computed lately costs it little when it is asked for again.
+    keeps: bool = False
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):

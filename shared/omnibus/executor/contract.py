@@ -48,11 +48,17 @@ class Job(Protocol):
     def wants(self, output: str) -> bool:
         """Whether anybody consumes ``output``: a node downstream, or the client."""
 
+    def here(self, output: str) -> bool:
+        """Whether everybody who consumes ``output`` runs in this executor."""
+
     async def value(self, name: str) -> Any:
         """Wait for the input ``name`` and return it with every reference resolved to an ``Item``.
 
         A list input gives a list. Raises ``DeadlineExceeded``.
         """
+
+    def done(self, name: str) -> None:
+        """The arrays of the input ``name`` were read: their memory may be given back before the job ends."""
 
     def stream(self, name: str) -> AsyncIterator[Item]:
         """The chunks of the streamed input ``name`` in order, until the producer closes it.
@@ -79,7 +85,11 @@ class Runner(Protocol):
     ``load`` may take long and runs before the executor becomes ready. ``run`` is called once per job,
     concurrently; it is cancelled when the client leaves, the deadline passes or the job moves, and must
     then stop within one step. It raises ``Rejected`` for bad input; any other exception fails this one
-    job as ``StageFailed`` and leaves the executor alive.
+    job as ``StageFailed`` and leaves the executor alive. One that keeps results by the content of its inputs
+    says so by a property ``keeps``: equal inputs are routed to it.
+
+    A runner whose engine may come and go also has ``serving: bool``. While that is false its executor says
+    that it is not ready and answers ``busy``.
     """
 
     @property

@@ -20,7 +20,13 @@ class Identity:
     origin: str = ""  # of the plan that asked for it; empty when none did
 
     def status(
-        self, state: str, inflight: int, steps: int, busy: tuple[float, ...] = (), done: tuple[int, ...] = ()
+        self,
+        state: str,
+        inflight: int,
+        steps: int,
+        keeps: bool = False,
+        busy: tuple[float, ...] = (),
+        done: tuple[int, ...] = (),
     ) -> ExecutorStatus:
         """The status event; ``state`` is ready, draining or gone."""
         return ExecutorStatus(
@@ -36,6 +42,7 @@ class Identity:
             steps=steps,
             pid=os.getpid(),
             origin=self.origin,
+            keeps=keeps,
             busy=busy,
             done=done,
         )

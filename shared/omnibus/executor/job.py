@@ -61,6 +61,7 @@ class LiveJob:
         self.answers = False
         self._values: dict[tuple[int, str], Item] = {}
         self._views: dict[Handle, np.ndarray] = {}
+        self._opened: dict[tuple[int, str], Handle] = {}  # whose views are of inputs that are one value
         self._blocks: list[Block] = []
         self.taken = time.time()
         self._ready = self.taken
@@ -108,6 +109,10 @@ class LiveJob:
     def wants(self, output: str) -> bool:
         return output in self._outputs
 
+    def here(self, output: str) -> bool:
+        target = self._outputs.get(output)
+        return target is not None and not (target.edges or target.gateway)
+
     async def value(self, name: str) -> Any:
         value = await self._resolve(self.node.inputs.get(name))
         self._ready = time.time()
@@ -134,7 +139,15 @@ class LiveJob:
             if piece is None:
                 raise ProtocolError(f"{self.node.task}: {key[1]} of node {key[0]} ended without a value")
             self._values[key] = self._open(piece)
+            if piece.handle is not None:
+                self._opened[key] = piece.handle
         return self._values[key]
+
+    def done(self, name: str) -> None:
+        key = as_ref(self.node.inputs.get(name))
+        handle = None if key is None else self._opened.pop(key, None)
+        if handle is not None and handle not in self._opened.values() and self._views.pop(handle, None) is not None:
+            self._tensors.release(handle)
 
     async def stream(self, name: str) -> AsyncIterator[Item]:
         key = as_ref(self.node.inputs.get(name))

@@ -125,12 +125,17 @@ class Executor:
 
     def status(self) -> ExecutorStatus:
         return self.identity.status(
-            self._state,
+            self._state if self._state != "ready" or self._serving() else "loading",
             inflight=len(self._live),
             steps=self._steps,
+            keeps=any(getattr(runner, "keeps", False) for runner in self._runners.values()),
             busy=tuple(round(self._busy(component), 6) for component in self.identity.tasks.values()),
             done=tuple(self._done[component] for component in self.identity.tasks.values()),
         )
+
+    def _serving(self) -> bool:
+        """Whether every runner has its engine; see ``contract.Runner``."""
+        return all(getattr(runner, "serving", True) for runner in self._runners.values())
 
     def _busy(self, component: str) -> float:
         return float(getattr(self._runners[component], "busy", 0.0))  # engines of others may not say
@@ -163,7 +168,7 @@ class Executor:
             if known.invocation.attempt >= invocation.attempt:
                 return
             self._stop(invocation.id)
-        if self._state != "ready" or len(self._live) >= self.identity.credits:
+        if self._state != "ready" or len(self._live) >= self.identity.credits or not self._serving():
             self._reply(invocation, Busy(invocation.id, self.identity.id, invocation.attempt))
             return
         self._begin(invocation)

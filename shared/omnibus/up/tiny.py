@@ -22,11 +22,12 @@ async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> st
     ``only`` chooses among them; a twin is there when it is chosen, and brings the model it shares with.
     """
     cache = cache or Path(os.environ.get("OMNIBUS_CACHE", "") or Path.home() / ".cache" / "omnibus") / "tiny"
-    if unknown := [name for name in only if name not in catalog.TINY and name not in catalog.TWINS]:
-        raise BadRequest(f"no tiny model {', '.join(unknown)}; there is {', '.join([*catalog.TINY, *catalog.TWINS])}")
+    alone = {**catalog.TINY, **catalog.ASKED}
+    if unknown := [name for name in only if name not in alone and name not in catalog.TWINS]:
+        raise BadRequest(f"no tiny model {', '.join(unknown)}; there is {', '.join([*alone, *catalog.TWINS])}")
     twins = {name: shared for name, shared in catalog.TWINS.items() if name in only}
     wanted = {*(only or catalog.TINY), *twins.values()}
-    chosen = {name: family for name, family in catalog.TINY.items() if name in wanted}
+    chosen = {name: family for name, family in alone.items() if name in wanted}
     await asyncio.gather(
         *(_build(family, cache / family) for family in chosen.values()),
         *(_build(catalog.TINY[shared], cache / name, "--llm-seed", str(TWIN_SEED)) for name, shared in twins.items()),

@@ -3,6 +3,7 @@
 import importlib
 import json
 from pathlib import Path
+from typing import Any
 
 from omnibus import errors
 from omnibus_models import torchvision_cpu
@@ -14,8 +15,11 @@ torchvision_cpu.install()
 _MODULES = {
     "qwen2_5_vl": "omnibus_models.families.qwen2_5_vl",
     "qwen2_5_omni": "omnibus_models.families.qwen2_5_omni",
+    "qwen_image": "omnibus_models.families.qwen_image",
 }
 NAMES = tuple(_MODULES)
+#: Families by the class that a diffusers checkpoint names.
+_PIPELINES = {"QwenImagePipeline": "qwen_image"}
 
 
 def family(name: str) -> Family:
@@ -27,13 +31,20 @@ def family(name: str) -> Family:
 
 
 def family_of(checkpoint: Path) -> Family:
-    """The family of a checkpoint directory, by ``model_type`` in its config.json.
+    """The family of a checkpoint directory, by ``model_type`` in its config.json, or the class in its model_index.json.
 
-    Raises ``NotFound`` when there is no readable config.json or its architecture is not known.
+    Raises ``NotFound`` when neither can be read, or its architecture is not known.
     """
-    path = Path(checkpoint) / "config.json"
+    index = Path(checkpoint) / "model_index.json"
+    if index.exists():
+        pipeline = str(_read(index).get("_class_name", ""))
+        return family(_PIPELINES.get(pipeline, pipeline))
+    return family(str(_read(Path(checkpoint) / "config.json").get("model_type", "")))
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text())
+        found: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError):
         raise errors.NotFound(f"{path} cannot be read; give the directory of a Hugging Face checkpoint") from None
-    return family(str(config.get("model_type", "")))
+    return found

@@ -1,6 +1,8 @@
 """What the Qwen2.5 families share: a language model without state, a vision tower, prompts."""
 
 import json
+import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import media
-from omnibus_models.contract import Encoded, Loaded, Prefill, Prepared, Prompt
+from omnibus_models.contract import Encoded, Layout, Loaded, Prefill, Prepared, Prompt
 
 AXES = 3  # M-RoPE: time, height, width
 _ROLES = frozenset({"system", "user", "assistant"})
@@ -26,14 +28,16 @@ class Decoder(Loaded):
     def __init__(self, module: Any, backbone: Any, head: Any, eos: Iterable[int]) -> None:
         super().__init__(module)
         config = backbone.config
+        table = module.get_input_embeddings().weight
         self._backbone, self._head = backbone, head
         self._mask_kinds = _mask_kinds(config)
         self.eos = frozenset(eos)
         self.layers: int = config.num_hidden_layers
         self.context: int = config.max_position_embeddings
-        self.vocabulary: int = head.out_features
-        self.device: torch.device = head.weight.device
-        self.dtype: torch.dtype = head.weight.dtype
+        self.vocabulary: int = config.vocab_size
+        self.width: int = table.shape[1]
+        self.device: torch.device = table.device
+        self.dtype: torch.dtype = table.dtype
 
     @torch.no_grad()
     def embed(self, ids: Tensor) -> Tensor:
@@ -76,7 +80,7 @@ class Thinker(Decoder, ABC):
         super().__init__(module, module.get_decoder(), module.lm_head, _stops(module, self._tokenizer))
         self._template = _chat_template(checkpoint, self._tokenizer)
         self._placeholders = {getattr(module.config, f"{kind}_token_id"): kind for kind in modalities}
-        self._control = _control_tokens(self._tokenizer, self._placeholders)
+        self._control = control_tokens(self._tokenizer, self._placeholders)
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> Prompt:
         """Apply the chat template and tokenise; one placeholder per media item stays in ``ids``."""
@@ -100,18 +104,25 @@ class Thinker(Decoder, ABC):
     @torch.no_grad()
     def assemble(self, prompt: Prompt, media: Sequence[Encoded]) -> Prefill:
         """Put each item's embeddings in the place of its placeholder, in order."""
+        layout = self.layout(prompt, media)
+        inputs = self.embed(torch.tensor(layout.ids, device=self.device))
+        is_media = torch.zeros(len(layout.ids), dtype=torch.bool, device=self.device)
+        for item, start in zip(media, layout.starts, strict=True):
+            place = slice(start, start + item.embeds.shape[0])
+            inputs[place] = item.embeds.to(self.device, self.dtype)
+            is_media[place] = True
+        return Prefill(inputs, layout.positions.to(self.device), layout.delta, is_media)
+
+    def layout(self, prompt: Prompt, media: Sequence[Encoded]) -> Layout:
+        """Each placeholder as often as its item has rows, and positions."""
         _check_items(prompt, media)
-        ids, owner = self._expand(prompt, media)
+        for item in media:
+            self._check_item(item)
+        ids, starts = self._expand(prompt, media)
         self._check_context(len(ids))
-        tokens = torch.tensor(ids, device=self.device)
-        is_media = torch.tensor(owner, device=self.device)
-        inputs = self.embed(tokens)
-        if media:
-            rows = torch.cat([item.embeds.to(self.device, self.dtype) for item in media])
-            inputs[is_media] = rows
         # Positions are counted in a loop over the media: on the CPU, where that does not wait for a device.
         positions, delta = self._positions(torch.tensor([ids]), media)
-        return Prefill(inputs, positions[:, 0].to(self.device), int(delta), is_media)
+        return Layout(ids, starts, positions[:, 0], int(delta))
 
     def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
         """This family has no talker: always ``BadRequest``."""
@@ -152,16 +163,42 @@ class Thinker(Decoder, ABC):
                 raise errors.BadRequest(f"the text holds the control token {token!r}; leave it out", param="messages")
         return text
 
-    def _expand(self, prompt: Prompt, media: Sequence[Encoded]) -> tuple[list[int], list[bool]]:
+    def _rows(self, meta: Mapping[str, Any]) -> int:
+        """How many rows an item with ``meta`` has. Raises ``KeyError``, ``TypeError`` or ``ValueError``."""
+        time, height, width = (operator.index(extent) for extent in meta["grid_thw"])
+        if min(time, height, width) < 1 or (meta["modality"] == "image" and time != 1):
+            raise ValueError("no such grid")
+        if meta["modality"] == "video" and not 0 < float(meta["second_per_grid"]) < math.inf:
+            raise ValueError("no such time")
+        module: Any = self.module
+        merge = module.config.vision_config.spatial_merge_size
+        return (height // merge) * (width // merge) * time
+
+    def _check_item(self, item: Encoded) -> None:
+        # Positions are counted from the meta data, so a step of the model would fail on what does not agree.
+        kind = str(item.meta.get("modality"))
+        try:
+            rows = self._rows(item.meta)
+        except (KeyError, TypeError, ValueError):
+            raise errors.BadRequest(f"the meta data of an item of {kind} cannot be used", param="items") from None
+        if tuple(item.embeds.shape) != (rows, self.width):
+            raise errors.BadRequest(
+                f"an item of {kind} must have an embedding of shape {(rows, self.width)} by its meta data, "
+                f"not {tuple(item.embeds.shape)}",
+                param="items",
+            )
+
+    def _expand(self, prompt: Prompt, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
         counts = iter(item.embeds.shape[0] for item in media)
         ids: list[int] = []
-        is_media: list[bool] = []
+        starts: list[int] = []
         for token in prompt.ids:
-            placeholder = token in self._placeholders
-            count = next(counts) if placeholder else 1
-            ids += [token] * count
-            is_media += [placeholder] * count
-        return ids, is_media
+            if token in self._placeholders:
+                starts.append(len(ids))
+                ids += [token] * next(counts)
+            else:
+                ids.append(token)
+        return ids, starts
 
     def _check_context(self, length: int) -> None:
         # One place must be left for the answer.
@@ -270,7 +307,8 @@ def _stops(module: Any, tokenizer: Any) -> set[int]:
     return {int(token) for token in listed if token is not None}
 
 
-def _control_tokens(tokenizer: Any, placeholders: Iterable[int]) -> tuple[str, ...]:
+def control_tokens(tokenizer: Any, placeholders: Iterable[int]) -> tuple[str, ...]:
+    """What text from users may not hold: special tokens, and the ``placeholders`` of media."""
     added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return tuple(sorted(added | {tokenizer.convert_ids_to_tokens(token) for token in placeholders}))
 

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +44,7 @@ class AudioEncoder(Loaded):
             samples, sampling_rate=rate, padding="max_length", return_attention_mask=True, return_tensors="pt"
         )
         frames = int(out["attention_mask"].sum())
-        # Two convolutions and a pooling, as in the audio tower.
-        count = ((frames - 1) // 2 - 1) // 2 + 1
+        count = _audio_rows(frames)
         if count < 1:
             raise errors.BadMedia("the audio is shorter than 30 ms")
         meta = {"modality": "audio", "n_tokens": count, "audio_len": frames}
@@ -52,16 +52,34 @@ class AudioEncoder(Loaded):
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
-        """One forward pass: attention stays inside a window of one item, so a batch equals its items."""
+        """One forward pass: attention stays inside a window of one item, so a batch equals its items.
+
+        How sums are rounded depends on their shapes. So that no item depends on those beside it, each window is
+        padded to its whole length, and one alone gets a silent one beside it.
+        """
         if not batch:
             return []
         module: Any = self.module
         mels = [item.features["features"] for item in batch]
-        longest = max(mel.shape[1] for mel in mels)
-        padded = torch.stack([nn.functional.pad(mel, (0, longest - mel.shape[1])) for mel in mels])
-        mask = torch.stack([torch.arange(longest) < mel.shape[1] for mel in mels]).long()
-        rows = module.get_audio_features(padded.to(module.device), mask.to(module.device)).last_hidden_state
-        split = rows.split([item.meta["n_tokens"] for item in batch])
+        size = 2 * module.audio_tower.n_window
+        if sum(mel.shape[1] for mel in mels) <= size:
+            mels.append(torch.zeros(mels[0].shape[0], size))
+        windows = [window for mel in mels for window in mel.split(size, dim=1)]
+        padded = torch.stack([nn.functional.pad(window, (0, size - window.shape[1])) for window in windows])
+        frames = torch.tensor([mel.shape[1] for mel in mels])
+        lengths = torch.tensor([window.shape[1] for window in windows])
+        # Rows after the second convolution that are no padding; the library would count the longest window's.
+        valid = torch.arange((size + 1) // 2) < ((lengths + 1) // 2)[:, None]
+        device = module.device
+        out = module.audio_tower(
+            torch.cat(mels, dim=1).to(device),
+            feature_lens=frames.to(device),
+            padded_feature=padded.to(device),
+            chunk_lengths=lengths.to(device),
+            valid_indices=valid.flatten().nonzero().squeeze(-1).to(device),
+        )
+        counts = [item.meta["n_tokens"] for item in batch]
+        split = out.last_hidden_state[: sum(counts)].split(counts)
         return [Encoded(row, item.meta) for row, item in zip(split, batch, strict=True)]
 
 
@@ -87,6 +105,9 @@ class Thinker(_qwen.Thinker):
     def talker_row(self, inputs: Tensor, hidden: Tensor) -> Tensor:
         """[B, H] inputs and hidden of one decode step to rows for the talker."""
         return inputs + hidden
+
+    def _rows(self, meta: Mapping[str, Any]) -> int:
+        return _audio_rows(operator.index(meta["audio_len"])) if meta["modality"] == "audio" else super()._rows(meta)
 
     def _positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
         module: Any = self.module
@@ -201,6 +222,13 @@ class Qwen25Omni:
                 return _vocoder(config, checkpoint, device)
         raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
 
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
+        """See ``contract.Family``."""
+        checkpoint = Path(checkpoint)
+        config = _config(checkpoint)
+        module = _thinker_part(config, checkpoint, ["visual", "audio_tower", "model.layers", "lm_head"], "cpu", dtype)
+        return Thinker(module, checkpoint, config.talker_config)
+
 
 def _config(checkpoint: Path) -> Any:
     from transformers import Qwen2_5OmniConfig
@@ -258,6 +286,11 @@ def _max_codes(checkpoint: Path) -> int:
     settings = json.loads(path.read_text()) if path.exists() else {}
     default = inspect.signature(Whole.generate).parameters["talker_max_new_tokens"].default
     return int(settings.get("talker_max_new_tokens", default))
+
+
+def _audio_rows(frames: int) -> int:
+    """Rows of ``frames`` mel frames after two convolutions and a pooling, as in the audio tower."""
+    return ((frames - 1) // 2 - 1) // 2 + 1
 
 
 def _voices(checkpoint: Path) -> dict[str, dict[str, Any]]:

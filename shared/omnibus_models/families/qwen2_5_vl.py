@@ -57,6 +57,12 @@ class Qwen25VL:
                 return Thinker(_load(checkpoint, ["model.visual"], device, dtype), checkpoint, ("image", "video"))
         raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
 
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
+        """See ``contract.Family``."""
+        checkpoint = Path(checkpoint)
+        drop = ["model.visual", "model.language_model.layers", "lm_head"]
+        return Thinker(_load(checkpoint, drop, "cpu", dtype), checkpoint, ("image", "video"))
+
 
 def _load(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
     from transformers import Qwen2_5_VLForConditionalGeneration

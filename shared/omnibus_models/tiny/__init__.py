@@ -9,7 +9,9 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from omnibus import errors
 
@@ -19,27 +21,37 @@ MARKER = "tiny.json"
 _RECIPES = {
     "qwen2_5_vl": "omnibus_models.tiny.qwen2_5_vl",
     "qwen2_5_omni": "omnibus_models.tiny.qwen2_5_omni",
+    "qwen_image": "omnibus_models.tiny.qwen_image",
 }
 FAMILIES = tuple(_RECIPES)
+_WIDE = ("qwen2_5_vl", "qwen2_5_omni")
 
 
-def build(family_name: str, directory: str | Path, seed: int = 0, llm_seed: int | None = None) -> Path:
+def build(
+    family_name: str, directory: str | Path, seed: int = 0, llm_seed: int | None = None, *, wide: bool = False
+) -> Path:
     """Write the tiny checkpoint of a family to ``directory`` and return it; do nothing when it is complete.
 
     With an ``llm_seed`` the LLM (the thinker) gets other weights and all else those of ``seed``: a model that
-    can share its encoders with the one built without.
+    can share its encoders with the one built without. ``wide``: an LLM with heads of 32, because the kernels
+    that vLLM has for CPUs take no smaller ones.
 
     The checkpoint appears whole or not at all: it is written beside its place and renamed. Raises
     ``NotFound`` for an unknown family and ``Fatal`` when the directory holds something else.
     """
     if family_name not in _RECIPES:
         raise errors.NotFound(f"no tiny checkpoint for {family_name!r}; known: {', '.join(FAMILIES)}")
+    if wide and family_name not in _WIDE:
+        raise errors.NotFound(f"{family_name} has no wide form; there is one of {', '.join(_WIDE)}")
     target = Path(directory).absolute()
     marker: dict[str, object] = {"family": family_name, "seed": seed, "recipe": RECIPE}
     if llm_seed is not None:
         marker["llm_seed"] = llm_seed
+    recipe: dict[str, Any] = {"seed": seed, "llm_seed": llm_seed}
+    if wide:
+        recipe["wide"] = marker["wide"] = True
     if not _complete(target, marker):
-        _write(family_name, target, (seed, llm_seed), marker)
+        _write(family_name, target, recipe, marker)
     return target
 
 
@@ -52,11 +64,11 @@ def _complete(target: Path, marker: dict[str, object]) -> bool:
     raise errors.Fatal(f"{target} holds another checkpoint; remove it or choose another directory")
 
 
-def _write(family_name: str, target: Path, seeds: tuple[int, int | None], marker: dict[str, object]) -> None:
+def _write(family_name: str, target: Path, recipe: Mapping[str, Any], marker: dict[str, object]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     workshop = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        importlib.import_module(_RECIPES[family_name]).write(workshop, *seeds)
+        importlib.import_module(_RECIPES[family_name]).write(workshop, **recipe)
         (workshop / MARKER).write_text(json.dumps(marker))
         _readable(workshop)
         _publish(workshop, target, marker)
@@ -67,8 +79,8 @@ def _write(family_name: str, target: Path, seeds: tuple[int, int | None], marker
 def _readable(workshop: Path) -> None:
     # Private modes of temporary directories and weight files would lock out a service under another user.
     workshop.chmod(0o755)
-    for path in workshop.iterdir():
-        path.chmod(0o644)
+    for path in workshop.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _publish(workshop: Path, target: Path, marker: dict[str, object]) -> None:

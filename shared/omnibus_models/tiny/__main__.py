@@ -14,9 +14,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--llm-seed", type=int, help="other weights for the LLM alone: a twin that can share encoders")
+    parser.add_argument("--wide", action="store_true", help="heads of 32 in the LLM, for vLLM on a CPU")
     chosen = parser.parse_args(arguments)
     try:
-        built = tiny.build(chosen.family, chosen.directory, chosen.seed, chosen.llm_seed)
+        built = tiny.build(chosen.family, chosen.directory, chosen.seed, chosen.llm_seed, wide=chosen.wide)
     except errors.OmnibusError as error:
         sys.stderr.write(f"{error.message}\n")
         return 1

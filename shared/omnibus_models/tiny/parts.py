@@ -8,10 +8,16 @@ PATCH = 14
 _UNIT = (2 * PATCH) ** 2  # pixels of one visual token
 ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 
+_WIDE = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "rope_parameters": {**ROPE, "mrope_section": [4, 6, 6]},
+}
 
-def text_config(tokenizer: Any) -> dict[str, Any]:
-    """Two decoder layers, [T, 64] hidden states, two key/value heads of 16."""
-    return {
+
+def text_config(tokenizer: Any, wide: bool = False) -> dict[str, Any]:
+    """Two decoder layers, [T, 64] hidden states, two key/value heads of 16, or one of 32 when they are ``wide``."""
+    config: dict[str, Any] = {
         "hidden_size": HIDDEN,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
@@ -25,6 +31,7 @@ def text_config(tokenizer: Any) -> dict[str, Any]:
         "pad_token_id": tokenizer.pad_token_id,
         "tie_word_embeddings": False,
     }
+    return {**config, **_WIDE} if wide else config
 
 
 def vision_config() -> dict[str, Any]:

@@ -49,12 +49,12 @@ _REFERENCE_FRAMES = 20
 _MAX_CODES = 96  # two seconds of sound
 
 
-def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
+def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = False) -> None:
     """Write model, tokenizer, processor and voices to ``directory``; ``llm_seed`` is for the thinker's LLM alone."""
     from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
     tokenizer = text.tokenizer(SPECIAL, _NAMES, _TEMPLATE)
-    model = Qwen2_5OmniForConditionalGeneration(_config(tokenizer)).eval()
+    model = Qwen2_5OmniForConditionalGeneration(_config(tokenizer, wide)).eval()
     weights.spread(model, seed)
     if llm_seed is not None:
         weights.spread(nn.ModuleList([model.thinker.model, model.thinker.lm_head]), llm_seed)
@@ -121,12 +121,12 @@ def _ears() -> Any:
     )
 
 
-def _config(tokenizer: Any) -> Any:
+def _config(tokenizer: Any, wide: bool) -> Any:
     from transformers import Qwen2_5OmniConfig
 
     media = _media_ids(tokenizer)
     return Qwen2_5OmniConfig(
-        thinker_config=_thinker(tokenizer, media),
+        thinker_config=_thinker(tokenizer, media, wide),
         talker_config=_talker(tokenizer, media),
         token2wav_config={"dit_config": _dit(), "bigvgan_config": _bigvgan()},
     )
@@ -145,7 +145,7 @@ def _media_ids(tokenizer: Any) -> dict[str, int]:
     }
 
 
-def _thinker(tokenizer: Any, media: dict[str, int]) -> dict[str, Any]:
+def _thinker(tokenizer: Any, media: dict[str, int], wide: bool) -> dict[str, Any]:
     audio = {
         "num_mel_bins": 128,
         "encoder_layers": 2,
@@ -159,7 +159,7 @@ def _thinker(tokenizer: Any, media: dict[str, int]) -> dict[str, Any]:
     return {
         "audio_config": audio,
         "vision_config": parts.vision_config(),
-        "text_config": parts.text_config(tokenizer),
+        "text_config": parts.text_config(tokenizer, wide),
         "user_token_id": tokenizer.convert_tokens_to_ids("user"),
         **media,
     }

@@ -20,36 +20,35 @@ SPECIAL = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-_NAMES = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
-_TEMPLATE = text.template(
+NAMES = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
+TEMPLATE = text.template(
     image="<|vision_start|><|image_pad|><|vision_end|>", video="<|vision_start|><|video_pad|><|vision_end|>"
 )
 
 
-def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
+def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = False) -> None:
     """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
     from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
-    tokenizer = text.tokenizer(SPECIAL, _NAMES, _TEMPLATE)
-    model = Qwen2_5_VLForConditionalGeneration(_config(tokenizer)).eval()
+    tokenizer = text.tokenizer(SPECIAL, NAMES, TEMPLATE)
+    model = Qwen2_5_VLForConditionalGeneration(config(tokenizer, wide)).eval()
     weights.spread(model, seed)
     if llm_seed is not None:
         weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
     parts.greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
-    processor = Qwen2_5_VLProcessor(
-        parts.image_processor(), tokenizer, parts.video_processor(), chat_template=_TEMPLATE
-    )
+    processor = Qwen2_5_VLProcessor(parts.image_processor(), tokenizer, parts.video_processor(), chat_template=TEMPLATE)
     processor.save_pretrained(directory)
 
 
-def _config(tokenizer: Any) -> Any:
+def config(tokenizer: Any, wide: bool = False) -> Any:
+    """The configuration of a tiny Qwen2.5-VL with the ids of ``tokenizer``."""
     from transformers import Qwen2_5_VLConfig
 
     ids = tokenizer.convert_tokens_to_ids
     return Qwen2_5_VLConfig(
-        text_config=parts.text_config(tokenizer),
+        text_config=parts.text_config(tokenizer, wide),
         vision_config=parts.vision_config(),
         image_token_id=ids("<|image_pad|>"),
         video_token_id=ids("<|video_pad|>"),

@@ -36,6 +36,7 @@ class Does:
 
     def __init__(self, work: Work) -> None:
         self._work = work
+        self.serving = True
         self.loaded = False
         self.closed = False
 

@@ -86,6 +86,24 @@ async def test_a_draining_executor_refuses_finishes_and_leaves_in_this_order(her
     assert gate.finished == [held.id]
 
 
+async def test_an_executor_whose_engine_is_away_is_not_ready_and_refuses(here: Place, gate: Gate):
+    gate.opened.set()
+    executor = await here.executor("a", {"gate": gate})
+    [runner] = executor._runners.values()
+    assert isinstance(runner, Does)
+
+    runner.serving = False
+    refused = here.office.send(invocation(**one()))
+    assert await here.office.until(Busy, refused) == [Busy(refused.id, "a", 0)]
+    assert here.status("a").state == "loading"
+    runner.serving = True
+    given = here.office.send(invocation(**one()))
+    await here.office.done(given)
+
+    assert here.status("a").state == "ready"
+    assert gate.began == [given.id]
+
+
 async def test_draining_does_not_wait_for_ever(here: Place):
     executor = await here.executor("a", {"gate": forever})
     here.office.send(invocation(**one()))

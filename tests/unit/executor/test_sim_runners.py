@@ -226,6 +226,15 @@ async def test_a_prompt_and_its_answer_may_be_computed_in_two_places():
     assert len(second.ids) == len(whole.ids)
 
 
+async def test_a_prefill_gives_a_talker_its_prompt():
+    first = chat("x" * 40, wants=("cache", "start", "prompt", "layout"))
+    async with bench(profile({"p": {**THINKER, "kind": "prefill"}})) as here:
+        await here.run("p", first)
+
+    assert first.array("prompt").shape == (10 + 3, 3)
+    assert first.array("layout").shape == (3, 10)
+
+
 async def test_a_start_without_a_length_is_refused():
     async with bench(profile({"d": {**THINKER, "kind": "decode"}})) as here:
         with pytest.raises(BadRequest, match="start must say the prompt's length"):

@@ -10,7 +10,7 @@ import pytest
 
 from omnibus.bus.messages import to_handle
 from omnibus.errors import NotFound, ProtocolError, StaleHandle
-from omnibus.graph import HANDLE
+from omnibus.graph import HANDLE, digest
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.item import Item
 from services.gateway.dispatch import ATTEMPTS
@@ -63,6 +63,18 @@ async def test_an_input_is_placed_with_what_is_known_of_it(there: There):
     assert {key: literal[key] for key in literal if key != HANDLE} == {
         "modality": "image", "mime": "image/png", "sha256": HASH, "nbytes": len(PICTURE),
     }  # fmt: skip
+
+
+async def test_a_salt_is_named_where_there_is_one_and_comes_back(there: There):
+    about = ("image", "image/png", HASH)
+    plain = await place(there.client, there.keep, PICTURE, about, "i", nodes.soon())
+    salted = await place(there.client, there.keep, PICTURE, about, "i", nodes.soon(), salt="tenant")
+
+    again = await restore(there.client, there.keep, salted, "j", nodes.soon())
+
+    assert "salt" not in plain
+    assert (salted["salt"], again["salt"]) == ("tenant", "tenant")
+    assert digest("encode", {"media": plain}) != digest("encode", {"media": salted})
 
 
 async def test_an_input_lives_until_all_attempts_have_read_it_or_the_end(there: There):

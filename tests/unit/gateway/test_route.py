@@ -30,7 +30,7 @@ def plan(*paths: Path, seed: int = 0) -> Plan:
     return Plan(1, seed, 0.0, {"m": model})
 
 
-def status(id: str, option: str, **more: str) -> ExecutorStatus:
+def status(id: str, option: str, **more: Any) -> ExecutorStatus:
     return ExecutorStatus(id, "m", option, (), (), "n", **{"state": "ready", "credits": 8, **more})  # type: ignore[arg-type]
 
 

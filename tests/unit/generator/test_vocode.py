@@ -1,6 +1,7 @@
 """A vocoder's waveform does not depend on how its codes arrive, nor on its company."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,68 @@ async def test_a_short_waveform_does_not_wait_for_a_long_one(runner: VocodeRunne
 
     assert not long.outputs["audio"].closed
     await running
+
+
+async def test_who_has_no_sound_goes_before_who_has_some(omni: Path) -> None:
+    # However busy this machine is, nobody here has waited for as long as that.
+    runner = VocodeRunner("vocoder", "qwen2_5_omni", omni, "cpu", "float32", VocodeSettings(patience=-1e6))
+    await runner.load()
+    poor, other, stream = job([codes(48, 1)]), job([codes(48, 2)]), Pipe()
+    rich = MemoryJob({"codes": stream, "voice": VOICE})
+    stream.feed(Item({"codes": codes(48)}))
+    tasks = [asyncio.create_task(run(runner, rich))]
+    await rich.outputs["audio"].until(1)
+
+    # Somebody has the vocoder; then the rich one asks for it, and after that the poor one.
+    held = threading.Event()
+    blocked = asyncio.get_running_loop().run_in_executor(runner._compute, held.wait)
+    tasks.append(asyncio.create_task(run(runner, other)))
+    await runner_is(runner, waiting=0)
+    stream.feed(Item({"codes": codes(48, 3)}))
+    await runner_is(runner, waiting=1)
+    tasks.append(asyncio.create_task(run(runner, poor)))
+    await runner_is(runner, waiting=2)
+    before = len(rich.outputs["audio"].items)
+    held.set()
+
+    await poor.outputs["audio"].until(1)
+    assert len(rich.outputs["audio"].items) == before
+    stream.close({})
+    await asyncio.gather(blocked, *tasks)
+    assert len(rich.outputs["audio"].items) > before
+    await runner.close()
+
+
+@pytest.mark.parametrize("ahead", [-1e6, 1e6])
+async def test_a_listener_with_sound_enough_waits_for_many_codes(omni: Path, ahead: float) -> None:
+    runner = VocodeRunner("vocoder", "qwen2_5_omni", omni, "cpu", "float32", VocodeSettings(ahead=ahead))
+    await runner.load()
+    stream = Pipe()
+    one, enough = MemoryJob({"codes": stream, "voice": VOICE}), ahead < 0
+    running = asyncio.create_task(run(runner, one))
+    stream.feed(Item({"codes": codes(48)}))
+    await one.outputs["audio"].until(1)
+
+    stream.feed(Item({"codes": codes(47)}))
+    if not enough:
+        await one.outputs["audio"].until(2)
+    # Whoever waits for the vocoder now has it before anybody who asks later.
+    await run(runner, job([codes(1)]))
+    assert len(one.outputs["audio"].items) == (1 if enough else 2)
+
+    stream.feed(Item({"codes": [5]}))
+    if enough:
+        await one.outputs["audio"].until(2)
+    stream.close({})
+    await running
+    assert len(one.whole("audio")) == 96 * 480
+    await runner.close()
+
+
+async def runner_is(runner: VocodeRunner, waiting: int) -> None:
+    """Wait until somebody has the vocoder, and so many wait for it."""
+    while not runner._floor._taken or len(runner._floor._waiting) != waiting:
+        await asyncio.sleep(0.001)
 
 
 async def test_the_seed_of_the_request_goes_before_that_of_the_invocation(

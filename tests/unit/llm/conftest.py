@@ -10,7 +10,10 @@ from transformers.cache_utils import DynamicCache
 from omnibus_models import tiny
 from omnibus_models.contract import Prefill, Thinker
 from omnibus_models.families import family
-from services.llm.runner import ThinkRunner, ThinkSettings
+from services.llm.core import Core, ThinkSettings
+from services.llm.runner import ThinkRunner
+from services.llm.split import DecodeRunner, PrefillRunner
+from tests.unit.llm.halves import Halves, core
 
 torch.set_num_threads(1)
 
@@ -28,7 +31,7 @@ def thinker(vl: Path) -> Thinker:
 @pytest.fixture
 async def runner(vl: Path) -> AsyncIterator[ThinkRunner]:
     """Five slots, so that requests have to wait for each other."""
-    made = ThinkRunner("thinker", "qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=5, context=512, share=64))
+    made = ThinkRunner(Core("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=5, context=512, share=64)))
     await made.load()
     yield made
     await made.close()
@@ -56,7 +59,19 @@ def omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def omni_runner(omni: Path) -> AsyncIterator[ThinkRunner]:
     """A thinker that speaks."""
-    made = ThinkRunner("thinker", "qwen2_5_omni", omni, "cpu", "float32", ThinkSettings(slots=4, context=512))
+    made = ThinkRunner(Core("qwen2_5_omni", omni, "cpu", "float32", ThinkSettings(slots=4, context=512)))
     await made.load()
     yield made
     await made.close()
+
+
+@pytest.fixture(params=["apart", "together"])
+async def halves(request: pytest.FixtureRequest, vl: Path) -> AsyncIterator[Halves]:
+    near = request.param == "together"
+    first = core(vl, share=64)
+    made = Halves(PrefillRunner(first), DecodeRunner(first if near else core(vl)), near)
+    await made.prefill.load()
+    await made.decode.load()
+    yield made
+    await made.prefill.close()
+    await made.decode.close()

@@ -11,7 +11,8 @@ import torch
 from omnibus.errors import BadRequest, ContextTooLong, Fatal, StageUnavailable
 from omnibus.executor.contract import Item
 from omnibus_models.contract import Encoded, Thinker
-from services.llm.runner import ThinkRunner, ThinkSettings
+from services.llm.core import Core, ThinkSettings
+from services.llm.runner import ThinkRunner
 from tests.unit.jobs import MemoryJob, Pipe, run
 from tests.unit.llm.conftest import greedy
 
@@ -84,7 +85,7 @@ async def test_sixteen_mixed_requests_that_join_and_leave_equal_single_runs(
 
 @pytest.mark.parametrize("share", [1, 7, 4096])
 async def test_a_prompt_in_shares_gives_the_same_answer(vl, thinker: Thinker, share: int) -> None:
-    runner = ThinkRunner("thinker", "qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=2, share=share))
+    runner = ThinkRunner(Core("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=2, share=share)))
     await runner.load()
     jobs = [job(picture(3), [embedding(1)]), job(text(9))]
 
@@ -143,7 +144,7 @@ async def test_messages_may_come_as_bytes(runner: ThinkRunner) -> None:
 
 
 async def test_a_cancelled_request_makes_at_most_one_more_token_and_frees_its_slot(vl) -> None:
-    runner = ThinkRunner("thinker", "qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1))
+    runner = ThinkRunner(Core("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1)))
     await runner.load()
     long = job(text(1), max_tokens=2000)
     running = asyncio.create_task(run(runner, long))
@@ -161,7 +162,7 @@ async def test_a_cancelled_request_makes_at_most_one_more_token_and_frees_its_sl
 
 
 async def test_a_request_cancelled_while_it_waits_never_starts(vl) -> None:
-    runner = ThinkRunner("thinker", "qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1))
+    runner = ThinkRunner(Core("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1)))
     await runner.load()
     first, second = job(text(1), max_tokens=200), job(text(2))
     running = [asyncio.create_task(run(runner, one)) for one in (first, second)]
@@ -254,7 +255,7 @@ async def test_an_embedding_of_nan_fails_only_its_own_request(runner: ThinkRunne
 
 
 async def test_max_tokens_none_is_the_rest_of_the_context(vl) -> None:
-    runner = ThinkRunner("thinker", "qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1, context=64))
+    runner = ThinkRunner(Core("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1, context=64)))
     await runner.load()
 
     one = await run(runner, job(text(1), max_tokens=None))
@@ -303,7 +304,7 @@ async def test_wrong_messages_are_refused(runner: ThinkRunner, messages: object)
 
 
 async def test_closing_fails_what_still_runs(vl) -> None:
-    runner = ThinkRunner("thinker", "qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1))
+    runner = ThinkRunner(Core("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1)))
     await runner.load()
     jobs = [job(text(1), max_tokens=2000), job(text(2))]
     running = [asyncio.create_task(run(runner, one)) for one in jobs]

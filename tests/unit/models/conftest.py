@@ -22,6 +22,11 @@ def omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen_image", tmp_path_factory.mktemp("models") / "image")
+
+
+@pytest.fixture(scope="session")
 def vl_parts(vl: Path) -> dict[str, Any]:
     family = families.family_of(vl)
     return {name: family.load(name, vl) for name in family.components}

@@ -16,13 +16,14 @@ from tests.unit.models import files
 
 
 def size(checkpoint: Path) -> int:
-    return sum(path.stat().st_size for path in checkpoint.iterdir())
+    return sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
 
 
-def test_tiny_checkpoints_are_small_and_readable_by_all(vl: Path, omni: Path) -> None:
-    for checkpoint in (vl, omni):
-        assert 600 * 1024 < size(checkpoint) < 3 * 1024 * 1024
-        assert all(path.stat().st_mode & 0o004 for path in (checkpoint, *checkpoint.iterdir()))
+def test_tiny_checkpoints_are_small_and_readable_by_all(vl: Path, omni: Path, image: Path) -> None:
+    for checkpoint in (vl, omni, image):
+        assert 600 * 1024 < size(checkpoint) < 4 * 1024 * 1024
+        assert all(path.stat().st_mode & 0o004 for path in (checkpoint, *checkpoint.rglob("*")))
+        assert all(path.stat().st_mode & 0o001 for path in checkpoint.rglob("*") if path.is_dir())
 
 
 def test_the_same_seed_gives_the_same_weights(vl: Path, tmp_path: Path) -> None:
@@ -43,6 +44,11 @@ def omni_twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build("qwen2_5_omni", tmp_path_factory.mktemp("twins") / "omni", llm_seed=1)
 
 
+@pytest.fixture(scope="module")
+def image_twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen_image", tmp_path_factory.mktemp("twins") / "image", llm_seed=1)
+
+
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_a_twin_has_another_llm_and_all_else_the_same(family: str, request: pytest.FixtureRequest) -> None:
     short = family.rpartition("_")[2]
@@ -55,13 +61,14 @@ def test_a_twin_has_another_llm_and_all_else_the_same(family: str, request: pyte
 
 
 def is_llm(name: str) -> bool:
-    """Whether a weight of a VL model or of an Omni model belongs to the LLM that answers."""
-    name = name.removeprefix("thinker.")
+    """Whether a weight belongs to the LLM that answers, or that reads the prompts of an image model."""
+    name = name.removeprefix("thinker.").removeprefix("text_encoder/")
     return name.startswith(("model.", "lm_head.")) and not name.startswith("model.visual.")
 
 
 def weights_of(checkpoint: Path) -> dict[str, torch.Tensor]:
-    return {name: weight for path in checkpoint.glob("*.safetensors") for name, weight in load_file(path).items()}
+    files = {path: path.relative_to(checkpoint).parts[:-1] for path in checkpoint.rglob("*.safetensors")}
+    return {"/".join([*part, name]): weight for path, part in files.items() for name, weight in load_file(path).items()}
 
 
 def test_a_twin_is_not_taken_for_the_other(vl: Path, vl_twin: Path) -> None:

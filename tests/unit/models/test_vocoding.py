@@ -1,10 +1,13 @@
 """A waveform does not depend on how its codes were cut, and begins before they have ended."""
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from omnibus_models import vocoding
@@ -50,6 +53,27 @@ def test_a_streamed_waveform_is_the_whole_one_however_it_is_cut(
     wave = torch.cat(pieces)
     assert wave.shape == (count * vocoder.samples_per_code,)
     torch.testing.assert_close(wave, one_shot(vocoder, codes), rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def sixty(omni_parts: dict[str, Any]) -> Tensor:
+    return one_shot(omni_parts["vocoder"], some_codes(60))
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=st.lists(st.integers(0, 60), max_size=6).map(sorted), ends_empty=st.booleans())
+def test_no_sample_is_lost_or_doubled_in_any_cut(
+    omni_parts: dict[str, Any], sixty: Tensor, cuts: list[int], ends_empty: bool
+) -> None:
+    vocoder, codes = omni_parts["vocoder"], some_codes(60)
+    ends = [*cuts, 60, 60] if ends_empty else [*cuts, 60]
+    stream, wave = vocoder.open("Chelsie", SEED), torch.empty(0)
+
+    for place, (begin, end) in enumerate(pairwise([0, *ends])):
+        wave = torch.cat([wave, stream.push(codes[begin:end], last=place == len(ends) - 1)])
+        assert len(wave) <= end * vocoder.samples_per_code
+
+    torch.testing.assert_close(wave, sixty, rtol=0, atol=1e-5)
 
 
 def test_code_by_code_is_the_same_too(omni_parts: dict[str, Any]) -> None:

@@ -19,23 +19,42 @@ def test_a_built_in_family_has_the_shape_of_a_plugins(name: str):
     family = msgspec.convert(catalog.family(name), plugins.Family)
 
     assert family.components == tuple(catalog.FAMILIES[name]["components"])
-    assert set(family.tasks) == set(family.components)
+    assert set(family.tasks) == {*family.components, *catalog.SPLIT}
     assert (family.composite, family.engine) == ("", "")
 
 
 @pytest.mark.parametrize("name", catalog.FAMILIES)
 def test_every_component_has_an_engine(name: str):
-    assert set(catalog.FAMILIES[name]["components"]) <= set(engines._TRANSFORMERS)
+    assert set(catalog.family(name)["tasks"]) <= set(engines._TRANSFORMERS)
 
 
 def test_an_unknown_family_is_refused_with_those_there_are():
-    with pytest.raises(BadRequest, match="no model family 'gpt'; there is qwen2_5_omni, qwen2_5_vl"):
+    with pytest.raises(BadRequest, match="no model family 'gpt'; there is qwen2_5_omni, qwen2_5_vl, qwen_image"):
         catalog.family("gpt")
 
 
 def test_the_family_of_apps_own_tasks_cannot_be_declared():
     with pytest.raises(BadRequest, match="no model family 'python'"):
         catalog.family(catalog.PYTHON)
+
+
+@pytest.mark.parametrize(
+    ("path", "runs"),
+    [
+        ("E>P>D", {"vision": "E", "prefill": "P", "decode": "D"}),
+        ("EP>D", {"vision": "EP", "prefill": "EP", "decode": "D"}),
+        ("ED>P", {"vision": "ED", "prefill": "P", "decode": "ED"}),
+        ("E>PD", {"vision": "E", "prefill": "PD", "decode": "PD"}),
+        ("EPD", {"vision": "EPD", "prefill": "EPD", "decode": "EPD"}),
+    ],
+)
+def test_a_language_model_may_run_in_two_halves(path: str, runs: dict[str, str]):
+    made = plans({"m": catalog.split("qwen2_5_vl", "/m", path)})["m"]
+
+    assert [(each.name, each.options) for each in made.types["vision+prefill+decode"]] == [(path, runs)]
+    assert set(made.options) == {*path.split(">")}
+    assert made.tasks["prefill"] == "prefill-m-prefill"
+    assert {component for component in made.types if "vision" not in component} == {"prefill+decode"}
 
 
 @pytest.mark.parametrize("name", catalog.TWINS)

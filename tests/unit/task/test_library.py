@@ -186,10 +186,33 @@ def test_a_prompt_is_encoded_once_for_all_its_pictures():
     assert recorded.work[1] == 64 * 32 // 256 * 3
 
 
-def test_previews_are_made_where_they_are_asked_for():
-    asked = record(IMAGES.invoke, DrawInput(prompt="a", previews=True)).outputs
-    assert (1, "progress") in asked
-    assert (1, "progress") not in record(IMAGES.invoke, DrawInput(prompt="a")).outputs
+@pytest.mark.parametrize(
+    ("more", "outputs"),
+    [
+        ({}, ((2, "image"),)),
+        ({"progress": True}, ((2, "image"), (1, "progress"))),
+        ({"previews": 5}, ((2, "image"), (1, "preview"))),
+    ],
+)
+def test_steps_and_previews_are_told_where_they_are_asked_for(more: dict[str, Any], outputs: Any):
+    recorded = record(IMAGES.invoke, DrawInput(prompt="a", **more))
+
+    assert recorded.outputs == outputs
+    assert recorded.nodes[1].inputs.get("every", 1) == more.get("previews", 1)
+
+
+def test_each_picture_of_a_seed_has_a_seed_of_its_own():
+    recorded = record(IMAGES.invoke, DrawInput(prompt="a", n=2, seed=7))
+
+    assert [node.inputs.get("seed") for node in recorded.nodes[1:3]] == [7, 8]
+    assert "seed" not in record(IMAGES.invoke, DrawInput(prompt="a")).nodes[1].inputs
+
+
+@pytest.mark.parametrize(("guidance", "negative"), [(None, "blur"), (4.0, "blur"), (1.0, None)])
+def test_a_negative_prompt_is_encoded_where_it_guides(guidance: float | None, negative: str | None):
+    recorded = record(IMAGES.invoke, DrawInput(prompt="a", negative_prompt="blur", guidance=guidance))
+
+    assert recorded.nodes[0].inputs.get("negative_prompt") == negative
 
 
 @pytest.mark.parametrize(

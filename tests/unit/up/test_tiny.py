@@ -12,7 +12,7 @@ from omnibus.up.tiny import tiny_models
 from omnibus_models import tiny
 from services.planner import declare
 
-VL, OMNI, TWIN = "qwen2.5-vl-tiny", "qwen2.5-omni-tiny", "qwen2.5-vl-tiny-b"
+VL, OMNI, IMAGE, TWIN = "qwen2.5-vl-tiny", "qwen2.5-omni-tiny", "qwen-image-tiny", "qwen2.5-vl-tiny-b"
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +50,16 @@ async def test_checkpoints_that_are_there_are_used_as_they_are(cache: Path):
 
 
 @pytest.mark.slow
-async def test_the_twin_runs_only_when_it_is_asked_for(cache: Path):
+async def test_twins_and_painters_run_only_when_they_are_asked_for(cache: Path):
     assert list(json.loads(await tiny_models(cache=cache))["models"]) == [VL, OMNI]
     assert list(json.loads(await tiny_models([OMNI], cache))["models"]) == [OMNI]
+    assert json.loads(await tiny_models([IMAGE], cache))["models"] == {
+        IMAGE: catalog.declaration("qwen_image", str(cache / "qwen_image"))
+    }
 
 
 async def test_a_model_that_is_not_there_is_refused_before_anything_is_built(tmp_path: Path):
-    with pytest.raises(BadRequest, match=f"no tiny model gpt; there is {VL}, {OMNI}, {TWIN}"):
+    with pytest.raises(BadRequest, match=f"no tiny model gpt; there is {VL}, {OMNI}, {IMAGE}, {TWIN}"):
         await tiny_models([VL, "gpt"], tmp_path)
 
     assert list(tmp_path.iterdir()) == []

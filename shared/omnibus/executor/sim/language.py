@@ -12,7 +12,7 @@ from omnibus.executor.contract import Item, Job
 from omnibus.executor.sim import device
 from omnibus.executor.sim.measures import Count, Draw
 from omnibus.executor.sim.runner import Simulated, blank, params
-from omnibus.executor.sim.speech import Speech
+from omnibus.executor.sim.speech import Speech, begin
 
 #: What an answer says. The words mean nothing, and are the same for the same seed and messages.
 WORDS = (
@@ -125,7 +125,8 @@ class Think(Language):
 
 
 class Prefill(Language):
-    """Reads what a thinker reads, gives ``cache`` [tokens, width] and ``start`` (``length`` and token counts)."""
+    """Reads what a thinker reads, gives ``cache`` [tokens, width] and ``start`` (``length`` and token counts); for a
+    talker ``prompt`` and ``layout``."""
 
     needs = ("batch",)
     steps = False
@@ -134,6 +135,8 @@ class Prefill(Language):
         prompt = await self.prompt(job)
         draw = self.draw(job, prompt.content)
         await self.serve(prompt.tokens, draw)
+        if job.wants("prompt"):
+            await begin(job, prompt.tokens, self.part.width)
         await job.put("start", {"length": prompt.tokens, "content": prompt.content, **prompt.counts})
         await job.put("cache", {}, blank((prompt.tokens, self.part.width), self.part.dtype))
 

@@ -39,13 +39,18 @@ class Speech:
     async def send(self, tokens: int) -> None:
         """Send the prompt, once, and what belongs to the first ``tokens`` of the answer."""
         if self._writer is None:
-            await self._job.put("layout", {}, blank((AXES, self._prompt), "int32"))
-            await self._job.put("prompt", {}, blank((self._prompt + AXES, self._width), "float32"))
+            await begin(self._job, self._prompt, self._width)
             self._writer = await self._job.rows("rows", self._most, self._width, "float32")
         rows = tokens - 1 - self._written
         if rows > 0:
             self._writer.write(blank((rows, self._width), "float32"))
             self._written += rows
+
+
+async def begin(job: Job, prompt: int, width: int) -> None:
+    """Send what a talker reads of a ``prompt`` of that many tokens."""
+    await job.put("layout", {}, blank((AXES, prompt), "int32"))
+    await job.put("prompt", {}, blank((prompt + AXES, width), "float32"))
 
 
 class Talk(Simulated):

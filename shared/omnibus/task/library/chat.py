@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from omnibus.errors import BadRequest
 from omnibus.task.base import CompositeTask
-from omnibus.task.library.language import Think, ThinkInput, ThinkOutput
+from omnibus.task.library.language import PrefillDecode, Think, ThinkInput, Thought
 from omnibus.task.library.media import Encode, EncodeInput
 from omnibus.task.library.speech import Talk, TalkInput, Vocode, VocodeInput
 from omnibus.task.session import pinned
@@ -46,21 +46,21 @@ class ChatOutput(BaseModel):
 
 
 class MLLM(CompositeTask):
-    """A multimodal LLM: encoders by modality, then one LLM (Cornserve listing 1).
+    """A multimodal LLM: encoders by modality, then one LLM, whole or in two halves (Cornserve listing 1).
 
     ``encoder_fission`` True keeps encoders on executors of their own, False keeps each request on one
     executor, None leaves it to the plan. ``path`` names one of the plan's paths, for example ``E>L``.
     """
 
     encoders: dict[str, Encode]
-    thinker: Think
+    thinker: Think | PrefillDecode
     encoder_fission: bool | None = None
     path: str = ""
 
     def invoke(self, request: ChatInput) -> ChatOutput:
         return ChatOutput(text=self.think(request).text)
 
-    def think(self, request: ChatInput) -> ThinkOutput:
+    def think(self, request: ChatInput) -> Thought:
         with pinned(self.pin):
             items = [
                 self.encoder(modality).invoke(EncodeInput(media=media), work=tokens)
@@ -68,14 +68,15 @@ class MLLM(CompositeTask):
                     request.modalities, request.media, self._tokens(request), strict=True
                 )
             ]
-            return self.thinker.invoke(
+            return self.thinker.think(
                 ThinkInput(
                     messages=request.messages,
                     items=[item.embedding for item in items],
                     params=request.params,
                     voice=request.voice or None,
                 ),
-                work=sum(request.tokens) + 32 + request.answer,
+                work=sum(request.tokens) + 32,
+                answer=request.answer,
             )
 
     @property

@@ -1,9 +1,11 @@
 """Language models: whole, split into prefill and decode, and as embedders."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from omnibus.task.base import UnitTask
+from pydantic import BaseModel
+
+from omnibus.task.base import CompositeTask, UnitTask
 from omnibus.task.elements import Part
 from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor
 
@@ -46,12 +48,20 @@ class Think(UnitTask[ThinkInput, ThinkOutput]):
     kind: ClassVar[str] = "think"
     service: ClassVar[str] = "llm"
 
+    def think(self, request: ThinkInput, work: int = 1, answer: int = 1) -> "Thought":
+        """As ``PrefillDecode.think``."""
+        made = self.invoke(request, work=work + answer)
+        return Thought(made.text, made.prompt, made.layout, made.rows)
+
 
 class PrefillOutput(TaskOutput):
     #: Keys and values of all layers, [layers, 2, kv_heads, tokens, head_dim].
     cache: OnDemand[Tensor]
     #: ``length``, ``rope_delta``, ``first_token`` and the prompt's token counts.
     start: OnDemand[dict[str, Any]]
+    #: For a talker, as those of ``ThinkOutput``.
+    prompt: OnDemand[Tensor]
+    layout: OnDemand[Tensor]
 
 
 class Prefill(UnitTask[ThinkInput, PrefillOutput]):
@@ -77,6 +87,37 @@ class Decode(UnitTask[DecodeInput, DecodeOutput]):
 
     kind: ClassVar[str] = "decode"
     service: ClassVar[str] = "llm"
+
+
+class Thought(NamedTuple):
+    """Results of a language model, whole or in two halves: ``text``, and what a talker reads."""
+
+    text: Any
+    prompt: Any
+    layout: Any
+    rows: Any
+
+
+class Answer(BaseModel):
+    """``text`` is a stream of ``TextChunk``."""
+
+    text: Any
+
+
+class PrefillDecode(CompositeTask):
+    """A language model in two halves, for executors that do only one of them, in the place of a ``Think``."""
+
+    prefill: Prefill
+    decode: Decode
+
+    def invoke(self, request: ThinkInput) -> Answer:
+        return Answer(text=self.think(request).text)
+
+    def think(self, request: ThinkInput, work: int = 1, answer: int = 1) -> Thought:
+        """``work`` and ``answer`` are how many tokens the prompt and the answer are expected to have."""
+        begun = self.prefill.invoke(request, work=work)
+        done = self.decode.invoke(DecodeInput(cache=begun.cache, start=begun.start, params=request.params), work=answer)
+        return Thought(done.text, begun.prompt, begun.layout, done.rows)
 
 
 class EmbedInput(TaskInput):

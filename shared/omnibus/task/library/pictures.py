@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from omnibus.task.base import CompositeTask, UnitTask
 from omnibus.task.elements import Part
@@ -13,15 +13,16 @@ from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor
 
 class TextEncodeInput(TaskInput):
     prompt: str
-    negative_prompt: str = ""
+    #: What the picture is guided away from; None where nothing guides it so.
+    negative_prompt: str | None = None
     #: Embeddings of pictures that the prompt refers to, for editing.
     items: list[Tensor] = []
 
 
 class TextEncodeOutput(TaskOutput):
-    #: [2, tokens, width] float32: the prompt and, where guidance needs it, the negative prompt.
+    #: [1 or 2, tokens, width] float32: the prompt and, where there is one, the negative prompt.
     embeds: Tensor
-    #: [2, tokens] bool: which of them count.
+    #: [1 or 2, tokens] bool: which of them count.
     mask: Tensor
 
 
@@ -33,10 +34,15 @@ class TextEncode(UnitTask[TextEncodeInput, TextEncodeOutput]):
 
 
 class Progress(Part):
-    """One step is done. ``array`` is a preview where the client asked for one, [height, width, 3] uint8."""
+    """One step is done."""
 
     step: int = 0
     steps: int = 0
+
+
+class Preview(Progress):
+    """What the picture promises to become, small: ``array`` is [height, width, 3] uint8."""
+
     array: np.ndarray | None = None
 
 
@@ -49,7 +55,12 @@ class DenoiseInput(TaskInput):
     frames: int = 1
     fps: float | None = None
     steps: int
+    #: How far from the negative prompt; None is the model's usual one.
     guidance: float | None = None
+    #: Of the noise. None is the invocation's own, and another one for each equal call.
+    seed: int | None = None
+    #: Steps from one preview to the next.
+    every: int = 1
     #: Latents to start from, for editing and for video from a picture.
     image: Tensor | None = None
 
@@ -60,10 +71,11 @@ class DenoiseOutput(TaskOutput):
     #: Latents of the sound of a video, for models that make both.
     sound: OnDemand[Tensor]
     progress: OnDemand[Stream[Progress]]
+    preview: OnDemand[Stream[Preview]]
 
 
 class Denoise(UnitTask[DenoiseInput, DenoiseOutput]):
-    """The diffusion transformer: noise to latents, step by step. Equal calls get different noise."""
+    """The diffusion transformer: noise to latents, step by step. Equal calls get different noise unless told a seed."""
 
     kind: ClassVar[str] = "denoise"
 
@@ -105,18 +117,29 @@ class DecodeAudio(UnitTask[DecodeInputs, DecodeAudioOutput]):
 
 
 class DrawInput(BaseModel):
-    """A picture to be made, ``n`` times."""
+    """A picture to be made, ``n`` times.
+
+    With a ``seed`` the first one has that, the next one the next. ``progress`` tells of each step, and
+    ``previews`` is the number of steps from one preview to the next; 0: none are made.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     prompt: str
     negative_prompt: str = ""
-    width: int = 1024
-    height: int = 1024
-    n: int = 1
-    steps: int = 20
+    width: int = Field(1024, ge=1)
+    height: int = Field(1024, ge=1)
+    n: int = Field(1, ge=1, le=16)
+    steps: int = Field(20, ge=1)
     guidance: float | None = None
-    previews: bool = False
+    seed: int | None = Field(None, ge=0, lt=2**62)
+    progress: bool = False
+    previews: int = Field(0, ge=0)
+
+    @property
+    def guided(self) -> bool:
+        """Whether the negative prompt counts."""
+        return self.guidance is None or self.guidance > 1
 
     @property
     def work(self) -> int:
@@ -125,10 +148,11 @@ class DrawInput(BaseModel):
 
 
 class ImageOutput(BaseModel):
-    """``images`` [height, width, 3] uint8 each; ``progress`` streams of their steps, where asked for."""
+    """``images`` [height, width, 3] uint8 each; streams of ``progress`` and ``previews``, where asked for."""
 
     images: list[Any]
     progress: list[Any] = []
+    previews: list[Any] = []
 
 
 class ImageGeneration(CompositeTask):
@@ -140,7 +164,7 @@ class ImageGeneration(CompositeTask):
 
     def invoke(self, request: DrawInput) -> ImageOutput:
         guide = self.text_encoder.invoke(
-            TextEncodeInput(prompt=request.prompt, negative_prompt=request.negative_prompt),
+            TextEncodeInput(prompt=request.prompt, negative_prompt=request.negative_prompt if request.guided else None),
             work=len(request.prompt) // 4,
         )
         made = [
@@ -152,13 +176,18 @@ class ImageGeneration(CompositeTask):
                     height=request.height,
                     steps=request.steps,
                     guidance=request.guidance,
+                    seed=None if request.seed is None else request.seed + place,
+                    every=request.previews or 1,
                 ),
                 work=request.work,
             )
-            for _ in range(request.n)
+            for place in range(request.n)
         ]
-        images = [self.decoder.invoke(DecodeInputs(latents=each.latents)).image for each in made]
-        return ImageOutput(images=images, progress=[each.progress for each in made] if request.previews else [])
+        return ImageOutput(
+            images=[self.decoder.invoke(DecodeInputs(latents=each.latents)).image for each in made],
+            progress=[each.progress for each in made] if request.progress else [],
+            previews=[each.preview for each in made] if request.previews else [],
+        )
 
 
 class VideoInput(BaseModel):

@@ -1,0 +1,40 @@
+"""What an embedding depends on, as one SHA-256: the file's bytes, who may share it, and what encodes it."""
+
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+#: Files of a checkpoint up to this size count by their content: configurations, of the preprocessor too.
+_SMALL = 1 << 20
+
+
+class Identity:
+    """Makes the keys of one encoder. Nothing that a request says of its media's content is believed."""
+
+    def __init__(self, family: str, component: str, checkpoint: Path, device: str, dtype: str) -> None:
+        self._begun = sha256()
+        for part in (family, component, device, dtype, *_revision(checkpoint)):
+            _add(self._begun, part.encode())
+
+    def key(self, data: memoryview, modality: str, salt: str) -> bytes:
+        """32 bytes; equal for equal ``data`` of one modality and salt, and for nothing else."""
+        found = self._begun.copy()
+        _add(found, modality.encode())
+        _add(found, salt.encode())
+        found.update(data)
+        return found.digest()
+
+
+def _add(hashed: Any, part: bytes) -> None:
+    """With its length, so that no two lists of parts are the same bytes."""
+    hashed.update(len(part).to_bytes(8, "big"))
+    hashed.update(part)
+
+
+def _revision(checkpoint: Path) -> Iterable[str]:
+    """Tells versions of a checkpoint apart without reading its weights."""
+    for path in sorted(file for file in checkpoint.rglob("*") if file.is_file()):
+        about = path.stat()
+        content = sha256(path.read_bytes()).hexdigest() if about.st_size <= _SMALL else str(about.st_mtime_ns)
+        yield f"{path.relative_to(checkpoint)}\n{about.st_size}\n{content}"

@@ -1,0 +1,34 @@
+"""A media item to measure an encoder with: a grey picture, or a second of silence."""
+
+import io
+import wave
+
+from PIL import Image
+
+from omnibus_models.contract import Encoder, Prepared
+
+_SIDE = 448  # pixels: about what pictures on web pages have
+_RATE = 16_000
+
+
+def sample(encoder: Encoder) -> Prepared:
+    """An item that ``encoder`` takes."""
+    if "image" in encoder.modalities:
+        return encoder.prepare(memoryview(_picture()), "image")
+    return encoder.prepare(memoryview(_sound()), "audio")
+
+
+def _picture() -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (_SIDE, _SIDE), (128, 128, 128)).save(out, "PNG")
+    return out.getvalue()
+
+
+def _sound() -> bytes:
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(_RATE)
+        file.writeframes(bytes(2 * _RATE))
+    return out.getvalue()

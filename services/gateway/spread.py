@@ -1,0 +1,80 @@
+"""Which replica of an encoder gets an item: one that knows it, else the one with the least work.
+
+Executors keep what they have encoded lately, and encode equal items once that come together. So an item goes
+where this gateway sent an equal one last, unless that replica has much more to do than others. An item that
+was not seen goes to a replica with the least work; among equals a hash of the item decides, so that gateways
+that know nothing of each other agree. A request's items are spread one by one, each on top of those before it.
+Nothing is asked of anybody: who forgot an item, or never had it, encodes it.
+
+Method: rendezvous hashing (Thaler and Ravishankar), with bounded loads as in Mirrokni, Thorup and Zadimoghaddam.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+#: Replicas whose work differs by less than this part of an item count as equal.
+NEAR = 0.5
+#: Items by which the work of the replica that knows one may exceed the least.
+FAR = 8.0
+#: The part of its work that an item counts for where it is known.
+KNOWN = 1 / 16
+#: Items whose replica is remembered.
+REMEMBERED = 1 << 16
+
+
+class Item(NamedTuple):
+    """``key`` is equal for equal contents, empty when the content is not known; ``work`` is in tokens."""
+
+    key: str
+    work: float
+
+
+class Chosen(NamedTuple):
+    """The replica and what the item counts for there, in tokens."""
+
+    executor: str
+    work: float
+
+
+def pick(loads: Mapping[str, float], item: Item, known: str = "") -> Chosen:
+    """The replica for ``item``, of those with ``loads`` in tokens (at least one); ``known`` was sent an equal one."""
+    least = min(loads.values())
+    if known in loads and loads[known] <= least + FAR * item.work:
+        return Chosen(known, KNOWN * item.work)
+    near = [id for id, load in loads.items() if load <= least + NEAR * item.work]
+    return Chosen(near[0] if len(near) == 1 else max(near, key=lambda id: _weight(item.key, id)), item.work)
+
+
+class Spread:
+    """Remembers what was sent where; the least recently sent is forgotten first."""
+
+    def __init__(self, remembered: int = REMEMBERED) -> None:
+        self._remembered = remembered
+        self._sent: OrderedDict[str, str] = OrderedDict()
+
+    def items(self, loads: dict[str, float], items: Sequence[Item]) -> list[Chosen]:
+        """A replica for each of ``items``; ``loads`` grow by what they are given. Without a key the first with the
+        least gets it.
+        """
+        found = []
+        for item in items:
+            if item.key:
+                chosen = pick(loads, item, self._sent.get(item.key, ""))
+                self._note(item.key, chosen.executor)
+            else:
+                chosen = Chosen(min(loads, key=loads.__getitem__), item.work)
+            loads[chosen.executor] += chosen.work
+            found.append(chosen)
+        return found
+
+    def _note(self, key: str, executor: str) -> None:
+        self._sent[key] = executor
+        self._sent.move_to_end(key)
+        if len(self._sent) > self._remembered:
+            self._sent.popitem(last=False)
+
+
+def _weight(key: str, executor: str) -> bytes:
+    return blake2b(f"{key}/{executor}".encode(), digest_size=8).digest()

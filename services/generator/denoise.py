@@ -1,0 +1,162 @@
+"""The engine of a diffusion transformer: guides in, latents out, batched over requests step by step."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from omnibus.errors import BadRequest, TooLarge
+from omnibus.executor.contract import Item, Job
+from omnibus.executor.stopwatch import Stopwatch
+from omnibus_models.contract import Denoiser, Denoising, Picture
+from omnibus_models.families import family as find
+from services.generator.studio import Making, Studio
+
+
+@dataclass(frozen=True)
+class DenoiseSettings:
+    """Limits of one denoiser.
+
+    ``pictures`` and ``tokens``: most in one step, the latter over all rows of the batch. ``pixels``: of one
+    picture, all frames. ``threads``: of torch in the compute thread.
+    """
+
+    pictures: int = 16
+    tokens: int = 32768
+    pixels: int = 4 << 20
+    threads: int = 1
+
+
+_Whole = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class _Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The literal inputs; ``embeds`` and the like may be among them when somebody sends handles by hand."""
+
+    width: _Whole
+    height: _Whole
+    steps: _Whole
+    frames: _Whole = 1
+    fps: float | None = None
+    guidance: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+    every: Annotated[int, msgspec.Meta(ge=0)] = 1
+    embeds: Any = None
+    mask: Any = None
+    image: Any = None
+
+
+class DenoiseRunner:
+    """A ``Runner`` for diffusion transformers.
+
+    Inputs: ``embeds`` [1 or 2, T, W] and ``mask`` [1 or 2, T] of the prompt and the negative prompt, ``width``,
+    ``height``, ``steps``, ``guidance``, ``seed``, ``every``. Outputs: ``latents``, float32 [channels, frames,
+    height, width]; streamed ``progress`` ``{"step", "steps"}`` after each step, and ``preview`` the same with a
+    uint8 [height, width, 3] after every ``every`` steps but the last.
+    """
+
+    def __init__(
+        self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: DenoiseSettings
+    ) -> None:
+        self._source = (component, checkpoint, device, dtype)
+        self._family = family
+        self._settings = settings
+        self._clock = Stopwatch()
+        self._compute = ThreadPoolExecutor(1, component, torch.set_num_threads, (settings.threads,))
+        self._aside = ThreadPoolExecutor(1, f"{component}-colours", torch.set_num_threads, (settings.threads,))
+        self._studio = Studio(self._compute, self._clock, settings.pictures, settings.tokens)
+        self._denoiser: Denoiser
+        self._serving: asyncio.Task[None] | None = None
+        self._colours: asyncio.Future[Tensor] | None = None
+
+    @property
+    def busy(self) -> float:
+        return self._clock.seconds
+
+    async def load(self) -> None:
+        self._denoiser = await self._in_compute(find(self._family).load, *self._source)
+        self._clock.seconds = 0.0
+        self._serving = asyncio.create_task(self._studio.serve(self._denoiser), name="denoiser")
+
+    async def run(self, job: Job) -> None:
+        wish = self._wish(job)
+        if await job.value("image") is not None:
+            raise BadRequest("this model makes pictures from text alone", param="image")
+        guides = _guides(await job.value("embeds"), await job.value("mask"))
+        for name in ("embeds", "mask"):
+            job.done(name)
+        denoising = await self._in_compute(self._denoiser.open, _picture(wish, job.seed), guides)
+        palette = await self._palette() if wish.every and job.wants("preview") else None
+        await self._steps(job, Making(denoising, wish.every, palette))
+        await job.put("latents", {}, await self._in_compute(self._latents, denoising))
+
+    async def close(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
+        for pool in (self._aside, self._compute):
+            await asyncio.to_thread(pool.shutdown, cancel_futures=True)
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "parameters": self._denoiser.parameters,
+            "used": self._studio.used,
+            "batches": {str(size): count for size, count in sorted(self._studio.sizes.items())},
+        }
+
+    async def _steps(self, job: Job, making: Making) -> None:
+        steps = making.denoising.steps
+        async with self._studio.making(making) as done:
+            async for step in done:
+                said = {"step": step.number, "steps": steps}
+                await job.send("progress", said)
+                if step.preview is not None:
+                    await job.send("preview", said, step.preview)
+        for output in ("progress", "preview"):
+            job.close(output)
+
+    async def _palette(self) -> Tensor:
+        """Found when the first one asks, beside the steps of others."""
+        if self._colours is None or (self._colours.done() and self._colours.exception() is not None):
+            self._colours = asyncio.get_running_loop().run_in_executor(self._aside, self._denoiser.palette)
+        return await asyncio.shield(self._colours)
+
+    def _latents(self, denoising: Denoising) -> np.ndarray:
+        return self._denoiser.latents(denoising).numpy()
+
+    def _wish(self, job: Job) -> _Wish:
+        try:
+            wish = msgspec.convert(dict(job.inputs), _Wish)
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"this picture cannot be made: {error}") from None
+        pixels = wish.width * wish.height * wish.frames
+        if pixels > self._settings.pixels:
+            raise TooLarge(f"{pixels} pixels are over the limit of {self._settings.pixels}", param="width")
+        if job.wants("sound"):
+            raise BadRequest("this model makes no sound", param="sound")
+        return wish
+
+    async def _in_compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._compute, self._clock, function, *arguments)
+
+
+def _picture(wish: _Wish, seed: int) -> Picture:
+    return Picture(
+        wish.width, wish.height, wish.steps, seed if wish.seed is None else wish.seed, wish.guidance, wish.frames
+    )
+
+
+def _guides(embeds: Any, mask: Any) -> list[Tensor]:
+    """[T, W] of each prompt, what filled it up left out. Copies: the memory belongs to whoever sent it."""
+    arrays = [item.array if isinstance(item, Item) else None for item in (embeds, mask)]
+    rows, counts = arrays
+    if rows is None or counts is None or rows.ndim != 3 or rows.shape[:2] != counts.shape or not 1 <= len(rows) <= 2:
+        raise BadRequest("embeds must be [1 or 2, tokens, width], with a mask [1 or 2, tokens]", param="embeds")
+    return [torch.from_numpy(row[chosen.astype(bool)]) for row, chosen in zip(rows, counts, strict=True)]

@@ -1,0 +1,85 @@
+"""Which pictures take the next step together. Pure state: no clock, no I/O, no tensor.
+
+Pictures of one shape share steps: who comes joins at the next one, who is done or gone leaves after it. Shapes
+take turns, so that every picture gets the same share of the device whatever its size: a step costs its
+positions, they are shared out among all pictures of its shape, and the shape whose pictures have had least
+so far is next (start-time fair queueing). A shape that comes, or comes back, begins where the others are.
+"""
+
+from collections.abc import Hashable, Iterator
+from typing import Generic, NamedTuple, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Size(NamedTuple):
+    """What a step of one picture takes: ``rows`` of a batch, of ``tokens`` positions each."""
+
+    rows: int
+    tokens: int
+
+    @property
+    def cost(self) -> int:
+        return self.rows * self.tokens
+
+
+class _Shape(Generic[K]):
+    def __init__(self, had: float) -> None:
+        self.sizes: dict[K, Size] = {}  # in order of arrival
+        self.had = had  # positions for each of its pictures, since the beginning of time
+
+
+class Turns(Generic[K]):
+    """Pictures from their first step to their last.
+
+    ``pictures`` and ``tokens`` are most in one step, the latter but for a single larger picture. Of more, those
+    that came first go first: they were as long on their way as all are together, the others wait.
+    """
+
+    def __init__(self, pictures: int, tokens: int) -> None:
+        self.pictures = pictures
+        self.tokens = tokens
+        self._shapes: dict[Hashable, _Shape[K]] = {}
+        self._of: dict[K, Hashable] = {}
+        self._now = 0.0  # what the shape of the last step had had before it
+
+    def join(self, key: K, shape: Hashable, size: Size) -> None:
+        """``key`` takes part from the next step of its shape on."""
+        self._of[key] = shape
+        if shape not in self._shapes:
+            self._shapes[shape] = _Shape(self._now)
+        self._shapes[shape].sizes[key] = size
+
+    def leave(self, key: K) -> None:
+        """``key`` is over, wherever it stands. Leaving twice is harmless."""
+        shape = self._of.pop(key, None)
+        if shape is None:
+            return
+        del self._shapes[shape].sizes[key]
+        if not self._shapes[shape].sizes:
+            del self._shapes[shape]
+
+    def turn(self) -> list[K]:
+        """Who takes the next step: all of one shape, in order of arrival. Empty when nobody is there."""
+        if not self._shapes:
+            return []
+        shape = min(self._shapes.values(), key=lambda each: each.had)
+        batch = list(self._batch(shape))
+        self._now = shape.had
+        shape.had += sum(shape.sizes[key].cost for key in batch) / len(shape.sizes)
+        return batch
+
+    def _batch(self, shape: _Shape[K]) -> Iterator[K]:
+        left = self.tokens
+        for place, (key, size) in enumerate(shape.sizes.items()):
+            left -= size.cost
+            if place >= self.pictures or (left < 0 and place):
+                return
+            yield key
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __iter__(self) -> Iterator[K]:
+        """Everybody, in order of arrival."""
+        yield from list(self._of)

@@ -1,0 +1,176 @@
+"""One loaded language model with its engine, for all components of an executor that are parts of it."""
+
+import asyncio
+from collections.abc import Iterator
+from collections.abc import Sequence as Rows
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from omnibus.errors import BadRequest, StageUnavailable
+from omnibus.executor.budget import NONE, Goals
+from omnibus.executor.contract import Item
+from omnibus.executor.schedule import Schedule
+from omnibus_models.contract import Encoded, Prefill, Prompt, Thinker
+from omnibus_models.families import family as find
+from services.llm.compute import Compute
+from services.llm.engine import Engine, Limits
+from services.llm.params import room
+from services.llm.thinking import ThinkFeed, Thinking
+
+
+@dataclass(frozen=True)
+class ThinkSettings:
+    """Limits of one language model.
+
+    ``slots``: sequences in one decode step. ``context``: longest sequence in tokens, prompt included;
+    0 is the model's own. ``share``: most prompt tokens between two decode steps. ``threads``: of torch
+    in the compute thread. ``goals``: what takes the place of ``share``. ``beside``: an encoder shares the loop.
+    ``decodes``: whether answers are decoded here; if not, no memory is taken for slots.
+    """
+
+    slots: int = 16
+    context: int = 0
+    share: int = 512
+    threads: int = 1
+    goals: Goals = NONE
+    beside: bool = False
+    decodes: bool = True
+
+
+class Paused(NamedTuple):
+    """A sequence that was prefilled and waits in its slot, until it is ``taken``."""
+
+    number: int
+    invocation: str
+    sequence: Thinking
+    taken: asyncio.Event
+
+
+class Core:
+    """The model, its compute thread and its engine. Each user calls ``load`` and ``close`` once."""
+
+    def __init__(self, family: str, checkpoint: Path, device: str, dtype: str, settings: ThinkSettings) -> None:
+        self._source = ("thinker", checkpoint, device, dtype)
+        self._family = family
+        self._settings = settings
+        self._compute = Compute("thinker", settings.threads, device if settings.beside else "")
+        self._parallel = settings.beside and device.startswith("cuda")
+        # Tokenising must not wait for a step, and a tokeniser is not made for two threads at once.
+        self._words = ThreadPoolExecutor(1, "words")
+        self._users = 0
+        self._serving: asyncio.Task[None] | None = None
+        self._numbers = count()
+        self._paused: dict[int, Paused] = {}
+        self.thinker: Thinker
+        self.engine: Engine[Thinking]
+
+    async def load(self) -> None:
+        self._users += 1
+        if self._serving is not None:
+            return
+        self.thinker = await self._compute(self._load)
+        self.context = min(self._settings.context or self.thinker.context, self.thinker.context)
+        told = self._settings
+        limits = Limits(told.slots, self.context, told.share, told.goals, told.decodes)
+        self.engine = Engine(self.thinker, ThinkFeed(self.thinker), self._compute, limits, parallel=self._parallel)
+        await self.engine.start()
+        self._compute.clock.seconds = 0.0
+        self._serving = asyncio.create_task(self.engine.serve(), name="engine")
+
+    async def close(self) -> None:
+        self._users -= 1
+        if self._users > 0:
+            return
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
+        await self._compute.close()
+        await asyncio.to_thread(self._words.shutdown, cancel_futures=True)
+
+    def _load(self) -> Any:
+        return find(self._family).load(*self._source)
+
+    @property
+    def busy(self) -> float:
+        """Seconds of computing."""
+        return self._compute.clock.seconds
+
+    def stats(self) -> dict[str, Any]:
+        engine = self.engine
+        return {
+            "parameters": self.thinker.parameters,
+            "slots": self._settings.slots,
+            "used": engine.used,
+            "waiting": engine.waiting,
+            "tokens": engine.tokens,
+            "batches": {str(size): count for size, count in sorted(engine.batches.items())},
+            "budget": engine.schedule.budget._asdict(),
+        }
+
+    # The loop, for an encoder that shares it
+
+    @property
+    def schedule(self) -> Schedule[Any]:
+        return self.engine.schedule
+
+    @property
+    def decode_seconds(self) -> float:
+        return self.engine.decode_seconds
+
+    def check(self) -> None:
+        self.engine.check()
+
+    def wake(self) -> None:
+        self.engine.wake()
+
+    # Prompts
+
+    async def prompt(self, messages: list[dict[str, Any]]) -> Prompt:
+        """Tokenise. Raises ``BadRequest``."""
+        return await asyncio.get_running_loop().run_in_executor(self._words, self.thinker.prompt, messages)
+
+    async def assemble(self, prompt: Prompt, items: Rows[Item]) -> tuple[Prefill, np.ndarray]:
+        """What the prefill consumes, and its positions int32 [axes, T]. Raises ``BadRequest``."""
+        return await self._compute(self._assemble, prompt, items)
+
+    def _assemble(self, prompt: Prompt, items: Rows[Item]) -> tuple[Prefill, np.ndarray]:
+        media = [Encoded(self._embeds(item), item.data) for item in items]
+        prefill = self.thinker.assemble(prompt, media)
+        return prefill, prefill.positions.to(torch.int32).cpu().numpy()
+
+    def _embeds(self, item: Item) -> Tensor:
+        if item.array is None or item.array.ndim != 2:
+            raise BadRequest("a media item has no embedding of shape [tokens, width]", param="items")
+        return torch.from_numpy(item.array).to(self.thinker.device, self.thinker.dtype)
+
+    def limit(self, length: int, wanted: int | None) -> int:
+        """Most tokens of an answer to a prompt of ``length`` tokens. Raises ``ContextTooLong``, ``BadRequest``."""
+        return room(self.context, length, wanted)
+
+    # From a prefill to a decode in this process, without moving anything
+
+    @contextmanager
+    def paused(self, invocation: str, sequence: Thinking) -> Iterator[Paused]:
+        """Keep ``sequence`` for the decode of the same ``invocation`` that names its number, inside of the block."""
+        number = next(self._numbers)
+        paused = self._paused[number] = Paused(number, invocation, sequence, asyncio.Event())
+        try:
+            yield paused
+        finally:
+            self._paused.pop(number, None)
+
+    def resume(self, invocation: str, number: int) -> Thinking:
+        """The sequence that was kept: to be adopted at once, or it leaves. Raises ``StageUnavailable``."""
+        paused = self._paused.get(number)
+        if paused is None or paused.invocation != invocation:
+            raise StageUnavailable("the prefill of this answer is gone; send the request again")
+        paused.taken.set()
+        return paused.sequence

@@ -1,0 +1,197 @@
+"""A language model in two halves: prefill makes a cache and the first token, decode goes on from there.
+
+The cache goes through the arena as one array. Decode asks for it when it has a slot, not before, so caches
+wait where they were made and never overflow it; when it has copied the cache it gives the memory back.
+Where both halves run in one executor the sequence stays in its slot and nothing is moved. Method: TriInfer,
+section 4.3 (migration by pull).
+"""
+
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from omnibus.errors import ArenaFull, ProtocolError
+from omnibus.executor.contract import Item, Job
+from omnibus_models.contract import Prefill
+from services.llm.asking import Asked, ask, ends
+from services.llm.core import Core
+from services.llm.params import ThinkParams, read, sampling
+from services.llm.runner import answer, tell
+from services.llm.sampling import Picker
+from services.llm.sequence import Step
+from services.llm.speech import Speech, begin
+from services.llm.text import Reply
+from services.llm.thinking import Thinking
+
+#: Seconds that a cache waits for memory of the arena: decode takes caches as fast as answers end.
+PATIENCE = 30.0
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What decode has to know of a prefill, beside the cache.
+
+    ``seed`` is that of the first token's choice, ``finish`` why there is nothing to decode. ``here`` is the number
+    of a sequence that waits in its slot; then there is no cache to be read. With a repetition penalty the
+    prompt's ids come along as an array.
+    """
+
+    length: int
+    rope_delta: int
+    first_token: int
+    seed: int
+    prompt_tokens: int
+    image_tokens: int = 0
+    audio_tokens: int = 0
+    video_tokens: int = 0
+    finish: str | None = None
+    here: int | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "image_tokens": self.image_tokens,
+            "audio_tokens": self.audio_tokens,
+            "video_tokens": self.video_tokens,
+        }
+
+
+class _Half:
+    """What both runners share: one loaded model, whose other half may run in the same process."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def load(self) -> None:
+        await self._core.load()
+
+    async def close(self) -> None:
+        await self._core.close()
+
+    def stats(self) -> dict[str, Any]:
+        return self._core.stats()
+
+
+class PrefillRunner(_Half):
+    """A ``Runner`` for the first half.
+
+    Inputs: those of a thinker. Outputs: ``cache`` [layers, 2, kv_heads, T, head_dim] and ``start``
+    (``Start``); for a talker ``prompt`` and ``layout``.
+    """
+
+    @property
+    def busy(self) -> float:
+        return self._core.busy - self._core.engine.decoding.seconds
+
+    async def run(self, job: Job) -> None:
+        asked = await ask(self._core, job)
+        sequence = asked.sequence
+        sequence.pauses, sequence.stays = True, job.here("cache")
+        with self._core.engine.admit(sequence):
+            [first] = await sequence.inbox.take()
+            if first.side is not None:
+                await begin(job, asked.layout, first.side)
+            if first.finish is None and sequence.stays:
+                await self._hand_over(job, asked, first)
+                return
+        # Its slot is free by now: who waits for memory of the arena must not keep a decode from making room there.
+        if first.finish is None:  # before the start: who has heard of that may give the cache a slot
+            await _put(job, *sequence.goes)
+        await job.put("start", *_start(asked, first, None))
+
+    async def _hand_over(self, job: Job, asked: Asked, first: Step) -> None:
+        with self._core.paused(job.invocation, asked.sequence) as paused:
+            await job.put("start", *_start(asked, first, paused.number))
+            await paused.taken.wait()
+
+
+class DecodeRunner(_Half):
+    """A ``Runner`` for the second half.
+
+    Inputs: ``cache``, ``start`` and ``params`` (``ThinkParams``). Outputs: streamed ``text``; for a talker
+    streamed ``rows``.
+    """
+
+    @property
+    def busy(self) -> float:
+        return self._core.engine.decoding.seconds
+
+    async def run(self, job: Job) -> None:
+        params = read(job.inputs.get("params"), ThinkParams)
+        start, seen = _read(await job.value("start"))
+        sequence, finish = self._sequence(start, seen, params, job.wants("rows"))
+        reply = Reply(self._core.thinker.text, params.stop)
+        reply.add(start.first_token, start.finish or finish)
+        speech = Speech(job, sequence.limit - 1) if job.wants("rows") else None
+        await tell(job, reply, None)
+        await self._decode(job, start, sequence, reply, speech)
+        job.close("text", {"finish_reason": reply.finish, "usage": start.counts | {"completion_tokens": reply.tokens}})
+
+    async def _decode(self, job: Job, start: Start, sequence: Thinking, reply: Reply, speech: Speech | None) -> None:
+        engine = self._core.engine
+        if start.here is not None:
+            paused = self._core.resume(job.invocation, start.here)
+            if reply.finish is None:
+                with engine.adopt(paused):
+                    await answer(job, paused.inbox.take, reply, speech)
+        elif reply.finish is None:
+            with engine.arrive(sequence):
+                await engine.room(sequence)
+                cache = await job.value("cache")
+                await engine.insert(sequence, (cache.data, cache.array))
+                job.done("cache")
+                await answer(job, sequence.inbox.take, reply, speech)
+
+    def _sequence(
+        self, start: Start, seen: np.ndarray | None, params: ThinkParams, speaks: bool
+    ) -> tuple[Thinking, str | None]:
+        """The sequence as it is after its first token, and why it ends there, if it does."""
+        core = self._core
+        limit = core.limit(start.length, params.max_tokens)
+        ids = [] if seen is None else seen.tolist()
+        picker = Picker(sampling(params, limit, start.seed), core.thinker.vocabulary, ids)
+        picker.resume(start.first_token)
+        nothing = torch.empty(start.length, 0)
+        prefill = Prefill(nothing, nothing, start.rope_delta, nothing)
+        sequence = Thinking(prefill, picker, ends(core, params), "" if speaks else None)
+        sequence.done = start.length
+        finish = sequence.accept(start.first_token)
+        sequence.release()
+        return sequence, finish
+
+
+def _start(asked: Asked, first: Step, here: int | None) -> tuple[dict[str, Any], np.ndarray | None]:
+    sequence = asked.sequence
+    start = Start(
+        length=sequence.length,
+        rope_delta=sequence.delta,
+        first_token=first.token,
+        seed=sequence.picker.settings.seed,
+        finish=first.finish,
+        here=here,
+        **asked.counts,
+    )
+    seen = np.unique(np.array(asked.ids, np.int32)) if asked.params.repetition_penalty != 1.0 else None
+    return msgspec.to_builtins(start), seen
+
+
+def _read(value: Any) -> tuple[Start, np.ndarray | None]:
+    about, seen = value if isinstance(value, Item) else (value, None)
+    try:
+        return msgspec.convert(about, Start), seen
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"start is not what a prefill says: {error}") from None
+
+
+async def _put(job: Job, about: dict[str, Any], packed: np.ndarray | None) -> None:
+    """Send the cache; a full arena is waited for. As many caches wait as the executor takes invocations."""
+    end = min(time.time() + PATIENCE, job.deadline)
+    while True:
+        try:
+            return await job.put("cache", about, packed)
+        except ArenaFull:
+            if time.time() >= end:
+                raise

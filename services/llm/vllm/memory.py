@@ -1,0 +1,76 @@
+"""Shared memory without a name: another process of this user opens it while its owner holds it.
+
+No file is left behind, whoever dies and however: the kernel frees the memory with the last descriptor.
+"""
+
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+
+#: How another process finds the memory: small JSON.
+Place = dict[str, Any]
+
+
+class Memory:
+    """Bytes that grow as they are written; free it with ``close``, or by dropping the last reference."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("omnibus-llm", os.MFD_CLOEXEC)
+        self.close = weakref.finalize(self, os.close, self._fd)
+        self._size = 0
+
+    @property
+    def place(self) -> Place:
+        """Where it is now. The inode tells it from later memory under the same descriptor."""
+        found = os.fstat(self._fd)
+        return {"path": f"/proc/{os.getpid()}/fd/{self._fd}", "inode": found.st_ino, "nbytes": found.st_size}
+
+    def append(self, array: np.ndarray) -> int:
+        """Write the bytes of a contiguous ``array`` behind all others; returns their offset."""
+        offset, left = self._size, array.data.cast("B")
+        while left:
+            done = os.pwrite(self._fd, left, self._size)
+            self._size += done
+            left = left[done:]
+        return offset
+
+    def read(self, offset: int, nbytes: int) -> bytes | None:
+        """``nbytes`` at ``offset``, None when they were not written."""
+        found = bytearray()
+        while len(found) < nbytes:
+            piece = os.pread(self._fd, nbytes - len(found), offset + len(found))
+            if not piece:
+                return None
+            found += piece
+        return bytes(found)
+
+
+def opened(place: Place, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of somebody's memory. Raises ``FileNotFoundError`` when its owner has let go of it."""
+    fd = os.open(place["path"], flags | os.O_CLOEXEC)
+    if os.fstat(fd).st_ino != place["inode"]:
+        os.close(fd)
+        raise FileNotFoundError(f"{place['path']} is other memory by now")
+    return fd
+
+
+def mapped(place: Place, dtype: torch.dtype) -> torch.Tensor:
+    """All numbers that were written when ``place`` was made, of one dimension and without a copy.
+
+    The tensor keeps no descriptor. Raises as ``opened``, and ``RuntimeError``.
+    """
+    fd = opened(place)
+    try:
+        count = place["nbytes"] // dtype.itemsize
+        # Python's own mmap would keep a copy of the descriptor as long as the tensor lives.
+        return torch.from_file(f"/proc/self/fd/{fd}", shared=False, size=count, dtype=dtype)
+    finally:
+        os.close(fd)
+
+
+def moved(place: Place, fd: int) -> Place:
+    """``place`` as others find it by this process's own descriptor of it."""
+    return {**place, "path": f"/proc/{os.getpid()}/fd/{fd}"}

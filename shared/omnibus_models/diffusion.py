@@ -1,0 +1,55 @@
+"""Load one component of a diffusers checkpoint, a directory for each: prune the skeleton, keep the library's loader."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from diffusers.utils import logging
+from torch import nn
+
+from omnibus import errors
+from omnibus_models import loading
+
+# A service's log is no place for progress bars and for advice on optional packages.
+logging.disable_progress_bar()
+logging.set_verbosity_error()
+
+
+def load(
+    cls: Any, checkpoint: Path, part: str, *, drop: Sequence[str] = (), device: str = "cpu", dtype: str = "float32"
+) -> Any:
+    """The model ``cls`` from the directory ``part``, in evaluation mode, without the children in ``drop``.
+
+    Raises ``Fatal`` with their names when weights are missing, and when the checkpoint cannot be read.
+    """
+    try:
+        module, report = pruned(cls, drop).from_pretrained(
+            checkpoint,
+            subfolder=part,
+            torch_dtype=loading.torch_dtype(dtype),
+            low_cpu_mem_usage=False,  # True needs another package; no weights are drawn before they are read either way
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise errors.Fatal(f"{cls.__name__} cannot be loaded from {checkpoint}/{part}: {error}") from error
+    loading.require_all(module, report["missing_keys"], checkpoint)
+    return module.to(device).eval().requires_grad_(False)
+
+
+def pruned(cls: Any, drop: Sequence[str]) -> Any:
+    """A subclass of ``cls`` that is built with nothing in the place of the children in ``drop``."""
+
+    class Pruned(cls):
+        _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [".*"]
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            for name in drop:
+                setattr(self, name, nn.Identity())
+
+    functools.update_wrapper(Pruned.__init__, cls.__init__)  # a configuration is read by the names of its arguments
+    Pruned.__name__, Pruned.__qualname__, Pruned.__module__ = cls.__name__, cls.__qualname__, cls.__module__
+    return Pruned

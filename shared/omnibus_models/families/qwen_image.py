@@ -1,0 +1,314 @@
+"""Qwen-Image: text encoder (Qwen2.5-VL), diffusion transformer and VAE decoder (``QwenImagePipeline``)."""
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from omnibus import errors
+from omnibus_models import loading
+from omnibus_models.contract import Encoded, Loaded, Picture, Prepared
+from omnibus_models.families import _qwen
+
+#: What the pipeline says around a prompt, and how many tokens of that are left out again at the beginning.
+TEMPLATE = (
+    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
+    "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+)
+SKIPPED = 34
+#: Most tokens of a prompt, the rest of the template included. The pipeline cuts prompts off without a word.
+TOKENS = 1024
+#: The pipeline's usual guidance.
+GUIDANCE = 4.0
+_PATCH = 2  # latents on either side of what is one position for the transformer
+#: Plain surfaces that tell the decoder's colours, and latents on a side of each.
+_SURFACES, _SIDE = 64, 4
+
+
+@dataclass
+class TextEncoder(Loaded):
+    """Prompts to hidden states of a Qwen2.5-VL language model, see ``contract.TextEncoder``."""
+
+    tokenizer: Any
+
+    def __post_init__(self) -> None:
+        self._control = _qwen.control_tokens(self.tokenizer, ())
+
+    def prepare(self, prompt: str) -> Prepared:
+        """Put the prompt into the pipeline's words and tokenise them: ``ids`` [T]."""
+        for token in self._control:
+            if token in prompt:
+                raise errors.BadRequest(f"the prompt holds the control token {token!r}; leave it out", param="prompt")
+        ids = self.tokenizer(TEMPLATE.format(prompt))["input_ids"]
+        count = len(ids) - SKIPPED
+        if count > TOKENS:
+            raise errors.ContextTooLong(f"the prompt has {count} tokens; this model takes {TOKENS}", param="prompt")
+        return Prepared("text", {"ids": torch.tensor(ids)}, {"modality": "text", "n_tokens": count})
+
+    @torch.no_grad()
+    def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
+        """One forward pass. What fills up short prompts comes after them, where causal attention does not look."""
+        if not batch:
+            return []
+        module: Any = self.module
+        ids = [item.features["ids"] for item in batch]
+        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(module.device)
+        positions = torch.arange(padded.shape[1], device=module.device).expand(_qwen.AXES, *padded.shape)
+        out = module.get_decoder()(
+            inputs_embeds=module.get_input_embeddings()(padded), position_ids=positions, use_cache=False
+        )
+        hidden = out.last_hidden_state
+        return [Encoded(row[SKIPPED : len(one)], item.meta) for row, one, item in zip(hidden, ids, batch, strict=True)]
+
+
+@dataclass
+class Denoising:
+    """One picture in the making, see ``contract.Denoising``.
+
+    ``latents`` are [tokens, channels], as the transformer has them. ``sigmas`` [steps + 1] and ``times`` [steps] are
+    float32 on the CPU; ``velocity`` is the last step's.
+    """
+
+    shape: tuple[int, int, int]  # frames, rows and columns of patches
+    latents: Tensor
+    guides: tuple[Tensor, ...]
+    guidance: float
+    sigmas: Tensor
+    times: Tensor
+    velocity: Tensor | None = field(default=None, repr=False)
+    done: int = 0
+
+    @property
+    def rows(self) -> int:
+        return len(self.guides)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.latents)
+
+    @property
+    def steps(self) -> int:
+        return len(self.times)
+
+    def advance(self, velocities: Tensor) -> None:
+        """Euler's step along what the transformer said for each of ``guides``, in the pipeline's precisions."""
+        self.velocity = velocities[0] if self.rows == 1 else self._guided(*velocities)
+        length = self.sigmas[self.done + 1] - self.sigmas[self.done]
+        self.latents = (self.latents.float() + length * self.velocity).to(self.velocity.dtype)
+        self.done += 1
+
+    def _guided(self, wanted: Tensor, unwanted: Tensor) -> Tensor:
+        """Away from the negative prompt, at the length of the prompt's own velocity."""
+        away = unwanted + self.guidance * (wanted - unwanted)
+        return away * (torch.norm(wanted, dim=-1, keepdim=True) / torch.norm(away, dim=-1, keepdim=True))
+
+
+class Denoiser(Loaded):
+    """The transformer with the pipeline's schedule, see ``contract.Denoiser``."""
+
+    def __init__(self, module: Any, checkpoint: Path, scheduler: Any, unit: int) -> None:
+        super().__init__(module)
+        self._checkpoint = checkpoint
+        self._scheduler = scheduler
+        self._unit = unit  # pixels on either side of what is one latent
+        self._channels: int = module.config.in_channels // _PATCH**2
+        self._width: int = module.config.joint_attention_dim
+        self._device: torch.device = module.proj_out.weight.device
+        self._dtype: torch.dtype = module.proj_out.weight.dtype
+
+    def open(self, picture: Picture, guides: Sequence[Tensor]) -> Denoising:
+        """Draw the noise and lay out the steps. A negative prompt counts only with a guidance above 1."""
+        shape = self._shape(picture)
+        if any(guide.dim() != 2 or guide.shape[1] != self._width or not len(guide) for guide in guides):
+            raise errors.BadRequest(f"a prompt's embeddings must be [tokens, {self._width}] here", param="embeds")
+        sigmas, times = self._schedule(picture.steps, shape[1] * shape[2])
+        guidance = GUIDANCE if picture.guidance is None else picture.guidance
+        chosen = guides if guidance > 1 else guides[:1]
+        return Denoising(
+            shape=shape,
+            latents=self._noise(shape, picture.seed).to(self._device),
+            guides=tuple(guide.to(self._device, self._dtype) for guide in chosen),
+            guidance=guidance,
+            sigmas=sigmas,
+            times=times,
+        )
+
+    @torch.no_grad()
+    def step(self, batch: Sequence[Denoising]) -> None:
+        """One forward pass for all prompts and negative prompts, then each picture's own step."""
+        guides = [guide for each in batch for guide in each.guides]
+        lengths = torch.tensor([len(guide) for guide in guides], device=self._device)
+        texts = torch.nn.utils.rnn.pad_sequence(guides, batch_first=True)
+        mask = torch.arange(texts.shape[1], device=self._device) < lengths[:, None]
+        times = torch.stack([each.times[each.done] for each in batch for _ in each.guides])
+        [out] = self.module(
+            hidden_states=torch.stack([each.latents for each in batch for _ in each.guides]),
+            timestep=times.to(self._device, self._dtype) / 1000,
+            encoder_hidden_states=texts,
+            encoder_hidden_states_mask=None if len({len(guide) for guide in guides}) == 1 else mask,
+            img_shapes=[[batch[0].shape]] * len(guides),
+            return_dict=False,
+        )
+        for each, velocities in zip(batch, out.split([each.rows for each in batch]), strict=True):
+            each.advance(velocities)
+
+    def latents(self, denoising: Denoising) -> Tensor:
+        """[channels, 1, height, width] float32 on the CPU."""
+        return self._unpacked(denoising.latents, denoising.shape).float().cpu()
+
+    def palette(self) -> Tensor:
+        """[channels + 1, 3]: the colour that each latent adds to a plain surface, and what the latter has by itself."""
+        decoder = _decoder(self._checkpoint, str(self._device), "float32")
+        drawn = torch.randn(_SURFACES, self._channels, generator=torch.Generator().manual_seed(0))
+        surfaces = drawn[:, :, None, None, None].expand(-1, -1, 1, _SIDE, _SIDE)
+        colours = decoder.paint(surfaces).mean((2, 3)).cpu()
+        found: Tensor = torch.linalg.lstsq(torch.cat([drawn, torch.ones(_SURFACES, 1)], 1), colours).solution
+        return found
+
+    def preview(self, denoising: Denoising, palette: Tensor) -> Tensor:
+        """A pixel for each latent, of where the last velocity would lead if it stayed as it is."""
+        latents = denoising.latents
+        if denoising.velocity is not None:
+            latents = latents - denoising.sigmas[denoising.done] * denoising.velocity
+        plane = self._unpacked(latents, denoising.shape)[:, 0].float().cpu()
+        return _bytes(plane.permute(1, 2, 0) @ palette[:-1] + palette[-1])
+
+    def _shape(self, picture: Picture) -> tuple[int, int, int]:
+        side = self._unit * _PATCH
+        if picture.frames != 1:
+            raise errors.BadRequest("this model makes pictures, not videos: frames must be 1", param="frames")
+        for name, pixels in (("width", picture.width), ("height", picture.height)):
+            if pixels % side or pixels < side:
+                raise errors.BadRequest(f"{name} must be a multiple of {side}, not {pixels}", param=name)
+        return 1, picture.height // side, picture.width // side
+
+    def _schedule(self, steps: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """The pipeline's sigmas and timesteps; larger pictures stay longer in the noise."""
+        from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
+
+        config = self._scheduler.config
+        # Stretched to its end, a schedule of one step is no number.
+        least, most = 2 if config.shift_terminal else 1, config.num_train_timesteps
+        if not least <= steps <= most:
+            raise errors.BadRequest(f"steps must be {least} to {most}, not {steps}", param="steps")
+        shift = calculate_shift(
+            tokens, config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift
+        )
+        scheduler = copy.copy(self._scheduler)
+        scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=shift)
+        return scheduler.sigmas, scheduler.timesteps
+
+    def _noise(self, shape: tuple[int, int, int], seed: int) -> Tensor:
+        from diffusers import QwenImagePipeline
+
+        _, rows, columns = shape
+        size = (1, 1, self._channels, _PATCH * rows, _PATCH * columns)
+        noise = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=self._dtype)
+        packed: Tensor = QwenImagePipeline._pack_latents(noise, 1, *size[2:])
+        return packed[0]
+
+    def _unpacked(self, latents: Tensor, shape: tuple[int, int, int]) -> Tensor:
+        from diffusers import QwenImagePipeline
+
+        _, rows, columns = shape
+        unpacked: Tensor = QwenImagePipeline._unpack_latents(latents[None], _PATCH * rows, _PATCH * columns, 1)
+        return unpacked[0]
+
+
+class ImageDecoder(Loaded):
+    """The decoder of the VAE, see ``contract.ImageDecoder``."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(module)
+        config, shape = module.config, (1, module.config.z_dim, 1, 1, 1)
+        self._weight = next(module.decoder.parameters())
+        self._mean = torch.tensor(config.latents_mean).view(shape).to(self._weight)
+        self._scale = 1.0 / torch.tensor(config.latents_std).view(shape).to(self._weight)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """[channels, 1, height, width] to uint8 [H, W, 3] on the CPU."""
+        if latents.dim() != 4 or latents.shape[:2] != (self._mean.shape[1], 1):
+            raise errors.BadRequest(
+                f"this decoder takes latents [{self._mean.shape[1]}, 1, height, width], not {list(latents.shape)}",
+                param="latents",
+            )
+        return _bytes(self.paint(latents[None])[0].permute(1, 2, 0).cpu())
+
+    @torch.no_grad()
+    def paint(self, latents: Tensor) -> Tensor:
+        """[B, channels, 1, height, width] to colours, float32 [B, 3, H, W] in [0, 1]."""
+        module: Any = self.module
+        out = module.decode(latents.to(self._weight) / self._scale + self._mean, return_dict=False)[0][:, :, 0]
+        colours: Tensor = (out * 0.5 + 0.5).clamp(0, 1).float()
+        return colours
+
+
+class QwenImage:
+    """See ``contract.Family``."""
+
+    name = "qwen_image"
+    components = ("text_encoder", "dit", "vae")
+
+    def load(self, component: str, checkpoint: Path, device: str = "cpu", dtype: str = "float32") -> Any:
+        """Load one component alone, of the VAE its decoder."""
+        checkpoint = Path(checkpoint)
+        match component:
+            case "text_encoder":
+                return _text_encoder(checkpoint, device, dtype)
+            case "dit":
+                return _denoiser(checkpoint, device, dtype)
+            case "vae":
+                return _decoder(checkpoint, device, dtype)
+        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+
+
+def _text_encoder(checkpoint: Path, device: str, dtype: str) -> TextEncoder:
+    from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+
+    drop = ["model.visual", "lm_head"]
+    part = checkpoint / "text_encoder"
+    module = loading.load(Qwen2_5_VLForConditionalGeneration, part, drop=drop, device=device, dtype=dtype)
+    return TextEncoder(module, AutoTokenizer.from_pretrained(checkpoint / "tokenizer", local_files_only=True))
+
+
+def _denoiser(checkpoint: Path, device: str, dtype: str) -> Denoiser:
+    from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageTransformer2DModel
+
+    from omnibus_models import diffusion
+
+    module = diffusion.load(QwenImageTransformer2DModel, checkpoint, "transformer", device=device, dtype=dtype)
+    if module.config.guidance_embeds:
+        raise errors.Fatal(f"{checkpoint} is distilled for guidance, which this family does not serve")
+    try:
+        scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(checkpoint, subfolder="scheduler")
+        # The VAE's scale is in its configuration; its weights are not needed.
+        halvings = len(json.loads((checkpoint / "vae" / "config.json").read_text())["temperal_downsample"])
+    except (OSError, ValueError, KeyError) as error:
+        raise errors.Fatal(f"{checkpoint} lacks the configuration of its scheduler or VAE: {error}") from error
+    if scheduler.config.stochastic_sampling:
+        raise errors.Fatal(f"{checkpoint} samples with noise in every step, which this family does not serve")
+    return Denoiser(module, checkpoint, scheduler, 2**halvings)
+
+
+def _decoder(checkpoint: Path, device: str, dtype: str) -> ImageDecoder:
+    from diffusers import AutoencoderKLQwenImage
+
+    from omnibus_models import diffusion
+
+    drop = ("encoder", "quant_conv")
+    return ImageDecoder(
+        diffusion.load(AutoencoderKLQwenImage, checkpoint, "vae", drop=drop, device=device, dtype=dtype)
+    )
+
+
+def _bytes(colours: Tensor) -> Tensor:
+    return (colours.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+FAMILY = QwenImage()

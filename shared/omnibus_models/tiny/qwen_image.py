@@ -1,0 +1,91 @@
+"""Tiny Qwen-Image: ``QwenImagePipeline`` with a transformer of two layers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from omnibus_models import torchvision_cpu
+from omnibus_models.tiny import parts, qwen2_5_vl, text, weights
+
+torchvision_cpu.install()
+
+_LATENTS = 4  # channels
+_HEADS, _WIDTH = 3, 16
+
+
+def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
+    """Write the pipeline to ``directory``; ``llm_seed`` is for the language model of the text encoder alone."""
+    from diffusers import (
+        AutoencoderKLQwenImage,
+        FlowMatchEulerDiscreteScheduler,
+        QwenImagePipeline,
+        QwenImageTransformer2DModel,
+    )
+    from transformers import Qwen2_5_VLForConditionalGeneration
+
+    tokenizer = text.tokenizer(qwen2_5_vl.SPECIAL, qwen2_5_vl.NAMES, qwen2_5_vl.TEMPLATE)
+    text_encoder = Qwen2_5_VLForConditionalGeneration(qwen2_5_vl.config(tokenizer)).eval()
+    transformer = QwenImageTransformer2DModel(**_transformer()).eval()
+    vae = AutoencoderKLQwenImage(**_vae()).eval()
+    for module in (text_encoder, transformer, vae):
+        weights.spread(module, seed)
+    _calm(vae)
+    if llm_seed is not None:
+        weights.spread(nn.ModuleList([text_encoder.model.language_model, text_encoder.lm_head]), llm_seed)
+    pipeline = QwenImagePipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(**_SCHEDULE),
+        vae=vae,
+        text_encoder=text_encoder,
+        tokenizer=tokenizer,
+        transformer=transformer,
+    )
+    pipeline.save_pretrained(directory)
+
+
+@torch.no_grad()
+def _calm(vae: Any) -> None:
+    """Let colours follow the latents: random residual branches alone would paint the same whatever they are."""
+    for name, parameter in vae.decoder.named_parameters():
+        if name.endswith(("conv2.weight", "proj.weight")):
+            parameter *= 0.3
+
+
+#: That of the released model.
+_SCHEDULE = {
+    "use_dynamic_shifting": True,
+    "base_shift": 0.5,
+    "max_shift": 0.9,
+    "base_image_seq_len": 256,
+    "max_image_seq_len": 8192,
+    "shift_terminal": 0.02,
+    "time_shift_type": "exponential",
+    "shift": 1.0,
+}
+
+
+def _transformer() -> dict[str, Any]:
+    return {
+        "patch_size": 2,
+        "in_channels": 4 * _LATENTS,
+        "out_channels": _LATENTS,
+        "num_layers": 2,
+        "attention_head_dim": _WIDTH,
+        "num_attention_heads": _HEADS,
+        "joint_attention_dim": parts.HIDDEN,
+        "axes_dims_rope": (8, 4, 4),
+    }
+
+
+def _vae() -> dict[str, Any]:
+    # A latent is 8 x 8 pixels, as in the released model: pipelines without a VAE take that for granted.
+    return {
+        "base_dim": 16,
+        "z_dim": _LATENTS,
+        "dim_mult": [1, 1, 1, 2],
+        "num_res_blocks": 1,
+        "temperal_downsample": [False, True, True],
+        "latents_mean": [0.1, -0.2, 0.3, 0.0],
+        "latents_std": [1.5, 0.8, 1.2, 1.0],
+    }

@@ -1,0 +1,82 @@
+"""What batches and the cache of encoders are worth, on the tiny vision encoder and one thread.
+
+    python -m tests.bench.encoder
+
+    encoder.batch.speedup   how many times as fast 16 pictures of different sizes are in one pass as in 16
+    cache.hit_over_miss     what a picture of 640 x 480 costs that was encoded before, over what it costs anew;
+                            both from its bytes to its embedding, a copy of which is given to the consumer
+
+Both sides of a ratio are measured in turns, and the ratio is that of their medians.
+"""
+
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from omnibus.executor.contract import Item
+from omnibus_models import tiny
+from omnibus_models.families import family
+from services.encoder.runner import EncodeRunner, EncodeSettings
+from tests.unit.jobs import MemoryJob, run
+from tests.unit.models import files
+
+_ITEMS, _ROUNDS, _PICTURES = 16, 15, 30
+_SIZES = [(90, 60), (56, 84), (120, 60), (84, 84)]
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def batch(checkpoint: Path) -> float:
+    """Forward passes alone: files are decoded one by one either way."""
+    encoder = family("qwen2_5_vl").load("vision", checkpoint)
+    pictures = [files.picture(seed, *_SIZES[seed % len(_SIZES)]) for seed in range(_ITEMS)]
+    items = [encoder.prepare(memoryview(picture), "image") for picture in pictures]
+    single, together = [], []
+    with torch.inference_mode():
+        for _ in range(_ROUNDS):
+            single.append(_seconds(lambda: [encoder.encode([item]) for item in items]))
+            together.append(_seconds(lambda: encoder.encode(items)))
+    return statistics.median(single) / statistics.median(together)
+
+
+async def cache(checkpoint: Path) -> float:
+    """Each picture twice: the first time it is a miss."""
+    runner = EncodeRunner("vision", "qwen2_5_vl", checkpoint, "cpu", "float32", EncodeSettings(cache=64 << 20))
+    await runner.load()
+    misses, hits = [], []
+    for seed in range(_PICTURES):
+        data = np.frombuffer(files.picture(seed, 640, 480, "JPEG"), np.uint8)
+        for spent in (misses, hits):
+            job = MemoryJob({"media": Item({"modality": "image"}, data)})
+            begin = time.perf_counter()
+            await run(runner, job)
+            spent.append(time.perf_counter() - begin)
+    found = runner.stats()["cache"]
+    if (found["misses"], found["hits"]) != (_PICTURES, _PICTURES):
+        raise SystemExit(f"each picture was to be a miss and a hit: {found}")
+    await runner.close()
+    return statistics.median(hits) / statistics.median(misses)
+
+
+def measure() -> dict[str, float]:
+    """Both values by name."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoint = tiny.build("qwen2_5_vl", Path(directory) / "vl")
+        found = {"encoder.batch.speedup": batch(checkpoint), "cache.hit_over_miss": asyncio.run(cache(checkpoint))}
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure()))

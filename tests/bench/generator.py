@@ -1,0 +1,111 @@
+"""What the generator's engines are worth: pictures at once against one after the other, and how soon sound begins.
+
+Both halves of a ratio are measured in turns in this process, on one thread, with tiny models; the result is the
+median of the rounds' ratios. Pictures are of several lengths and must be equal either way. Sound is of ten
+seconds whose codes are all there at the beginning, so that the vocoder alone decides when it is heard.
+"""
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from omnibus.executor.contract import Item
+from omnibus_models import tiny
+from services.generator.denoise import DenoiseRunner, DenoiseSettings
+from services.generator.runner import VocodeRunner, VocodeSettings
+from tests.bench.cases import FIRST_SOUND, PICTURES
+from tests.unit.jobs import MemoryJob, Pipe, run
+
+_ROUNDS = 3
+_AT_ONCE, _STEPS = 16, (8, 12)
+_CODES = 500  # 10 s of sound
+_TOKENS, _WIDTH = 48, 64  # of a prompt
+
+
+def pictures() -> list[MemoryJob]:
+    chance = np.random.default_rng(0)
+    embeds = chance.standard_normal((_AT_ONCE, 2, _TOKENS, _WIDTH), np.float32)
+    mask = np.arange(_TOKENS) < chance.integers(8, _TOKENS, (_AT_ONCE, 2, 1))
+    return [
+        MemoryJob(
+            {
+                "width": 64,
+                "height": 64,
+                "steps": _STEPS[place % len(_STEPS)],
+                "seed": place,
+                "embeds": Item({}, embeds[place]),
+                "mask": Item({}, mask[place]),
+            }
+        )
+        for place in range(_AT_ONCE)
+    ]
+
+
+async def batched(checkpoint: Path) -> float:
+    """How many times as fast pictures at once are as one after the other."""
+    runner = DenoiseRunner("dit", "qwen_image", checkpoint, "cpu", "float32", DenoiseSettings(pictures=_AT_ONCE))
+    await runner.load()
+
+    async def once() -> float:
+        alone, together = pictures(), pictures()
+        begin = time.perf_counter()
+        for job in alone:
+            await run(runner, job)
+        middle = time.perf_counter()
+        await asyncio.gather(*(run(runner, job) for job in together))
+        ratio = (middle - begin) / (time.perf_counter() - middle)
+        for one, other in zip(alone, together, strict=True):
+            if not np.allclose(one.array("latents"), other.array("latents"), rtol=0, atol=1e-5):
+                sys.exit("the pictures differ: what was measured is not the same work")
+        return ratio
+
+    found = await _median(once)
+    await runner.close()
+    return found
+
+
+async def first_sound(checkpoint: Path) -> float:
+    """The time to the first sound as a part of the time to the last."""
+    runner = VocodeRunner("vocoder", "qwen2_5_omni", checkpoint, "cpu", "float32", VocodeSettings())
+    await runner.load()
+    codes = np.random.default_rng(0).integers(0, 60, _CODES).tolist()
+
+    async def once() -> float:
+        stream = Pipe()
+        stream.feed(Item({"codes": codes}))
+        stream.close({})
+        job = MemoryJob({"codes": stream, "voice": "Chelsie"})
+        begin = time.perf_counter()
+        sounding = asyncio.create_task(run(runner, job))
+        await job.outputs["audio"].until(1)
+        first = time.perf_counter() - begin
+        await sounding
+        whole = time.perf_counter() - begin
+        if len(job.whole("audio")) != _CODES * 480:
+            sys.exit("samples are lost: what was measured is not the whole sound")
+        return first / whole
+
+    found = await _median(once)
+    await runner.close()
+    return found
+
+
+async def _median(once: Callable[[], Awaitable[float]]) -> float:
+    ratios = [await once() for _ in range(1 + _ROUNDS)]  # the first is for warming up
+    return statistics.median(ratios[1:])
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        image = tiny.build("qwen_image", Path(directory) / "image")
+        omni = tiny.build("qwen2_5_omni", Path(directory) / "omni")
+        print(json.dumps({PICTURES: asyncio.run(batched(image)), FIRST_SOUND: asyncio.run(first_sound(omni))}))

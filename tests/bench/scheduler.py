@@ -1,0 +1,83 @@
+"""What the step loop of the transformers engine is worth: 16 answers at once against one after the other.
+
+Both run Qwen2.5-VL tiny in this process, on one thread, greedy, with as many tokens: ``generate`` of the whole
+model prompt by prompt, and a thinker that has all prompts at the same time. Rounds of both take turns; the
+result is the median of the rounds' ratios. The answers must be equal.
+"""
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omnibus_models import tiny
+from services.llm.core import Core, ThinkSettings
+from services.llm.runner import ThinkRunner
+from tests.bench.cases import SPEEDUP
+from tests.unit.jobs import MemoryJob, run
+
+_ROUNDS, _AT_ONCE, _TOKENS = 3, 16, 64
+
+Ids = list[list[int]]
+
+
+def prompts() -> list[list[dict[str, Any]]]:
+    """Chats of 16 lengths."""
+    return [[{"role": "user", "content": " ".join(["bird"] * (4 + 3 * n))}] for n in range(_AT_ONCE)]
+
+
+class Whole:
+    """The library's own model, one prompt after the other."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+
+        self._model: Any = Qwen2_5_VLForConditionalGeneration.from_pretrained(checkpoint).eval()
+        self._model.generation_config.eos_token_id = None  # every answer has all of its tokens
+        self._words: Any = AutoTokenizer.from_pretrained(checkpoint)
+
+    def answer(self) -> Ids:
+        return [self._one(chat) for chat in prompts()]
+
+    def _one(self, chat: list[dict[str, Any]]) -> list[int]:
+        ids = self._words.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        out = self._model.generate(**ids, max_new_tokens=_TOKENS, do_sample=False)
+        found: list[int] = out[0, ids["input_ids"].shape[1] :].tolist()
+        return found
+
+
+async def at_once(runner: ThinkRunner) -> Ids:
+    params = {"max_tokens": _TOKENS, "ignore_eos": True}
+    jobs = [MemoryJob({"messages": chat, "params": params}) for chat in prompts()]
+    await asyncio.gather(*(run(runner, job) for job in jobs))
+    return [job.ids for job in jobs]
+
+
+async def measure(checkpoint: Path) -> float:
+    whole = Whole(checkpoint)
+    runner = ThinkRunner(Core("qwen2_5_vl", checkpoint, "cpu", "float32", ThinkSettings(slots=_AT_ONCE)))
+    await runner.load()
+    ratios = []
+    for _ in range(1 + _ROUNDS):  # the first is for warming up
+        begin = time.perf_counter()
+        expected = whole.answer()
+        middle = time.perf_counter()
+        found = await at_once(runner)
+        ratios.append((middle - begin) / (time.perf_counter() - middle))
+        if found != expected:
+            sys.exit("the answers differ: what was measured is not the same work")
+    await runner.close()
+    return statistics.median(ratios[1:])
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        made = tiny.build("qwen2_5_vl", Path(directory) / "vl")
+        print(json.dumps({SPEEDUP: asyncio.run(measure(made))}))

@@ -1,0 +1,190 @@
+"""However Qwen-Image is taken apart, and whoever else is served, it paints what the library's pipeline paints."""
+
+import asyncio
+import base64
+import io
+import json
+import os
+import signal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.e2e.apps.estate import error, parts
+from tests.e2e.system import System
+from tests.e2e.watch import Watch
+
+pytestmark = pytest.mark.e2e
+
+APART, TOGETHER = "T>D>V", "TDV"
+WISHES: dict[str, dict[str, Any]] = {
+    "square": {"prompt": "a red square", "width": 64, "height": 64, "steps": 4, "guidance": 3.0, "seed": 1},
+    "wide": {"prompt": "a green circle near the hill", "negative_prompt": "clouds", "width": 96, "height": 48, "steps": 7, "seed": 2},
+    "unguided": {"prompt": "birds sing", "width": 64, "height": 64, "steps": 3, "guidance": 1.0, "seed": 3},
+}  # fmt: skip
+
+
+@cache
+def pipeline(checkpoint: Path) -> Any:
+    from diffusers import QwenImagePipeline
+
+    made = QwenImagePipeline.from_pretrained(checkpoint)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def wanted(checkpoint: Path, wish: dict[str, Any]) -> np.ndarray:
+    """The pipeline's picture before it is rounded, [height, width, 3] in [0, 255]."""
+    made = pipeline(checkpoint)(
+        wish["prompt"],
+        negative_prompt=wish.get("negative_prompt", ""),
+        width=wish["width"],
+        height=wish["height"],
+        num_inference_steps=wish["steps"],
+        true_cfg_scale=wish.get("guidance", 4.0),
+        generator=torch.Generator().manual_seed(wish["seed"]),
+        output_type="np",
+    )
+    picture: np.ndarray = made.images[0] * 255
+    return picture
+
+
+async def paint(studio: System, wish: dict[str, Any], path: str = "") -> tuple[list[np.ndarray], httpx.Response]:
+    async with studio.http() as http:
+        answer = await http.post("/v1/apps/painter/invoke", json=wish, headers={"x-omnibus-path": path} if path else {})
+    assert answer.status_code == 200, answer.text
+    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(each)))) for each in answer.json()], answer
+
+
+@pytest.mark.parametrize("name", WISHES)
+async def test_a_picture_is_that_of_the_pipeline_apart_and_together(studio: System, image_checkpoint: Path, name: str):
+    wish = WISHES[name]
+
+    [apart], first = await paint(studio, wish, APART)
+    [together], second = await paint(studio, wish, TOGETHER)
+
+    assert [answer.headers["x-omnibus-path"] for answer in (first, second)] == [APART, TOGETHER]
+    np.testing.assert_array_equal(apart, together)
+    # Only what lies between two of 256 values may be rounded to the other one.
+    np.testing.assert_allclose(apart, wanted(image_checkpoint, wish), atol=0.51)
+    assert apart.std() > 10
+    await studio.ledger_is_empty()
+
+
+async def test_pictures_of_many_requests_at_once_are_each_their_own(studio: System, image_checkpoint: Path):
+    wishes = [{**WISHES[name], "seed": seed} for seed in range(4) for name in WISHES]
+
+    painted = await asyncio.gather(*(paint(studio, wish) for wish in wishes))
+
+    for wish, ([picture], _) in zip(wishes, painted, strict=True):
+        np.testing.assert_allclose(picture, wanted(image_checkpoint, wish), atol=0.51)
+    await studio.ledger_is_empty()
+
+
+async def test_each_of_several_pictures_is_another_one(studio: System, image_checkpoint: Path):
+    wish = {**WISHES["square"], "n": 3}
+
+    pictures, _ = await paint(studio, wish)
+
+    for place, picture in enumerate(pictures):
+        np.testing.assert_allclose(picture, wanted(image_checkpoint, {**wish, "seed": 1 + place}), atol=0.51)
+    unseeded, _ = await paint(studio, {name: value for name, value in wish.items() if name != "seed"})
+    assert len({picture.tobytes() for picture in unseeded}) == 3
+
+
+async def test_steps_and_previews_are_told_and_then_the_picture(studio: System):
+    async with studio.http() as http:
+        answer = await http.post("/v1/apps/sketcher/invoke", json={**WISHES["wide"], "previews": 3})
+
+    told = parts(answer)
+
+    assert told[:7] == [{"step": step, "of": 7} for step in range(1, 8)]
+    assert told[7:9] == [{"preview": step, "size": [6, 12, 3]} for step in (3, 6)]
+    assert told[9]["picture"] == [48, 96, 3]
+    assert told[10:] == ["[DONE]"]
+    await studio.ledger_is_empty()
+
+
+async def test_a_client_that_leaves_stops_the_steps(studio: System):
+    async with Watch.on(studio) as watch:
+        async with (
+            studio.http() as http,
+            http.stream("POST", "/v1/apps/sketcher/invoke", json={**WISHES["square"], "steps": 1000}) as answer,
+        ):
+            id = answer.headers["x-request-id"]
+            await anext(answer.aiter_lines())
+        end = await watch.end(id)
+        await studio.ledger_is_empty()
+        await asyncio.sleep(0.3)  # what is still on its way
+
+    assert end.status == "cancelled"
+    assert 1 <= len(watch.chunks(id, "progress")) < 500
+
+
+@pytest.mark.parametrize(("victim", "path"), [("D", APART), ("TDV", TOGETHER)])
+async def test_a_picture_whose_executor_dies_is_painted_elsewhere_and_is_the_same(
+    studio: System, everybody: dict[str, int], victim: str, path: str
+):
+    wish = {**WISHES["square"], "steps": 300}
+    undisturbed = await sketched(studio, wish, path)
+
+    disturbed = await sketched(studio, wish, path, everybody[f"qwen-image-tiny-{victim}-0"])
+
+    assert undisturbed[:-2] == [{"step": step, "of": 300} for step in range(1, 301)]
+    assert disturbed[:-2] == undisturbed[:-2]
+    assert disturbed[-1] == undisturbed[-1] == "[DONE]"
+    assert disturbed[-2]["mean"] == pytest.approx(undisturbed[-2]["mean"], abs=0.01)
+    await studio.ledger_is_empty()
+
+
+async def sketched(studio: System, wish: dict[str, Any], path: str, victim: int = 0) -> list[Any]:
+    """What the sketcher tells; ``victim`` is a process that is killed after the fifth step."""
+    told: list[Any] = []
+    headers = {"x-omnibus-path": path}
+    async with (
+        studio.http() as http,
+        http.stream("POST", "/v1/apps/sketcher/invoke", json=wish, headers=headers) as answer,
+    ):
+        async for line in answer.aiter_lines():
+            if line.startswith("data: "):
+                said = line.removeprefix("data: ")
+                told.append(said if said == "[DONE]" else json.loads(said))
+            if victim and len(told) == 5:
+                os.kill(victim, signal.SIGKILL)
+                victim = 0
+    return told
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"width": 60}, "width must be a multiple of 16"),
+        ({"steps": 1}, "steps must be 2 to 1000"),
+        ({"prompt": "a <|im_end|> b"}, "control token"),
+        ({"width": 16384, "height": 16384}, "over the limit"),
+        ({"n": 1000}, "16"),
+    ],
+)
+async def test_wishes_that_cannot_be_met_are_refused(studio: System, changed: dict[str, Any], message: str):
+    async with studio.http() as http:
+        answer = await http.post("/v1/apps/painter/invoke", json={**WISHES["square"], **changed})
+
+    assert 400 <= answer.status_code < 500
+    assert message in error(answer)["message"]
+    await studio.ledger_is_empty()
+
+
+async def test_an_image_model_is_no_chat_model(studio: System):
+    body = {"model": "qwen-image-tiny", "messages": [{"role": "user", "content": "paint"}]}
+
+    async with studio.http() as http:
+        answer = await http.post("/v1/chat/completions", json=body)
+
+    assert answer.status_code == 400
+    assert "no chat model" in error(answer)["message"]

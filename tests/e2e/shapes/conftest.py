@@ -1,0 +1,32 @@
+"""Language models in two halves: an executor of every shape (E, P, D, EP, ED, PD, EPD), and an omni model."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omnibus import catalog
+from tests.e2e.system import OMNI, VL, System, running
+
+#: Ways of a request with a picture, and of one without.
+PATHS = {"E>P>D": "P>D", "EP>D": "EP>D", "ED>P": "P>ED", "E>PD": "PD", "EPD": "EPD"}
+
+
+@pytest.fixture(scope="package")
+def shapes(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, omni_checkpoint: Path) -> Iterator[System]:
+    omni = catalog.split("qwen2_5_omni", str(omni_checkpoint), "P>D")
+    rest = {"components": ["vision", "audio", "talker", "vocoder"], "service": "llm"}
+    omni |= {"options": {**omni["options"], "R": rest}, "paths": [{"options": ["R", "P", "D"], "share": 1}]}
+    models = {VL: catalog.split("qwen2_5_vl", str(vl_checkpoint), *PATHS), OMNI: omni}
+    # With goals, so that encoders and language models of one executor share a loop.
+    goals = {"OMNIBUS_EXECUTOR_TTFT": "1.0", "OMNIBUS_EXECUTOR_TBT": "0.2"}
+    with running(tmp_path_factory.mktemp("shapes"), models, **goals) as system:
+        yield system
+
+
+@pytest.fixture(autouse=True)
+async def everybody(shapes: System) -> dict[str, int]:
+    """Process id of every executor: a test begins when all of them are there and the gateway knows them."""
+    pids = await shapes.whole()
+    await shapes.becomes_ready()
+    return pids

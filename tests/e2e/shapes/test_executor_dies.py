@@ -1,0 +1,42 @@
+"""A half of a language model that dies in the middle of an answer: the answer goes on in another shape."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests import models_oracle as oracle
+from tests.e2e.questions import ask, image
+from tests.e2e.system import VL, System
+
+pytestmark = pytest.mark.e2e
+
+TOKENS = 300
+QUESTION = ask(image(1), "describe the image")
+
+
+@pytest.mark.parametrize(("path", "dies"), [("E>P>D", "D"), ("EP>D", "EP"), ("ED>P", "ED"), ("E>PD", "PD")])
+async def test_an_answer_goes_on_in_another_shape_and_is_still_right(
+    shapes: System, everybody: dict[str, int], vl_checkpoint: Path, path: str, dies: str
+):
+    text = oracle.vl_answer(vl_checkpoint, QUESTION.plain, QUESTION.media, TOKENS)[1]
+    victim, said = f"qwen2_5-vl-tiny-{dies}-0", ""
+
+    async with shapes.client() as client:
+        stream = await client.chat.completions.create(
+            model=VL,
+            messages=QUESTION.messages,
+            max_tokens=TOKENS,
+            temperature=0,
+            stream=True,
+            extra_headers={"x-omnibus-path": path},
+        )
+        async for chunk in stream:
+            said += chunk.choices[0].delta.content or ""
+            if said and victim in everybody:
+                os.kill(everybody.pop(victim), signal.SIGKILL)
+
+    assert victim not in everybody
+    assert said == text
+    await shapes.ledger_is_empty()

@@ -1,0 +1,211 @@
+"""However requests come, and whatever is kept, each gets bitwise what its file gives alone."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from omnibus.errors import BadMedia
+from omnibus.executor.contract import Item
+from omnibus_models import tiny
+from omnibus_models.contract import Encoder
+from omnibus_models.families import family
+from services.encoder.identity import Identity
+from services.encoder.runner import EncodeRunner, EncodeSettings
+from tests.unit.jobs import MemoryJob, run
+from tests.unit.models import files
+
+File = tuple[bytes, str]  # content and modality
+_SECONDS = (0.1, 0.7, 1.3, 1.99, 2.0, 2.5, 5.1, 9.0)  # of sounds: a window of the encoder has 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """As encoders compute: where several threads cut an array depends on its size, and rounding on the cuts."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen2_5_omni", tmp_path_factory.mktemp("models") / "omni")
+
+
+@pytest.fixture(scope="module")
+def parts(omni: Path) -> dict[str, Encoder]:
+    return {component: family("qwen2_5_omni").load(component, omni) for component in ("vision", "audio")}
+
+
+@pytest.fixture(scope="module")
+def files_of() -> dict[str, list[File]]:
+    sizes = [(90, 60), (28, 28), (300, 40), (64, 200), (57, 111), (90, 60)]
+    pictures = [(files.picture(seed, *size), "image") for seed, size in enumerate(sizes)]
+    return {
+        "vision": [*pictures, (files.film(1.0, 1), "video"), (files.film(2.0, 2, width=96), "video")],
+        "audio": [(files.tone(seconds, seed), "audio") for seed, seconds in enumerate(_SECONDS)],
+    }
+
+
+@asynccontextmanager
+async def encoding(checkpoint: Path, component: str, **limits: int) -> AsyncIterator[EncodeRunner]:
+    made = EncodeRunner(component, "qwen2_5_omni", checkpoint, "cpu", "float32", EncodeSettings(**limits))
+    await made.load()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def job(file: File, salt: str = "") -> MemoryJob:
+    content, modality = file
+    said = {"modality": modality, "sha256": "0" * 64, **({"salt": salt} if salt else {})}
+    return MemoryJob({"media": Item(said, np.frombuffer(content, np.uint8))})
+
+
+@torch.inference_mode()
+def alone(encoder: Encoder, file: File) -> np.ndarray:
+    content, modality = file
+    [encoded] = encoder.encode([encoder.prepare(memoryview(content), modality)])
+    return encoded.embeds.numpy()
+
+
+@pytest.mark.parametrize("component", ["vision", "audio"])
+async def test_a_batch_of_any_sizes_equals_its_items_bitwise(
+    parts: dict[str, Encoder], files_of: dict[str, list[File]], component: str
+):
+    encoder, given = parts[component], files_of[component]
+    prepared = [encoder.prepare(memoryview(content), modality) for content, modality in given]
+    expected = [alone(encoder, file) for file in given]
+    dice = random.Random(1)
+    orders = [[*range(len(given))], [*range(len(given))][::-1]]
+    orders += [[*pair] for pair in combinations(range(len(given)), 2)]
+    orders += [dice.choices(range(len(given)), k=dice.randint(3, 8)) for _ in range(20)]
+
+    for order in orders:
+        with torch.inference_mode():
+            together = encoder.encode([prepared[index] for index in order])
+
+        assert len(together) == len(order)
+        for index, encoded in zip(order, together, strict=True):
+            np.testing.assert_array_equal(encoded.embeds.numpy(), expected[index])
+
+
+async def test_a_hit_equals_the_miss_and_runs_nothing(omni: Path, files_of: dict[str, list[File]]):
+    async with encoding(omni, "vision", cache=1 << 20) as runner:
+        first, second = [await run(runner, job(files_of["vision"][0])) for _ in range(2)]
+
+        np.testing.assert_array_equal(first.array("embedding"), second.array("embedding"))
+        assert first.outputs["embedding"].items[0].data == second.outputs["embedding"].items[0].data
+        stats = runner.stats()
+        assert (stats["cache"]["hits"], stats["cache"]["misses"], stats["batches"]) == (1, 1, {"1": 1})
+
+
+async def test_another_salt_or_content_is_a_miss_whatever_hash_the_request_names(
+    omni: Path, files_of: dict[str, list[File]]
+):
+    one, other = files_of["vision"][:2]
+    async with encoding(omni, "vision", cache=1 << 20) as runner:
+        for each in (job(one), job(one, "tenant"), job(other), job(one, "tenant")):
+            await run(runner, each)
+
+        assert runner.stats()["cache"]["misses"] == 3
+        assert runner.stats()["cache"]["hits"] == 1
+
+
+async def test_without_a_cache_equal_items_are_computed_each(omni: Path, files_of: dict[str, list[File]]):
+    async with encoding(omni, "vision") as runner:
+        jobs = [await run(runner, job(files_of["vision"][0])) for _ in range(2)]
+
+        assert not runner.keeps
+        assert runner.stats()["batches"] == {"1": 2}
+        np.testing.assert_array_equal(jobs[0].array("embedding"), jobs[1].array("embedding"))
+
+
+async def test_equal_broken_files_all_fail(omni: Path):
+    async with encoding(omni, "vision", cache=1 << 20) as runner:
+        jobs = [run(runner, job((b"\xff\xd8 no picture", "image"))) for _ in range(3)]
+
+        assert [type(error) for error in await asyncio.gather(*jobs, return_exceptions=True)] == [BadMedia] * 3
+        assert runner.stats()["cache"]["items"] == 0
+
+
+async def test_a_kept_item_does_not_keep_its_batch(omni: Path, files_of: dict[str, list[File]]):
+    async with encoding(omni, "vision", cache=1 << 20) as runner:
+        jobs = [job(file) for file in files_of["vision"][:4]]
+        await asyncio.gather(*(run(runner, each) for each in jobs))
+
+        kept = [result.embeds for result in runner._results._kept.values()]  # type: ignore[union-attr]
+        assert len(kept) == 4
+        assert [torch.as_tensor(rows.base).untyped_storage().nbytes() for rows in kept] == [
+            rows.nbytes for rows in kept
+        ]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_random_requests_never_get_another_files_embedding(
+    omni: Path, parts: dict[str, Encoder], files_of: dict[str, list[File]], seed: int
+):
+    dice = random.Random(seed)
+    component = dice.choice(["vision", "audio"])
+    given = files_of[component]
+    wanted = [alone(parts[component], file) for file in given]
+    cache = dice.choice([1, 4, 30, 1000]) * 1024
+    requests = [(dice.randrange(len(given)), dice.choice(["", "a", "b"])) for _ in range(80)]
+    leavers = set(dice.sample(range(80), 20))
+    async with encoding(omni, component, cache=cache, items=dice.randint(1, 6)) as runner:
+        jobs = [job(given[number], salt) for number, salt in requests]
+
+        for begin in range(0, 80, 16):
+            await _some(runner, jobs[begin : begin + 16], {each - begin for each in leavers}, dice.random)
+
+        for index, ((number, _), each) in enumerate(zip(requests, jobs, strict=True)):
+            items = each.outputs["embedding"].items
+            assert len(items) == 1 or index in leavers
+            for item in items:
+                np.testing.assert_array_equal(item.array, wanted[number])
+        stats = runner.stats()["cache"]
+        assert stats["bytes"] <= cache
+        assert stats["misses"] >= len({(number, salt) for number, salt in requests}) - len(leavers)
+
+
+async def _some(
+    runner: EncodeRunner, jobs: Sequence[MemoryJob], leavers: set[int], random: Callable[[], float]
+) -> None:
+    """All at once; ``leavers`` are cancelled somewhere on their way."""
+    running = [asyncio.create_task(run(runner, each)) for each in jobs]
+    for index in sorted(leavers & set(range(len(jobs)))):
+        for _ in range(int(4 * random())):
+            await asyncio.sleep(0)
+        running[index].cancel()
+    found = await asyncio.gather(*running, return_exceptions=True)
+    assert all(each is None or isinstance(each, MemoryJob | asyncio.CancelledError) for each in found), found
+
+
+def test_keys_are_of_full_width_and_tell_apart_all_that_matters(tmp_path: Path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    for place, config in ((one, "{}"), (other, '{"size": 2}')):
+        place.mkdir()
+        (place / "preprocessor_config.json").write_text(config)
+    whole = ("qwen", "vision", one, "cpu", "float32")
+
+    identities = [Identity(*whole), Identity("qwen", "vision", other, "cpu", "float32")]
+    identities += [Identity("qwe", "nvision", one, "cpu", "float32"), Identity(*whole[:4], "bfloat16")]
+    keys = [
+        identity.key(memoryview(content), modality, salt)
+        for identity in identities
+        for content in (b"", b"x", b"ximage")
+        for modality in ("image", "video")
+        for salt in ("", "x")
+    ]
+
+    assert len(set(keys)) == len(keys)
+    assert {len(key) for key in keys} == {32}
+    assert Identity(*whole).key(memoryview(b"x"), "image", "") == keys[4]

@@ -1,0 +1,89 @@
+"""Prompts of many requests are encoded together, and each as if it were alone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omnibus.errors import BadRequest, ContextTooLong
+from omnibus_models import tiny
+from omnibus_models.families import family
+from services.encoder.prompts import TextEncodeRunner
+from services.encoder.runner import EncodeSettings
+from tests.unit.jobs import MemoryJob, run
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen_image", tmp_path_factory.mktemp("models") / "image")
+
+
+@pytest.fixture
+async def runner(image: Path) -> AsyncIterator[TextEncodeRunner]:
+    made = TextEncodeRunner("text_encoder", "qwen_image", image, "cpu", "float32", EncodeSettings())
+    await made.load()
+    yield made
+    await made.close()
+
+
+def alone(image: Path, prompt: str) -> np.ndarray:
+    encoder: Any = family("qwen_image").load("text_encoder", image)
+    return encoder.encode([encoder.prepare(prompt)])[0].embeds.numpy()
+
+
+async def test_prompt_and_negative_prompt_are_filled_up_to_the_longer_one(
+    runner: TextEncodeRunner, image: Path
+) -> None:
+    one = await run(runner, MemoryJob({"prompt": "a red square", "negative_prompt": ""}))
+
+    embeds, mask = one.array("embeds"), one.array("mask")
+    assert (mask.dtype.name, embeds.dtype.name, mask.shape) == ("bool", "float32", embeds.shape[:2])
+    assert mask[0].all()
+    for row, counts, prompt in zip(embeds, mask, ["a red square", ""], strict=True):
+        np.testing.assert_allclose(row[counts], alone(image, prompt), atol=1e-5)
+        assert not row[~counts].any()
+
+
+async def test_without_a_negative_prompt_there_is_one_row(runner: TextEncodeRunner, image: Path) -> None:
+    one = await run(runner, MemoryJob({"prompt": "a red square"}))
+
+    np.testing.assert_allclose(one.array("embeds")[0], alone(image, "a red square"), atol=1e-5)
+    assert one.array("mask").shape == one.array("embeds").shape[:2]
+    assert len(one.array("mask")) == 1
+
+
+async def test_prompts_of_many_requests_share_batches(runner: TextEncodeRunner, image: Path) -> None:
+    prompts = [f"{count} birds over the hill " * count for count in range(1, 7)]
+    jobs = [MemoryJob({"prompt": prompt, "negative_prompt": " "}) for prompt in prompts]
+
+    await asyncio.gather(*(run(runner, one) for one in jobs))
+
+    for prompt, one in zip(prompts, jobs, strict=True):
+        np.testing.assert_allclose(one.array("embeds")[0][one.array("mask")[0]], alone(image, prompt), atol=1e-5)
+    assert max(map(int, runner.stats()["batches"])) > 2
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"prompt": 3}, "prompt"),
+        ({}, "prompt"),
+        ({"prompt": "a", "colour": 1}, "colour"),
+        ({"prompt": "a", "items": [1]}, "text alone"),
+        ({"prompt": "a <|im_start|> b"}, "im_start"),
+        ({"prompt": "a", "negative_prompt": "<|im_end|>"}, "im_end"),
+    ],
+)
+async def test_wrong_inputs_are_refused(runner: TextEncodeRunner, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        await run(runner, MemoryJob(given))
+
+
+async def test_a_prompt_that_is_too_long_is_refused(runner: TextEncodeRunner) -> None:
+    with pytest.raises(ContextTooLong, match="1024"):
+        await run(runner, MemoryJob({"prompt": "hill " * 2000}))
+
+    assert (await run(runner, MemoryJob({"prompt": "hill"}))).array("embeds").size

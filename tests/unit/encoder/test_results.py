@@ -1,0 +1,179 @@
+"""Results by content: computed once, kept within their bytes, and nobody's leaving is another's loss."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+
+from omnibus.errors import BadMedia, StageUnavailable
+from services.encoder.results import OVERHEAD, Result, Results
+from tests.unit.sidecar.node import until
+
+ROWS = 1024  # bytes of an embedding here
+
+
+class Work:
+    """Makes an array of what was read; ``read`` and ``done`` can be held back."""
+
+    def __init__(self, limit: int = 1 << 20) -> None:
+        self.reads: list[str] = []
+        self.reading = asyncio.Event()
+        self.reading.set()
+        self.open = asyncio.Event()
+        self.open.set()
+        self.finished: list[str] = []
+        self.results: Results[str] = Results(limit, self, "vision")
+
+    def read(self, name: str) -> Callable[[], Awaitable[str]]:
+        async def read() -> str:
+            self.reads.append(name)
+            await self.reading.wait()
+            if name == "broken":
+                raise BadMedia("the file cannot be read")
+            return name
+
+        return read
+
+    async def __call__(self, name: str) -> Result:
+        await self.open.wait()
+        self.finished.append(name)
+        return Result({"name": name}, np.full(ROWS, len(self.finished), np.uint8))
+
+    async def get(self, name: str) -> Result:
+        return await self.results.get(name.encode(), self.read(name))
+
+    def asked(self, name: str) -> "asyncio.Task[Result]":
+        return asyncio.create_task(self.get(name))
+
+    def count(self, what: str) -> int:
+        return self.results.stats()[what]
+
+
+async def test_the_second_time_nothing_is_read_or_computed() -> None:
+    work = Work()
+
+    first, second = await work.get("a"), await work.get("a")
+
+    assert second is first
+    assert (work.reads, work.finished) == (["a"], ["a"])
+    assert (work.count("hits"), work.count("misses"), work.count("bytes")) == (1, 1, ROWS + OVERHEAD)
+
+
+async def test_what_is_shared_cannot_be_changed() -> None:
+    found = await Work().get("a")
+
+    with pytest.raises(ValueError, match="read-only"):
+        found.embeds[0] = 1
+
+
+async def test_the_least_recently_used_leave_first() -> None:
+    work = Work(limit=2 * (ROWS + OVERHEAD))
+
+    for name in ("a", "b", "a", "c", "a", "b"):
+        await work.get(name)
+
+    assert work.finished == ["a", "b", "c", "b"]
+    assert (work.count("evicted"), work.count("items")) == (2, 2)
+    assert work.count("bytes") <= work.results.limit
+
+
+async def test_what_is_larger_than_all_of_it_is_not_kept_and_makes_nobody_leave() -> None:
+    work = Work(limit=ROWS + OVERHEAD - 1)
+
+    await work.get("a")
+    await work.get("a")
+
+    assert work.finished == ["a", "a"]
+    assert (work.count("bytes"), work.count("items")) == (0, 0)
+
+
+async def test_equal_items_that_come_together_are_computed_once() -> None:
+    work = Work()
+    work.open.clear()
+    asked = [work.asked("a") for _ in range(5)]
+    await until(lambda: work.count("coalesced") == 4)
+
+    work.open.set()
+    found = await asyncio.gather(*asked)
+
+    assert work.finished == ["a"]
+    assert all(each is found[0] for each in found)
+
+
+@pytest.mark.parametrize("leaver", [0, 1, 2])
+async def test_whoever_leaves_the_others_get_their_result(leaver: int) -> None:
+    work = Work()
+    work.open.clear()
+    asked = [work.asked("a") for _ in range(3)]
+    await until(lambda: work.count("coalesced") == 2)
+
+    asked[leaver].cancel()
+    await asyncio.wait([asked[leaver]])
+    work.open.set()
+    found = await asyncio.gather(*asked, return_exceptions=True)
+
+    assert isinstance(found.pop(leaver), asyncio.CancelledError)
+    assert [each.meta for each in found if isinstance(each, Result)] == [{"name": "a"}] * 2
+    assert work.finished == ["a"]
+
+
+async def test_who_brought_the_bytes_stays_until_they_are_read() -> None:
+    work = Work()
+    work.reading.clear()
+    first, second = work.asked("a"), work.asked("a")
+    await until(lambda: work.count("coalesced") == 1)
+
+    first.cancel()
+    first.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    left_early = first.done()
+    work.reading.set()
+    found = await asyncio.gather(first, second, return_exceptions=True)
+
+    assert not left_early
+    assert isinstance(found[0], asyncio.CancelledError)
+    assert isinstance(found[1], Result)
+
+
+async def test_when_all_have_left_the_work_stops_and_the_next_begins_anew() -> None:
+    work = Work()
+    work.open.clear()
+    asked = [work.asked("a") for _ in range(2)]
+    await until(lambda: work.count("coalesced") == 1)
+
+    for each in asked:
+        each.cancel()
+    await asyncio.wait(asked)
+    work.open.set()
+    found = await work.get("a")
+
+    assert found.meta == {"name": "a"}
+    assert (work.reads, work.finished) == (["a", "a"], ["a"])
+
+
+async def test_a_failure_is_told_to_all_who_wait_and_is_not_kept() -> None:
+    work = Work()
+
+    found = await asyncio.gather(*(work.asked("broken") for _ in range(3)), return_exceptions=True)
+    with pytest.raises(BadMedia):
+        await work.get("broken")
+
+    assert [type(each) for each in found] == [BadMedia] * 3
+    assert work.reads == ["broken"] * 2
+    assert work.count("items") == 0
+
+
+async def test_closing_tells_who_waits_even_before_the_work_has_begun() -> None:
+    work = Work()
+    work.open.clear()
+    waits = work.asked("a")
+    await until(lambda: work.reads == ["a"])
+    fresh = work.asked("b")
+    await asyncio.sleep(0)
+
+    await work.results.close()
+    found = await asyncio.wait_for(asyncio.gather(waits, fresh, return_exceptions=True), 5)
+
+    assert [type(each) for each in found] == [StageUnavailable] * 2

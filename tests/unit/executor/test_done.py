@@ -1,0 +1,95 @@
+"""A job may give memory back before it ends, and knows whether its outputs leave the process."""
+
+import asyncio
+
+import pytest
+
+from omnibus.bus.messages import Chunk
+from omnibus.executor.contract import Job
+from omnibus.graph import ref
+from tests.unit.executor.arithmetic import Place, add, call, invocation, number
+
+
+def reader(gate: asyncio.Event, *, twice: bool = False):
+    """Reads ``item``, gives it back, and goes on until ``gate`` opens."""
+
+    async def work(job: Job) -> None:
+        item = await job.value("item")
+        total = float(item.array.sum())
+        job.done("item")
+        if twice:
+            job.done("item")
+        await gate.wait()
+        await job.put("y", {"n": total})
+
+    return work
+
+
+@pytest.mark.parametrize("twice", [False, True])
+async def test_memory_that_was_read_is_free_before_the_job_ends(here: Place, twice: bool):
+    gate = asyncio.Event()
+    await here.executor("a", {"number": number})
+    await here.executor("b", {"read": reader(gate, twice=twice)})
+    given = here.office.send(invocation([call("number", x=2), call("read", item=ref(0, "y"))], ["a", "b"], [(1, "y")]))
+
+    while not here.granted or await here.blocks():
+        await asyncio.sleep(0)
+    before = here.office.of(Chunk, given)
+    gate.set()
+    [chunk] = await here.office.done(given)
+
+    assert before == []
+    assert chunk.data == {"n": 8.0}
+
+
+async def test_memory_that_another_job_still_reads_stays(here: Place):
+    gate, given_back = asyncio.Event(), asyncio.Event()
+    blocks = []
+
+    async def first(job: Job) -> None:
+        await job.value("item")
+        job.done("item")
+        given_back.set()
+        await job.put("y", {})
+
+    async def second(job: Job) -> None:
+        item = await job.value("item")
+        await given_back.wait()
+        blocks.append(await here.blocks())
+        await gate.wait()
+        await job.put("y", {"n": float(item.array.sum())})
+
+    await here.executor("a", {"number": number})
+    await here.executor("b", {"first": first, "second": second})
+    calls = [call("number", x=2), call("first", item=ref(0, "y")), call("second", item=ref(0, "y"))]
+    given = here.office.send(invocation(calls, ["a", "b", "b"], [(1, "y"), (2, "y")]))
+    gate.set()
+
+    chunks = await here.office.done(given)
+
+    assert blocks == [1]
+    assert {"n": 8.0} in [chunk.data for chunk in chunks]
+    await here.emptied()
+
+
+@pytest.mark.parametrize(
+    ("route", "outputs", "expected"),
+    [(["a", "a"], [(1, "y")], True), (["a", "b"], [(1, "y")], False), (["a", "a"], [(0, "y"), (1, "y")], False)],
+    ids=["here", "elsewhere", "the client's too"],
+)
+async def test_a_job_knows_whether_an_output_leaves_the_process(
+    here: Place, route: list[str], outputs: list[tuple[int, str]], expected: bool
+):
+    found = []
+
+    async def make(job: Job) -> None:
+        found.append((job.here("y"), job.here("nothing")))
+        await number(job)
+
+    for id in dict.fromkeys(route):
+        await here.executor(id, {"make": make, "add": add})
+    given = here.office.send(invocation([call("make", x=2), call("add", items=[ref(0, "y")])], route, outputs))
+
+    await here.office.done(given)
+
+    assert found == [(expected, False)]

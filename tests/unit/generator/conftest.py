@@ -1,0 +1,12 @@
+"""Tiny checkpoints, each built once."""
+
+from pathlib import Path
+
+import pytest
+
+from omnibus_models import tiny
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen_image", tmp_path_factory.mktemp("models") / "image")

@@ -1,0 +1,239 @@
+"""A denoiser makes each picture as if it were alone, tells of its steps, and stops when nobody wants it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omnibus.errors import BadRequest, StageUnavailable, TooLarge
+from omnibus.executor.contract import Item
+from omnibus_models.contract import Denoiser, Picture
+from omnibus_models.families import family
+from services.generator.denoise import DenoiseRunner, DenoiseSettings
+from tests.unit.jobs import MemoryJob, run
+
+WIDTH = 64
+LENGTHS = (9, 5)  # of the prompt and of the negative prompt
+
+
+@pytest.fixture(scope="module")
+def denoiser(image: Path) -> Denoiser:
+    return family("qwen_image").load("dit", image)
+
+
+@pytest.fixture
+async def runner(image: Path) -> AsyncIterator[DenoiseRunner]:
+    made = DenoiseRunner("dit", "qwen_image", image, "cpu", "float32", DenoiseSettings(pixels=256 * 256))
+    await made.load()
+    yield made
+    await made.close()
+
+
+def guides(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings of two prompts, and their mask; what does not count is no number."""
+    embeds = np.random.default_rng(seed).standard_normal((2, max(LENGTHS), WIDTH), np.float32)
+    mask = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
+    embeds[~mask] = np.nan
+    return embeds, mask
+
+
+def job(*wants: str, invocation: int = 7, prompt: int = 0, **more: Any) -> MemoryJob:
+    embeds, mask = guides(prompt)
+    inputs = {"width": 64, "height": 64, "steps": 4, **more, "embeds": Item({}, embeds), "mask": Item({}, mask)}
+    return MemoryJob({**inputs, **more}, wants=wants, seed=invocation)
+
+
+def alone(denoiser: Denoiser, picture: Picture, prompt: int = 0) -> np.ndarray:
+    embeds, mask = guides(prompt)
+    with torch.inference_mode():
+        one = denoiser.open(picture, [torch.from_numpy(row[good]) for row, good in zip(embeds, mask, strict=True)])
+        while one.done < one.steps:
+            denoiser.step([one])
+        return denoiser.latents(one).numpy()
+
+
+async def test_a_picture_is_what_its_inputs_say(runner: DenoiseRunner, denoiser: Denoiser) -> None:
+    one = await run(runner, job(width=96, height=48, steps=5, guidance=2.5, seed=3))
+
+    wanted = alone(denoiser, Picture(96, 48, 5, 3, 2.5))
+    np.testing.assert_allclose(one.array("latents"), wanted, atol=1e-5)
+    assert one.array("latents").shape == (4, 1, 6, 12)
+    assert sorted(one.read) == ["embeds", "mask"]
+
+
+async def test_without_a_seed_it_is_the_invocations(runner: DenoiseRunner, denoiser: Denoiser) -> None:
+    one, other = [await run(runner, job(invocation=seed)) for seed in (11, 12)]
+
+    np.testing.assert_allclose(one.array("latents"), alone(denoiser, Picture(64, 64, 4, 11)), atol=1e-5)
+    assert not np.allclose(one.array("latents"), other.array("latents"), atol=1e-2)
+
+
+async def test_one_prompt_alone_guides_without_a_negative_one(runner: DenoiseRunner, denoiser: Denoiser) -> None:
+    one = job()
+    for name in ("embeds", "mask"):
+        one._inputs[name] = Item({}, one._inputs[name].array[:1])
+
+    await run(runner, one)
+
+    np.testing.assert_allclose(one.array("latents"), alone(denoiser, Picture(64, 64, 4, 7, 1.0)), atol=1e-5)
+
+
+async def test_many_pictures_at_once_are_as_if_each_were_alone(runner: DenoiseRunner, denoiser: Denoiser) -> None:
+    wishes = [
+        (Picture(64, 64, 9, 1, 3.0), 0), (Picture(64, 64, 3, 2, None), 1), (Picture(96, 48, 5, 3, 1.0), 2),
+        (Picture(64, 64, 6, 4, 6.0), 3), (Picture(96, 48, 8, 5, 4.0), 0), (Picture(64, 64, 2, 6, 1.0), 1),
+    ]  # fmt: skip
+    jobs = [
+        job(
+            width=wish.width,
+            height=wish.height,
+            steps=wish.steps,
+            guidance=wish.guidance,
+            seed=wish.seed,
+            prompt=prompt,
+        )
+        for wish, prompt in wishes
+    ]
+
+    await asyncio.gather(*(run(runner, one) for one in jobs))
+
+    for (wish, prompt), one in zip(wishes, jobs, strict=True):
+        np.testing.assert_allclose(one.array("latents"), alone(denoiser, wish, prompt), atol=1e-5)
+    assert max(map(int, runner.stats()["batches"])) > 1
+    assert runner.stats()["used"] == 0
+
+
+async def test_a_picture_that_comes_later_joins_the_steps_of_others(runner: DenoiseRunner, denoiser: Denoiser) -> None:
+    long = job("progress", steps=400)
+    running = asyncio.create_task(run(runner, long))
+    await long.outputs["progress"].until(3)
+
+    one = await run(runner, job(steps=5))
+
+    assert not long.outputs["latents"].closed
+    assert runner.stats()["batches"]["2"] == 5
+    np.testing.assert_allclose(one.array("latents"), alone(denoiser, Picture(64, 64, 5, 7)), atol=1e-5)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_each_step_is_told(runner: DenoiseRunner) -> None:
+    one = await run(runner, job("progress", steps=3))
+
+    assert [item.data for item in one.outputs["progress"].items] == [{"step": n, "steps": 3} for n in (1, 2, 3)]
+    assert one.outputs["progress"].closed
+
+
+async def test_previews_are_made_for_who_wants_them_and_of_some_steps(runner: DenoiseRunner) -> None:
+    shown, blind = await asyncio.gather(run(runner, job("preview", steps=7, every=2)), run(runner, job(steps=7)))
+
+    items = shown.outputs["preview"].items
+    assert [item.data["step"] for item in items] == [2, 4, 6]
+    assert {(item.array.shape, item.array.dtype.name) for item in items} == {((8, 8, 3), "uint8")}
+    assert len({item.array.tobytes() for item in items}) == 3
+    assert shown.outputs["preview"].closed
+    assert blind.outputs["preview"].items == []
+    np.testing.assert_array_equal(shown.array("latents"), blind.array("latents"))
+
+
+async def test_a_preview_is_not_made_of_the_last_step(runner: DenoiseRunner) -> None:
+    one = await run(runner, job("preview", steps=4, every=4))
+
+    assert one.outputs["preview"].items == []
+
+
+async def test_a_cancelled_picture_takes_no_further_step(runner: DenoiseRunner) -> None:
+    one = job("progress", steps=400)
+    running = asyncio.create_task(run(runner, one))
+    await one.outputs["progress"].until(2)
+
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    told = len(one.outputs["progress"].items)
+    assert runner.stats()["used"] == 0
+
+    # One step may have been under way, and this one's two are the only others.
+    await run(runner, job(steps=2))
+    assert sum(runner.stats()["batches"].values()) <= told + 1 + 2
+    assert not one.outputs["latents"].items
+
+
+async def test_a_picture_that_cannot_step_fails_alone(
+    runner: DenoiseRunner, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good, begin = job(seed=99), job(), runner._denoiser.open
+
+    def broken(picture: Picture, guides: Any) -> Any:
+        one = begin(picture, guides)
+        if picture.seed == 99:
+            one.guides = (torch.zeros(3, 5),)
+        return one
+
+    monkeypatch.setattr(runner._denoiser, "open", broken)
+
+    failed, made = await asyncio.gather(run(runner, bad), run(runner, good), return_exceptions=True)
+
+    assert isinstance(failed, RuntimeError)
+    np.testing.assert_allclose(made.array("latents"), alone(denoiser, Picture(64, 64, 4, 7)), atol=1e-5)
+    assert runner.stats()["used"] == 0
+
+
+async def test_a_preview_that_cannot_be_made_fails_its_picture_alone(runner: DenoiseRunner, denoiser: Denoiser) -> None:
+    runner._colours = asyncio.get_running_loop().create_future()
+    runner._colours.set_result(torch.zeros(2, 3))
+
+    failed, made = await asyncio.gather(run(runner, job("preview")), run(runner, job()), return_exceptions=True)
+
+    assert isinstance(failed, RuntimeError)
+    np.testing.assert_allclose(made.array("latents"), alone(denoiser, Picture(64, 64, 4, 7)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"width": 60}, "multiple of 16"),
+        ({"height": -16}, "height"),
+        ({"steps": 1}, "steps must be 2 to 1000"),
+        ({"steps": "many"}, "steps"),
+        ({"frames": 9}, "not videos"),
+        ({"guidance": 1e9}, "guidance"),
+        ({"seed": -1}, "seed"),
+        ({"colour": "red"}, "colour"),
+        ({"embeds": Item({}, None)}, "embeds must be"),
+        ({"embeds": Item({}, np.zeros((9, WIDTH), np.float32))}, "embeds must be"),
+        ({"embeds": Item({}, np.zeros((2, max(LENGTHS), WIDTH + 1), np.float32))}, "tokens, 64"),
+        ({"mask": Item({}, np.ones((2, 4), bool))}, "embeds must be"),
+        ({"mask": Item({}, np.zeros((2, max(LENGTHS)), bool))}, "tokens, 64"),
+        ({"image": Item({}, np.zeros((4, 1, 8, 8), np.float32))}, "from text alone"),
+    ],
+)
+async def test_wrong_inputs_are_refused(runner: DenoiseRunner, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        await run(runner, job(**changed))
+
+
+async def test_a_picture_of_too_many_pixels_is_refused(runner: DenoiseRunner) -> None:
+    with pytest.raises(TooLarge, match="65536"):
+        await run(runner, job(width=512, height=512))
+
+
+async def test_sound_is_refused(runner: DenoiseRunner) -> None:
+    with pytest.raises(BadRequest, match="no sound"):
+        await run(runner, job("sound"))
+
+
+async def test_pictures_in_the_making_are_told_when_the_denoiser_is_closed(image: Path) -> None:
+    made = DenoiseRunner("dit", "qwen_image", image, "cpu", "float32", DenoiseSettings())
+    await made.load()
+    one = job("progress", steps=400)
+    running = asyncio.create_task(run(made, one))
+    await one.outputs["progress"].until(2)
+
+    await made.close()
+
+    with pytest.raises(StageUnavailable, match="closed"):
+        await running

@@ -1,0 +1,153 @@
+"""Pictures share steps with their like, and the device with all others."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from services.generator.turns import Size, Turns
+
+SMALL, LARGE = "small", "large"
+SIZES = {SMALL: Size(2, 16), LARGE: Size(2, 256)}
+
+
+def turns(pictures: int = 16, tokens: int = 1 << 20) -> Turns[str]:
+    return Turns(pictures, tokens)
+
+
+def join(these: Turns[str], *keys: str, shape: str = SMALL, size: Size | None = None) -> None:
+    for key in keys:
+        these.join(key, shape, size or SIZES[shape])
+
+
+def test_nobody_has_no_turn():
+    assert turns().turn() == []
+
+
+def test_who_comes_joins_the_next_step_and_who_leaves_is_not_in_it():
+    these = turns()
+    join(these, "a")
+    assert these.turn() == ["a"]
+
+    join(these, "b", "c")
+    assert these.turn() == ["a", "b", "c"]
+
+    these.leave("a")
+    assert these.turn() == ["b", "c"]
+    assert list(these) == ["b", "c"]
+
+
+def test_leaving_twice_or_unknown_is_harmless():
+    these = turns()
+    join(these, "a", "b")
+
+    these.leave("a")
+    these.leave("a")
+    these.leave("z")
+
+    assert (these.turn(), len(these)) == (["b"], 1)
+
+
+def test_one_step_is_of_one_shape():
+    these = turns()
+    join(these, "a", "b")
+    join(these, "A", shape=LARGE)
+
+    steps = [these.turn() for _ in range(20)]
+
+    assert {tuple(step) for step in steps} == {("a", "b"), ("A",)}
+
+
+def test_of_too_many_pictures_the_first_go_first_until_they_are_done():
+    these = turns(pictures=2)
+    join(these, "a", "b", "c")
+
+    assert these.turn() == these.turn() == ["a", "b"]
+    these.leave("b")
+    assert these.turn() == ["a", "c"]
+
+
+def test_a_step_holds_so_many_positions_but_one_picture_always_goes():
+    these = turns(tokens=100)
+    join(these, "a", size=Size(2, 40))
+    join(these, "b", size=Size(1, 20))
+    join(these, "c", size=Size(1, 20))
+    assert these.turn() == ["a", "b"]
+
+    these = turns(tokens=100)
+    join(these, "huge", size=Size(2, 4096))
+    join(these, "b", size=Size(1, 1))
+    assert these.turn() == ["huge"]
+
+
+def served(these: Turns[str], steps: int, sizes: dict[str, Size]) -> Counter[str]:
+    """Positions that each picture has had after so many steps."""
+    had: Counter[str] = Counter()
+    for _ in range(steps):
+        for key in these.turn():
+            had[key] += sizes[key].cost
+    return had
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_picture_has_the_same_share_whatever_its_size(seed: int):
+    chance = random.Random(seed)
+    these, sizes, largest = turns(), {}, 0
+    for shape in range(chance.randint(1, 4)):
+        size = Size(2, chance.choice([16, 64, 100, 256]))
+        largest = max(largest, size.cost)
+        for number in range(chance.randint(1, 5)):
+            sizes[f"{shape}.{number}"] = size
+            join(these, f"{shape}.{number}", shape=str(shape), size=size)
+
+    had = served(these, 500, sizes)
+
+    assert max(had.values()) - min(had[key] for key in sizes) <= largest
+
+
+def test_a_small_picture_is_done_long_before_a_large_one_that_came_first():
+    these = turns()
+    join(these, "A", shape=LARGE)
+    for _ in range(5):
+        these.turn()
+    join(these, "a")
+
+    steps = [these.turn() for _ in range(18)]
+
+    assert steps.count(["a"]) >= 16
+    assert ["A"] in steps
+
+
+def test_a_shape_that_comes_back_has_nothing_saved():
+    these = turns()
+    join(these, "a")
+    join(these, "b", shape="other", size=SIZES[SMALL])
+    these.leave("b")
+    for _ in range(1000):
+        these.turn()
+
+    join(these, "b", shape="other", size=SIZES[SMALL])
+    steps = [these.turn() for _ in range(10)]
+
+    assert steps.count(["a"]) >= 4
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nobody_is_forgotten_while_others_come_and_go(seed: int):
+    chance = random.Random(seed)
+    these, left, came, waited = turns(pictures=3, tokens=600), {}, 0, Counter()
+    for _ in range(600):
+        if came < 60 and chance.random() < 0.3:
+            shape = chance.choice([SMALL, LARGE])
+            join(these, f"{came}", shape=shape)
+            left[f"{came}"] = chance.randint(1, 8)
+            came += 1
+        for key in these.turn():
+            left[key] -= 1
+            if not left[key]:
+                these.leave(key)
+        waited.update(list(these))
+
+    assert came == 60
+    assert (len(these), these.turn()) == (0, [])
+    assert not any(left.values())

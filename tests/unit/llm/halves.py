@@ -1,0 +1,45 @@
+"""Both halves of a language model, joined as an executor or a bus would join them."""
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from services.llm.core import Core, ThinkSettings
+from services.llm.split import DecodeRunner, PrefillRunner
+from tests.unit.jobs import MemoryJob, run
+
+
+@dataclass
+class Halves:
+    """Both halves of one model; ``near`` says that they share a process."""
+
+    prefill: PrefillRunner
+    decode: DecodeRunner
+    near: bool
+    made: list[tuple[MemoryJob, MemoryJob]] = field(default_factory=list)
+
+    def jobs(self, asked: MemoryJob, *wants: str) -> tuple[MemoryJob, MemoryJob]:
+        """The nodes of one request: the second reads what the first puts."""
+        near = ("cache",) if self.near else ()
+        spoken = tuple(name for name in wants if name != "rows")
+        first = MemoryJob(asked._inputs, wants=("cache", "start", *spoken), seed=asked.seed, near=near)
+        given = {name: first.outputs[name] for name in ("cache", "start")}
+        # Seeds of nodes may differ: what counts is that of the prefill.
+        second = MemoryJob(
+            {**given, "params": asked.inputs["params"]},
+            wants=("rows",) if "rows" in wants else (),
+            seed=asked.seed + 1,
+            invocation=first.invocation,
+        )
+        self.made.append((first, second))
+        return first, second
+
+    async def answer(self, asked: MemoryJob, *wants: str) -> MemoryJob:
+        first, second = self.jobs(asked, *wants)
+        await asyncio.gather(run(self.prefill, first), run(self.decode, second))
+        return second
+
+
+def core(checkpoint: Path, family: str = "qwen2_5_vl", **settings: Any) -> Core:
+    return Core(family, checkpoint, "cpu", "float32", ThinkSettings(**{"slots": 3, "context": 512, **settings}))

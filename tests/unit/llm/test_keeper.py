@@ -1,0 +1,115 @@
+"""An engine that dies is replaced; until then there is none."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+import pytest
+
+from omnibus.errors import StageUnavailable
+from services.llm.vllm import keeper as module
+from services.llm.vllm.keeper import Keeper
+from services.llm.vllm.port import Generation, Tokens
+
+
+class Mortal:
+    """An engine that does nothing but live, as long as it may."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self._fails = fails
+        self.stopped = False
+        self.death = asyncio.Event()
+
+    async def start(self) -> None:
+        if self._fails:
+            raise RuntimeError("no weights")
+
+    async def generate(self, asked: Generation) -> AsyncGenerator[Tokens, None]:
+        yield Tokens([1], "stop")
+
+    async def ended(self) -> None:
+        await self.death.wait()
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+    def stats(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSE", (0.001, 0.002))
+
+
+def made(*engines: Mortal) -> tuple[Keeper, Iterator[Mortal]]:
+    left = iter(engines)
+    return Keeper("thinker", lambda: next(left)), left
+
+
+async def serving(keeper: Keeper) -> None:
+    async with asyncio.timeout(10):
+        while not keeper.serving:
+            await asyncio.sleep(0)
+
+
+async def test_a_dead_engine_is_stopped_and_replaced() -> None:
+    first, second = Mortal(), Mortal()
+    keeper, _ = made(first, second)
+    await keeper.start()
+    assert keeper.engine is first
+
+    first.death.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    assert not keeper.serving
+    with pytest.raises(StageUnavailable) as caught:
+        _ = keeper.engine
+    assert caught.value.stage == "thinker"
+    await serving(keeper)
+    assert keeper.engine is second
+    assert (first.stopped, keeper.restarts) == (True, 1)
+    await keeper.close()
+    assert second.stopped
+
+
+async def test_one_that_does_not_start_is_tried_again() -> None:
+    first, broken, last = Mortal(), [Mortal(fails=True) for _ in range(3)], Mortal()
+    keeper, _ = made(first, *broken, last)
+    await keeper.start()
+
+    first.death.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await serving(keeper)
+
+    assert keeper.engine is last
+    assert all(engine.stopped for engine in broken)
+    await keeper.close()
+
+
+async def test_a_first_engine_that_does_not_start_is_an_error() -> None:
+    broken = Mortal(fails=True)
+    keeper, _ = made(broken)
+
+    with pytest.raises(RuntimeError, match="no weights"):
+        await keeper.start()
+
+    assert broken.stopped
+    await keeper.close()
+
+
+async def test_closing_ends_the_attempts() -> None:
+    first = Mortal()
+    keeper, left = made(first, *(Mortal(fails=True) for _ in range(1000)))
+    await keeper.start()
+    first.death.set()
+    await asyncio.sleep(0.005)
+
+    await keeper.close()
+
+    tried = len(list(left))
+    await asyncio.sleep(0.005)
+    assert tried > 0
+    assert not keeper.serving

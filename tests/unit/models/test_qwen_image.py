@@ -1,0 +1,311 @@
+"""The parts of Qwen-Image make the library's own pictures, one step at a time and in any company."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from omnibus.errors import BadRequest, ContextTooLong, Fatal, NotFound
+from omnibus_models import families
+from omnibus_models.contract import Picture
+from omnibus_models.families import qwen_image
+
+RED, CIRCLE, NOTHING = "a red square", "a green circle on a blue background near the hill", " "
+
+
+@pytest.fixture(scope="module")
+def parts(image: Path) -> dict[str, Any]:
+    family = families.family_of(image)
+    return {name: family.load(name, image) for name in family.components}
+
+
+@pytest.fixture(scope="module")
+def pipeline(image: Path) -> Any:
+    from diffusers import QwenImagePipeline
+
+    made = QwenImagePipeline.from_pretrained(image)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def whole(pipeline: Any, prompt: str, picture: Picture, negative: str | None = NOTHING, output: str = "latent") -> Any:
+    """What the pipeline makes of a prompt."""
+    return pipeline(
+        prompt,
+        negative_prompt=negative,
+        width=picture.width,
+        height=picture.height,
+        num_inference_steps=picture.steps,
+        true_cfg_scale=picture.guidance or qwen_image.GUIDANCE,
+        generator=torch.Generator().manual_seed(picture.seed),
+        output_type=output,
+    ).images[0]
+
+
+def guides(parts: dict[str, Any], *prompts: str) -> list[Tensor]:
+    encoder = parts["text_encoder"]
+    return [one.embeds for one in encoder.encode([encoder.prepare(prompt) for prompt in prompts])]
+
+
+def made(parts: dict[str, Any], prompt: str, picture: Picture, negative: Sequence[str] = (NOTHING,)) -> Any:
+    """A picture after all of its steps, alone."""
+    one = parts["dit"].open(picture, guides(parts, prompt, *negative))
+    while one.done < one.steps:
+        parts["dit"].step([one])
+    return one
+
+
+def test_the_family_is_known_by_its_pipeline(image: Path) -> None:
+    assert families.family_of(image) is families.family("qwen_image")
+
+
+def test_prompts_are_put_as_the_pipeline_puts_them(pipeline: Any) -> None:
+    assert pipeline.prompt_template_encode == qwen_image.TEMPLATE
+    assert pipeline.prompt_template_encode_start_idx == qwen_image.SKIPPED
+    assert pipeline.tokenizer_max_length == qwen_image.TOKENS
+
+
+def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str, Any], pipeline: Any) -> None:
+    prompts = [RED, CIRCLE, NOTHING, "", "{}"]
+
+    together = guides(parts, *prompts)
+
+    for prompt, found in zip(prompts, together, strict=True):
+        wanted, mask = pipeline.encode_prompt(prompt)
+        assert mask is None
+        torch.testing.assert_close(found, wanted[0], rtol=0, atol=1e-5)
+        torch.testing.assert_close(guides(parts, prompt)[0], wanted[0], rtol=0, atol=1e-5)
+    assert not torch.allclose(together[0][-5:], together[1][-5:], atol=1e-2)
+
+
+PICTURES = [
+    Picture(width=64, height=64, steps=4, seed=1, guidance=3.0),
+    Picture(width=96, height=48, steps=7, seed=2),
+    Picture(width=64, height=64, steps=2, seed=3, guidance=1.0),
+]
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_latents_are_those_of_the_pipeline(parts: dict[str, Any], pipeline: Any, picture: Picture) -> None:
+    one = made(parts, RED, picture)
+
+    torch.testing.assert_close(one.latents, whole(pipeline, RED, picture), rtol=0, atol=1e-5)
+    assert one.rows == (1 if picture.guidance == 1.0 else 2)
+
+
+def test_without_a_negative_prompt_the_prompt_guides_alone(parts: dict[str, Any], pipeline: Any) -> None:
+    one = made(parts, RED, PICTURES[0], negative=())
+
+    torch.testing.assert_close(one.latents, whole(pipeline, RED, PICTURES[0], negative=None), rtol=0, atol=1e-5)
+
+
+def test_the_picture_is_that_of_the_pipeline(parts: dict[str, Any], pipeline: Any) -> None:
+    one = made(parts, RED, PICTURES[1])
+
+    picture = parts["vae"].decode(parts["dit"].latents(one)).numpy()
+
+    wanted = whole(pipeline, RED, PICTURES[1], output="np") * 255
+    assert picture.shape == (48, 96, 3)
+    assert picture.std() > 10
+    np.testing.assert_allclose(picture, wanted, atol=0.51)  # rounded
+
+
+def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
+    wishes = [
+        (prompt, Picture(64, 64, steps, seed, guidance))
+        for prompt, steps, seed, guidance in [
+            (RED, 4, 1, 3.0),
+            (CIRCLE, 7, 2, None),
+            (NOTHING, 2, 3, 1.0),
+            (RED, 5, 4, 6),
+        ]
+    ]
+    waiting = [parts["dit"].open(picture, guides(parts, prompt, NOTHING)) for prompt, picture in wishes]
+    everybody, running, sizes = list(waiting), [], []
+
+    while waiting or running:
+        running += [waiting.pop(0)] if waiting else []
+        parts["dit"].step(running)
+        sizes.append(len(running))
+        running = [one for one in running if one.done < one.steps]
+
+    assert max(sizes) > 2
+    for (prompt, picture), one in zip(wishes, everybody, strict=True):
+        torch.testing.assert_close(one.latents, made(parts, prompt, picture).latents, rtol=0, atol=1e-5)
+
+
+def test_another_seed_prompt_or_guidance_makes_another_picture(parts: dict[str, Any]) -> None:
+    first, seed, prompt, guidance = (
+        made(parts, prompt, Picture(64, 64, 3, seed, guidance)).latents
+        for prompt, seed, guidance in [(RED, 1, 3.0), (RED, 2, 3.0), (CIRCLE, 1, 3.0), (RED, 1, 6.0)]
+    )
+
+    assert torch.equal(first, made(parts, RED, Picture(64, 64, 3, 1, 3.0)).latents)
+    for other in (seed, prompt, guidance):
+        assert not torch.allclose(first, other, atol=1e-2)
+
+
+def test_a_step_that_fails_leaves_everybody_where_they_were(parts: dict[str, Any]) -> None:
+    good, bad = (parts["dit"].open(PICTURES[0], guides(parts, RED)) for _ in range(2))
+    bad.guides = (torch.zeros(3, 5),)
+
+    with pytest.raises(RuntimeError):
+        parts["dit"].step([good, bad])
+
+    assert good.done == 0
+    assert torch.equal(good.latents, parts["dit"].open(PICTURES[0], guides(parts, RED)).latents)
+
+
+def test_a_preview_has_the_colours_of_what_is_painted(parts: dict[str, Any]) -> None:
+    dit, vae = parts["dit"], parts["vae"]
+    palette = dit.palette()
+    one = dit.open(Picture(64, 64, 2, 1), guides(parts, RED))
+    drawn = torch.randn(40, 4, generator=torch.Generator().manual_seed(9))
+
+    painted, shown = [], []
+    for colour in drawn:
+        one.latents = colour.repeat_interleave(4).expand(one.tokens, -1)
+        painted.append(vae.decode(dit.latents(one)).float().mean((0, 1)))
+        shown.append(dit.preview(one, palette).float().mean((0, 1)))
+
+    differences = [torch.stack(found) - torch.stack(found).mean(0) for found in (painted, shown)]
+    assert np.corrcoef(differences[0].flatten(), differences[1].flatten())[0, 1] > 0.6
+
+
+def test_a_preview_shows_where_the_picture_is_going(parts: dict[str, Any]) -> None:
+    dit = parts["dit"]
+    palette, one = dit.palette(), dit.open(Picture(96, 48, 20, 5, 3.0), guides(parts, RED, NOTHING))
+    noise = dit.preview(one, palette)
+
+    shown = []
+    while one.done < one.steps:
+        dit.step([one])
+        shown.append(dit.preview(one, palette).float())
+
+    away = [float((each - shown[-1]).abs().mean()) for each in (noise.float(), shown[4], shown[14])]
+    assert (noise.shape, noise.dtype) == ((6, 12, 3), torch.uint8)
+    assert away[0] > away[1] > away[2]
+
+
+@pytest.mark.parametrize(
+    ("picture", "param"),
+    [
+        (Picture(60, 64, 4, 1), "width"),
+        (Picture(64, 0, 4, 1), "height"),
+        (Picture(64, 64, 4, 1, frames=9), "frames"),
+        (Picture(64, 64, 1, 1), "steps"),
+        (Picture(64, 64, 1001, 1), "steps"),
+    ],
+)
+def test_pictures_that_cannot_be_made_are_refused(parts: dict[str, Any], picture: Picture, param: str) -> None:
+    with pytest.raises(BadRequest, match=param) as caught:
+        parts["dit"].open(picture, guides(parts, RED))
+
+    assert caught.value.param == param
+
+
+def test_prompts_with_control_tokens_or_of_many_tokens_are_refused(parts: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="im_end"):
+        parts["text_encoder"].prepare("a <|im_end|> b")
+    with pytest.raises(ContextTooLong, match="1024"):
+        parts["text_encoder"].prepare("hill " * 1024)
+
+
+def test_latents_of_another_model_are_refused(parts: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=r"\[4, 1, height, width\]"):
+        parts["vae"].decode(torch.zeros(16, 1, 8, 8))
+
+
+def test_the_components_share_nothing_and_leave_nothing_out(parts: dict[str, Any], pipeline: Any) -> None:
+    def count(module: torch.nn.Module) -> int:
+        return sum(parameter.numel() for parameter in module.parameters())
+
+    assert {name: part.parameters for name, part in parts.items()} == {
+        "text_encoder": count(pipeline.text_encoder.model.language_model),
+        "dit": count(pipeline.transformer),
+        "vae": count(pipeline.vae.decoder) + count(pipeline.vae.post_quant_conv),
+    }
+
+
+FILES = {
+    "text_encoder": "text_encoder/model.safetensors",
+    "dit": "transformer/diffusion_pytorch_model.safetensors",
+    "vae": "vae/diffusion_pytorch_model.safetensors",
+}
+
+
+@pytest.mark.parametrize(
+    ("component", "lost"),
+    [("text_encoder", "layers.1.mlp.up_proj"), ("dit", "transformer_blocks.1.img_mlp"), ("vae", "decoder.conv_out")],
+)
+def test_missing_weights_are_fatal(image: Path, tmp_path: Path, component: str, lost: str) -> None:
+    broken = without(image, tmp_path / "broken", FILES[component], lost)
+
+    with pytest.raises(Fatal, match=lost):
+        families.family_of(broken).load(component, broken)
+
+
+@pytest.mark.parametrize("component", FILES)
+def test_a_component_needs_the_weights_of_no_other(image: Path, tmp_path: Path, component: str) -> None:
+    shutil.copytree(image, tmp_path / "alone")
+    for other in FILES.keys() - {component}:
+        (tmp_path / "alone" / FILES[other]).unlink()
+
+    assert families.family_of(image).load(component, tmp_path / "alone").parameters > 0
+
+
+def test_the_decoder_does_not_need_the_encoder(image: Path, tmp_path: Path) -> None:
+    broken = without(image, tmp_path / "broken", FILES["vae"], "encoder.conv_in", "quant_conv.weight", but="post_")
+
+    assert families.family_of(broken).load("vae", broken).parameters > 0
+
+
+def test_a_checkpoint_without_weights_is_fatal(image: Path, tmp_path: Path) -> None:
+    shutil.copytree(image, tmp_path / "bare")
+    (tmp_path / "bare" / FILES["dit"]).unlink()
+
+    with pytest.raises(Fatal, match="bare/transformer"):
+        families.family_of(image).load("dit", tmp_path / "bare")
+
+
+@pytest.mark.parametrize("lost", ["vae/config.json", "scheduler/scheduler_config.json"])
+def test_a_denoiser_without_its_configurations_is_fatal(image: Path, tmp_path: Path, lost: str) -> None:
+    shutil.copytree(image, tmp_path / "bare")
+    (tmp_path / "bare" / lost).unlink()
+
+    with pytest.raises(Fatal, match="scheduler or VAE"):
+        families.family_of(image).load("dit", tmp_path / "bare")
+
+
+def test_an_unknown_component_is_not_found(image: Path) -> None:
+    with pytest.raises(NotFound, match="text_encoder, dit, vae"):
+        families.family_of(image).load("thinker", image)
+
+
+def test_half_precision_makes_much_the_same_picture(parts: dict[str, Any], image: Path) -> None:
+    half = families.family_of(image).load("dit", image, dtype="bfloat16")
+    noise = half.open(PICTURES[0], guides(parts, RED, NOTHING))
+    wanted = parts["dit"].open(PICTURES[0], guides(parts, RED, NOTHING))
+    wanted.latents = noise.latents.float()
+
+    half.step([noise])
+    parts["dit"].step([wanted])
+
+    assert noise.latents.dtype == torch.bfloat16
+    torch.testing.assert_close(noise.latents.float(), wanted.latents, rtol=0, atol=0.1)
+
+
+def without(checkpoint: Path, copy: Path, file: str, *lost: str, but: str = "never") -> Path:
+    """A copy of a checkpoint whose ``file`` lacks the weights with names that contain ``lost``."""
+    shutil.copytree(checkpoint, copy)
+    weights = load_file(copy / file)
+    kept = {name: value for name, value in weights.items() if but in name or not any(each in name for each in lost)}
+    assert len(kept) < len(weights)
+    save_file(kept, copy / file, {"format": "pt"})
+    return copy

@@ -1,0 +1,91 @@
+"""vLLM thinkers and transformers thinkers on the same tiny checkpoints."""
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from omnibus.executor.contract import Item
+from omnibus.settings import ExecutorSettings
+from omnibus_models import tiny
+from omnibus_models.contract import Encoded
+from services import engines
+from services.llm.core import Core, ThinkSettings
+from services.llm.runner import ThinkRunner
+from services.llm.vllm.runner import VllmRunner
+
+torch.set_num_threads(1)
+
+CONTEXT = 1024
+
+
+@pytest.fixture(scope="session")
+def vl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen2_5_vl", tmp_path_factory.mktemp("models") / "vl", wide=True)
+
+
+@pytest.fixture(scope="session")
+def omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen2_5_omni", tmp_path_factory.mktemp("models") / "omni", wide=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_caches() -> None:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("OMNIBUS_VLLM_KV_MIB", "32")
+    patch.setenv("OMNIBUS_VLLM_STEP_TOKENS", "64")
+
+
+@asynccontextmanager
+async def vllm(family: str, checkpoint: Path, **changes: Any) -> AsyncIterator[VllmRunner]:
+    """A thinker as an executor makes it from its settings."""
+    settings = ExecutorSettings(family=family, checkpoint=str(checkpoint), context=CONTEXT, **changes)
+    runner = engines.vllm("thinker", settings)
+    assert isinstance(runner, VllmRunner)
+    try:
+        await runner.load()
+        yield runner
+    finally:
+        await runner.close()
+
+
+@asynccontextmanager
+async def transformers(family: str, checkpoint: Path) -> AsyncIterator[ThinkRunner]:
+    runner = ThinkRunner(Core(family, checkpoint, "cpu", "float32", ThinkSettings(slots=8, context=CONTEXT)))
+    await runner.load()
+    yield runner
+    await runner.close()
+
+
+def descriptors(pid: int | str = "self") -> list[str]:
+    """Shared memory of requests that a process holds."""
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+        except FileNotFoundError:
+            continue  # the one that lists them
+    return [path for path in found if "omnibus-llm" in path]
+
+
+def engine_core(processes: Sequence[psutil.Process]) -> psutil.Process:
+    """The one engine core among ``processes``."""
+
+    def title(process: psutil.Process) -> str:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return " ".join(process.cmdline())
+        return ""
+
+    [core] = [one for one in processes if "EngineCore" in title(one)]
+    return core
+
+
+def sent(encoded: Sequence[Encoded]) -> list[Item]:
+    """Embeddings as encoders send them."""
+    return [Item(dict(one.meta), one.embeds.numpy()) for one in encoded]

@@ -1,0 +1,120 @@
+"""A thinker that speaks, in vLLM: the same tokens, and the same rows for its talker."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import pytest_asyncio
+
+from omnibus.errors import BadRequest
+from omnibus_models.families import family
+from services.llm.runner import ThinkRunner
+from services.llm.vllm.runner import VllmRunner
+from tests.e2e.questions import OMNI_QUESTIONS, Question, ask, audio, image, video
+from tests.unit.jobs import MemoryJob, run
+from tests.unit.models.split import encode
+from tests.vllm.conftest import descriptors, engine_core, sent, transformers, vllm
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+QUESTIONS = {
+    **OMNI_QUESTIONS,
+    "everything": ask(video(3), "and", audio(0.7), image(3, 120, 200), "describe", image(4)),
+}
+SPEECH = ("prompt", "layout", "rows")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def runner(omni: Path) -> AsyncIterator[VllmRunner]:
+    async with vllm("qwen2_5_omni", omni) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def reference(omni: Path) -> AsyncIterator[ThinkRunner]:
+    async with transformers("qwen2_5_omni", omni) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def encoders(omni: Path) -> list[Any]:
+    return [family("qwen2_5_omni").load(component, omni) for component in ("vision", "audio")]
+
+
+def job(question: Question, encoders: list[Any], *, voice: str | None = None, **params: Any) -> MemoryJob:
+    kinds = [kind for kind, _ in question.parts if kind != "text"]
+    inputs = {
+        "messages": question.plain,
+        "items": sent(encode(encoders, kinds, question.media)),
+        "params": {"max_tokens": 24, "ignore_eos": True, **params},
+    }
+    return MemoryJob(inputs | ({"voice": voice} if voice else {}), SPEECH if voice else ())
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+async def test_it_says_what_transformers_says(
+    runner: VllmRunner, reference: ThinkRunner, encoders: list[Any], name: str
+) -> None:
+    mine, other = job(QUESTIONS[name], encoders), job(QUESTIONS[name], encoders)
+
+    await run(runner, mine)
+    await run(reference, other)
+
+    assert mine.ids == other.ids
+    assert (mine.text, mine.end("text")) == (other.text, other.end("text"))
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+async def test_its_talker_gets_the_same_rows(
+    runner: VllmRunner, reference: ThinkRunner, encoders: list[Any], name: str
+) -> None:
+    mine, other = (job(QUESTIONS[name], encoders, voice="Ethan") for _ in range(2))
+
+    await run(runner, mine)
+    await run(reference, other)
+
+    assert mine.ids == other.ids
+    assert np.array_equal(mine.array("layout"), other.array("layout"))
+    np.testing.assert_allclose(mine.array("prompt"), other.array("prompt"), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(mine.whole("rows"), other.whole("rows"), rtol=0, atol=1e-4)
+    assert mine.end("rows") == other.end("rows")
+
+
+async def test_rows_come_while_tokens_are_made(runner: VllmRunner, encoders: list[Any]) -> None:
+    spoken = await run(runner, job(QUESTIONS["image and audio"], encoders, voice="Chelsie", max_tokens=100))
+
+    chunks = [item.array for item in spoken.outputs["rows"].items if item.array is not None]
+    assert sum(map(len, chunks)) == 99
+    assert len(chunks) > 10
+
+
+async def test_a_long_prompt_in_several_steps_gives_all_its_rows(
+    omni: Path, runner: VllmRunner, reference: ThinkRunner, encoders: list[Any]
+) -> None:
+    question = ask(" ".join(["the small cat sleeps on a warm red mat"] * 30), image(5), "describe")
+    jobs = [job(question, encoders, voice="Ethan") for _ in range(4)]
+
+    for one in jobs[:-1]:  # the second finds its prompt in the prefix cache, and must not take it from there
+        await run(runner, one)
+    await run(reference, jobs[-1])
+
+    for one in jobs[:-1]:
+        np.testing.assert_allclose(one.array("prompt"), jobs[-1].array("prompt"), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(one.whole("rows"), jobs[-1].whole("rows"), rtol=0, atol=1e-4)
+
+
+async def test_neither_process_keeps_memory_of_requests_that_are_over(runner: VllmRunner, encoders: list[Any]) -> None:
+    await run(runner, job(QUESTIONS["image and audio"], encoders, voice="Ethan"))
+
+    await run(runner, job(QUESTIONS["text"], encoders))
+
+    assert descriptors() == []
+    assert descriptors(engine_core(psutil.Process().children(recursive=True)).pid) == []
+
+
+async def test_an_unknown_voice_is_refused(runner: VllmRunner, encoders: list[Any]) -> None:
+    with pytest.raises(BadRequest, match="Chelsie, Ethan"):
+        await run(runner, job(QUESTIONS["text"], encoders, voice="Nobody"))
