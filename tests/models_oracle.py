@@ -35,6 +35,16 @@ def vl_answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: in
     return _answer(processor, inputs, out)
 
 
+def vl_margin(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) -> float:
+    """By how much, at least, a token of ``vl_answer`` was preferred to the next best, in logits."""
+    model, _ = _vl(checkpoint)
+    inputs = vl_inputs(checkpoint, messages, media)
+    told = {"output_logits": True, "return_dict_in_generate": True}
+    out = model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False, **told)
+    best = torch.stack(out.logits).topk(2).values
+    return float((best[..., 0] - best[..., 1]).min())
+
+
 def vl_inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
     """The joint processor's tensors for Qwen2.5-VL."""
     from transformers.video_utils import VideoMetadata

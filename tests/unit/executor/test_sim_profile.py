@@ -10,6 +10,7 @@ import pytest
 from omnibus.errors import BadRequest
 from omnibus.executor.sim import decode, read
 from omnibus.executor.sim import profile as profiles
+from omnibus.executor.sim.device import Device
 from omnibus.executor.sim.engine import KINDS, lane_of
 from omnibus.executor.sim.measures import Curve, Draw, Size
 from omnibus.executor.sim.profile import Component, kind_of
@@ -36,7 +37,7 @@ def test_the_documented_profile_has_a_lane_for_each_of_its_components():
         option = read_back.option(name)
         for component in option.components:
             kind = kind_of(component, option.component(component))
-            assert lane_of(option, component, kind, 16).slots > 0
+            assert lane_of(Device(), option, component, kind, 16).slots > 0
     assert {kind_of(name, part) for name, part in read_back.default.components.items()} == {
         "encode", "think", "talk", "vocode", "any",
     }  # fmt: skip
@@ -150,7 +151,7 @@ def test_what_a_kind_cannot_do_without_is_named(kind: str, component: dict, lack
     option = decode(faulty(**component)).option("E")
 
     with pytest.raises(BadRequest, match=f"option E, component vision of kind {kind}: it needs {lack}"):
-        lane_of(option, "vision", kind, 16)
+        lane_of(Device(), option, "vision", kind, 16)
 
 
 @pytest.mark.parametrize(

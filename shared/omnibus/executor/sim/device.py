@@ -104,6 +104,10 @@ class Turn(NamedTuple):
     def seconds(self) -> float:
         return self.ends[-1]
 
+    @property
+    def turns(self) -> "list[Turn]":
+        return [self]
+
     def begun(self, passed: float) -> int:
         """Steps that have begun after so many seconds: these cannot be stopped."""
         return min(len(self.ends), bisect_left(self.ends, passed) + 1)
@@ -113,6 +117,27 @@ class Turn(NamedTuple):
         curve = self.lane.step if self.stepping else self.lane.batch
         costs = curve.parts([tokens for _, tokens in self.works]) if curve is not None else []
         return [self.seconds * cost / sum(costs) for cost in costs]
+
+
+class Together(NamedTuple):
+    """Turns of several lanes in one step, one after the other; see ``Turn``."""
+
+    turns: list[Turn]
+    ends: list[float]
+
+    @property
+    def seconds(self) -> float:
+        return self.ends[-1]
+
+    @property
+    def works(self) -> list[tuple[Work, int]]:
+        return [work for turn in self.turns for work in turn.works]
+
+    def begun(self, _: float) -> int:
+        return 1
+
+    def parts(self) -> list[float]:
+        return [seconds for turn in self.turns for seconds in turn.parts()]
 
 
 class Lane:
@@ -212,15 +237,17 @@ class Lane:
                 if isinstance(work, Sequence):
                     self.active.append(work)
                     work.ready = inf  # until its pass is over
-        return self._turn(self.batch, works, scale)
+        return self.turn(works, scale)
 
     def take_step(self, at: float, scale: float, alone: bool) -> Turn:
         """A step of every sequence that may take one; ``alone``, as many as nobody has to hear of."""
         going = [each for each in self.active if each.done < each.allowed and each.ready <= at]
         steps = max(1, min(MANY, *(int(min(each.quiet, MANY)) for each in going))) if alone else 1
-        return self._turn(self.step, [(each, each.tokens + each.done) for each in going], scale, steps)
+        return self.turn([(each, each.tokens + each.done) for each in going], scale, steps)
 
-    def _turn(self, curve: Curve | None, works: list[tuple[Work, int]], scale: float, steps: int = 0) -> Turn:
+    def turn(self, works: list[tuple[Work, int]], scale: float, steps: int = 0) -> Turn:
+        """A pass of ``works``, or ``steps`` steps of them."""
+        curve = self.step if steps else self.batch
         items, tokens = len(works), sum(size for _, size in works)
         scale *= sum(work.factor for work, _ in works) / items
         seconds = [
@@ -259,12 +286,26 @@ class Device:
         self.lanes = list(lanes)
         self._scale = scale
 
+    def lane(
+        self,
+        batch: Curve | None,
+        step: Curve | None,
+        slots: int,
+        share: int = 0,
+        *,
+        reads: bool = False,
+        usual: int = 0,
+    ) -> Lane:
+        """One more lane. ``reads``: its works are media items, ``usual`` tokens each; it matters to schedules."""
+        self.lanes.append(Lane(batch, step, slots, share))
+        return self.lanes[-1]
+
     @property
     def busy(self) -> float:
         """Seconds of all turns so far."""
         return sum(lane.busy for lane in self.lanes)
 
-    def turn(self, at: float) -> Turn | None:
+    def turn(self, at: float) -> Turn | Together | None:
         """What goes at ``at``: what has waited longest, a pass before a step. None when nothing can."""
         best, chosen, stepping, able = inf, None, False, 0
         for lane in self.lanes:
@@ -276,9 +317,10 @@ class Device:
             return None
         return chosen.take_step(at, self._scale, able == 1) if stepping else chosen.take_pass(at, self._scale)
 
-    def finish(self, turn: Turn, at: float, steps: int) -> None:
+    def finish(self, turn: Turn | Together, at: float, steps: int) -> None:
         """``turn`` ended at ``at`` after so many ``steps``."""
-        turn.lane.finish(turn, at, steps)
+        for each in turn.turns:
+            each.lane.finish(each, at, steps)
 
 
 def _since(works: Iterable[Work], at: float) -> float:

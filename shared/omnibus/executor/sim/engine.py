@@ -10,6 +10,7 @@ from omnibus.executor.sim.machine import REAL, Clock, Machine
 from omnibus.executor.sim.profile import ANY, Option, Profile, kind_of, read
 from omnibus.executor.sim.runner import Anything, Encode, Place, Simulated, Vocode
 from omnibus.executor.sim.speech import Talk
+from omnibus.executor.sim.staged import Staged
 from omnibus.settings import ExecutorSettings
 
 KINDS: Mapping[str, type[Simulated]] = {
@@ -22,6 +23,9 @@ KINDS: Mapping[str, type[Simulated]] = {
     ANY: Anything,
 }
 
+#: What goals of steps apply to.
+STAGES = ("encode", "think", "prefill", "decode")
+
 
 class Simulation:
     """One simulated executor: its runners, which share one device and start together."""
@@ -30,7 +34,7 @@ class Simulation:
         self.settings = settings
         self._profile = profile
         self._option = profile.option(settings.option, settings.model)
-        self._device = Device(self._option.alpha * profile.time_scale)
+        self._device = device_of(self._option, profile.time_scale)
         self._machine = Machine(self._device, self._option.startup * profile.time_scale, clock)
 
     def runner(self, component: str) -> Simulated:
@@ -38,8 +42,7 @@ class Simulation:
         settings = self.settings
         part = self._option.component(component)
         kind = kind_of(component, part, settings.family)
-        lane = lane_of(self._option, component, kind, settings.batch)
-        self._device.lanes.append(lane)
+        lane = lane_of(self._device, self._option, component, kind, settings.batch)
         place = Place(self._machine, lane, self._profile.seed, self._profile.jitter, settings.context)
         return KINDS[kind](component, part, place)
 
@@ -59,7 +62,13 @@ def engine(component: str, settings: ExecutorSettings) -> Runner:
 _latest: Simulation | None = None
 
 
-def lane_of(option: Option, component: str, kind: str, slots: int) -> Lane:
+def device_of(option: Option, time_scale: float) -> Device:
+    """What one executor of ``option`` computes on."""
+    scale = option.alpha * time_scale
+    return Staged(scale, option.goals) if option.goals else Device(scale)
+
+
+def lane_of(device: Device, option: Option, component: str, kind: str, slots: int) -> Lane:
     """The lane of ``component``; ``slots`` unless the profile says how many. Raises ``BadRequest`` for what lacks."""
     part, runner = option.component(component), KINDS[kind]
     missing = [f"`{curve}`" for curve in runner.needs if getattr(part, curve) is None]
@@ -71,6 +80,9 @@ def lane_of(option: Option, component: str, kind: str, slots: int) -> Lane:
         missing.append("`tokens`")
     if missing:
         raise BadRequest(f"{option.name}, component {component} of kind {kind}: it needs {' and '.join(missing)}")
+    if option.goals and kind not in STAGES:
+        raise BadRequest(f"{option.name}: `ttft` and `tbt` are for {', '.join(STAGES)}, not for {component}: {kind}")
     batch = None if kind == "decode" else part.batch
     step = part.step if runner.steps or kind == ANY else None
-    return Lane(batch, step, part.slots or slots, part.share)
+    usual = round(max((size.mean for size in map(part.tokens_of, part.tokens) if size is not None), default=0.0))
+    return device.lane(batch, step, part.slots or slots, part.share, reads=kind == "encode", usual=usual)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from omnibus.errors import StageUnavailable
-from omnibus.executor.sim.device import Device, Lane, Sequence, Turn, Work
+from omnibus.executor.sim.device import Device, Lane, Sequence, Together, Turn, Work
 
 
 class Timer(Protocol):
@@ -143,7 +143,7 @@ class Machine:
             self._abandon(error)
             raise
 
-    async def _pass(self, turn: Turn, began: float) -> int:
+    async def _pass(self, turn: Turn | Together, began: float) -> int:
         """Sleep until ``turn`` is over; returns its steps, fewer when something happens meanwhile."""
         clock, steps, rung = self._clock, len(turn.ends), False
 

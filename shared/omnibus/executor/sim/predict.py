@@ -14,8 +14,8 @@ from itertools import accumulate
 import msgspec
 
 from omnibus.errors import BadRequest
-from omnibus.executor.sim.device import Device, Lane, Turn, Work
-from omnibus.executor.sim.engine import lane_of
+from omnibus.executor.sim.device import Lane, Together, Turn, Work
+from omnibus.executor.sim.engine import device_of, lane_of
 from omnibus.executor.sim.measures import Draw
 from omnibus.executor.sim.profile import Option, Profile, kind_of
 from omnibus.executor.sim.request import Load, Request
@@ -84,8 +84,10 @@ class _Circle:
         self.mix = mix
         components = dict.fromkeys(name for demand in mix.values() for name in demand.loads)
         self.kinds: Mapping[str, str] = {name: kind_of(name, option.component(name)) for name in components}
-        self.lanes: Mapping[str, Lane] = {name: lane_of(option, name, kind, batch) for name, kind in self.kinds.items()}
-        self.device = Device(option.alpha * profile.time_scale, self.lanes.values())
+        self.device = device_of(option, profile.time_scale)
+        self.lanes: Mapping[str, Lane] = {
+            name: lane_of(self.device, option, name, kind, batch) for name, kind in self.kinds.items()
+        }
         self.owners: dict[Work, tuple[Request, str]] = {}
         self.done: list[Request] = []
         self._marks = list(accumulate(demand.share for demand in mix.values()))
@@ -127,7 +129,7 @@ class _Circle:
             del self.owners[work]
         self.begin(at)
 
-    def _charge(self, turn: Turn) -> None:
+    def _charge(self, turn: Turn | Together) -> None:
         for (work, _), seconds in zip(turn.works, turn.parts(), strict=True):
             request, component = self.owners[work]
             request.seconds[component] += seconds

@@ -28,6 +28,8 @@
 |---|---|
 | `startup` | seconds until it is ready |
 | `alpha` | factor on the seconds of its batches |
+| `ttft`, `tbt` | seconds to the first token, and between two: what goes into a step is chosen for these by the
+  schedule of the real engines (encoders and language models only). Without: who came first goes first |
 | `components` | each takes the fields that it does not say from the default's |
 
 | of a component | |
@@ -57,6 +59,7 @@ import msgspec
 
 from omnibus import catalog
 from omnibus.errors import BadRequest
+from omnibus.executor.budget import NONE, Goals
 from omnibus.executor.sim.measures import Amount, Count, Curve, Seconds, Size
 
 #: Modality that stands for all that are not named.
@@ -116,6 +119,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     startup: float
     alpha: float
     components: dict[str, Component]
+    goals: Goals = NONE
 
     def component(self, name: str) -> Component:
         """Raises ``BadRequest`` when the profile does not know it."""
@@ -143,6 +147,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 class _Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     startup: Seconds | None = None
     alpha: Factor | None = None
+    ttft: Seconds | None = None
+    tbt: Seconds | None = None
     components: dict[str, dict[str, Any]] = {}
 
 
@@ -202,6 +208,7 @@ def _option(name: str, given: _Option, default: _Option) -> Option:
         name=name,
         startup=_first(given.startup, default.startup, 0.0),
         alpha=_first(given.alpha, default.alpha, 1.0),
+        goals=Goals(_first(given.ttft, default.ttft, 0.0), _first(given.tbt, default.tbt, 0.0)),
         components={
             part: _component(f"{name}, component {part}", given.components.get(part, {}), default.components.get(part))
             for part in names

@@ -1,0 +1,21 @@
+"""Qwen2.5-VL in every usual shape: encoder and thinker apart (E, L), together (EL), and in two halves (P, D, EPD)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omnibus import catalog
+from tests.e2e.system import VL, System, declaration, running
+
+HALVES = f"{VL}-halves"
+
+
+@pytest.fixture(scope="package")
+def soaked(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterator[System]:
+    models = {
+        VL: declaration("qwen2_5_vl", vl_checkpoint),
+        HALVES: catalog.split("qwen2_5_vl", str(vl_checkpoint), "E>P>D", "EPD"),
+    }
+    with running(tmp_path_factory.mktemp("soak"), models) as system:
+        yield system

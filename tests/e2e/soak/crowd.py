@@ -1,0 +1,188 @@
+"""A crowd of clients: what each of them asks, what it must be told, and whether it waits for that. All by a seed."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import httpx
+
+from tests import models_oracle as oracle
+from tests.e2e.questions import Question, ask, data_url, image
+from tests.e2e.system import System
+from tests.unit.models import files
+
+AT_ONCE = 32
+BAD, LEAVE, STREAM = 0.05, 0.15, 0.5  # shares: malformed of all; of the others those that leave; streams of these
+
+_WORDS = ("bird", "sky", "green", "hills", "river", "light", "sea", "what", "is", "this", "cat", "dog")
+_SIZES = ((90, 60), (60, 90), (120, 200), (56, 56))
+_LONGEST = 32  # tokens of an answer
+_PATIENCE = 0.3  # seconds of those who leave before a whole answer, at most
+_DELTAS = 3  # of a stream, before a client leaves it, at most
+_CONTEXT = 4096  # tokens of the model
+_EACH = 12  # questions of a kind
+_MARGIN = 1e-3  # between the first and the second choice of a token; closer ones are left to rounding
+
+
+class Known(NamedTuple):
+    """A question, so many tokens of its answer, and that answer as the whole model gives it."""
+
+    messages: list[Any]
+    tokens: int
+    text: str
+
+
+class Client(NamedTuple):
+    """One request. ``known`` is None where it is malformed.
+
+    ``deltas``: leaves a stream after as many. ``patience``: leaves after so many seconds. None: stays.
+    """
+
+    body: bytes
+    known: Known | None
+    stream: bool = False
+    deltas: int | None = None
+    patience: float | None = None
+
+
+class Outcome(NamedTuple):
+    """What became of a crowd: how many were ``answered``, ``refused`` or ``left``; and what went ``wrong``."""
+
+    counts: Counter[str]
+    wrong: list[str]
+
+
+def questions(checkpoint: Path, dice: Random) -> list[Known]:
+    """Questions of text, of one image and of two images, with the answers of the whole model."""
+
+    def words() -> str:
+        return " ".join(dice.choices(_WORDS, k=dice.randint(2, 24)))
+
+    def picture() -> tuple[str, bytes]:
+        return image(dice.randrange(1000), *dice.choice(_SIZES))
+
+    def known(make: Callable[[], Question]) -> list[Known]:
+        tried = (_known(checkpoint, make(), dice.randint(4, _LONGEST)) for _ in count())
+        return list(islice(filter(None, tried), _EACH))
+
+    return [
+        *known(lambda: ask(words())),
+        *known(lambda: ask(picture(), words())),
+        *known(lambda: ask(picture(), "and", picture(), words())),
+    ]
+
+
+def _known(checkpoint: Path, question: Question, tokens: int) -> Known | None:
+    """None when the answer hangs on a rounding error: it may then depend on who else is in a step."""
+    if oracle.vl_margin(checkpoint, question.plain, question.media, tokens) < _MARGIN:
+        return None
+    _, text = oracle.vl_answer(checkpoint, question.plain, question.media, tokens)
+    return Known(question.messages, tokens, text)
+
+
+def crowd(known: Sequence[Known], models: Sequence[str], size: int, dice: Random) -> list[Client]:
+    """``size`` clients who ask each of ``models`` as often."""
+    malformed = _malformed(known[0])
+    clients = []
+    for number in range(size):
+        model = models[number % len(models)]
+        if dice.random() < BAD:
+            clients.append(Client(next(malformed)(model), None))
+        else:
+            clients.append(_client(dice.choice(known), model, dice))
+    return clients
+
+
+def _client(known: Known, model: str, dice: Random) -> Client:
+    stream, leaves = dice.random() < STREAM, dice.random() < LEAVE
+    return Client(
+        _body(model, known, stream=stream),
+        known,
+        stream,
+        deltas=dice.randint(0, _DELTAS) if leaves and stream else None,
+        patience=dice.uniform(0, _PATIENCE) if leaves and not stream else None,
+    )
+
+
+def _body(model: str, known: Known, **more: Any) -> bytes:
+    wanted = {"messages": known.messages, "max_tokens": known.tokens, "temperature": 0}
+    return json.dumps({"model": model, **wanted, **more}).encode()
+
+
+def _malformed(known: Known) -> Iterator[Callable[[str], bytes]]:
+    """Bodies for a model, of one kind after the other: a broken image, no JSON, an unknown parameter, too long."""
+    png = files.picture(1)
+    broken = png[: len(png) // 3] + bytes(len(png) // 3) + png[2 * len(png) // 3 :]
+    url = {"type": "image_url", "image_url": {"url": data_url("image/png", broken)}}
+    picture = known._replace(messages=[{"role": "user", "content": [url, {"type": "text", "text": "describe"}]}])
+    long = known._replace(messages=[{"role": "user", "content": "cat dog " * _CONTEXT}])
+    while True:
+        yield lambda model: _body(model, picture)
+        yield lambda model: _body(model, known)[:-9]
+        yield lambda model: _body(model, known, bestof=3)
+        yield lambda model: _body(model, long)
+
+
+async def served(system: System, clients: Sequence[Client]) -> Outcome:
+    """Let them all come, ``AT_ONCE`` at a time."""
+    outcome = Outcome(Counter(), [])
+    queue = iter(clients)
+
+    async def worker(http: httpx.AsyncClient) -> None:
+        for client in queue:
+            try:
+                what, text = await _talk(http, client)
+            except (httpx.HTTPError, ValueError, LookupError) as error:
+                what, text = "wrong", repr(error)
+            outcome.counts[what] += 1
+            if not _right(client, what, text):
+                outcome.wrong.append(f"{what}: {text[:300]!r}, {client.body[-200:]!r}")
+
+    async with system.http() as http, asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(worker(http))
+    return outcome
+
+
+def _right(client: Client, what: str, text: str) -> bool:
+    known = client.known
+    if known is None:
+        return what == "refused"
+    return text == known.text if what == "answered" else what == "left" and known.text.startswith(text)
+
+
+async def _talk(http: httpx.AsyncClient, client: Client) -> tuple[str, str]:
+    """What became of one request, and the text that came."""
+    if client.stream:
+        return await _stream(http, client)
+    try:
+        async with asyncio.timeout(client.patience):
+            answer = await http.post("/v1/chat/completions", content=client.body)
+    except TimeoutError:
+        return "left", ""
+    if answer.status_code == 200:
+        return "answered", answer.json()["choices"][0]["message"]["content"]
+    return "refused" if 400 <= answer.status_code < 500 else "wrong", answer.text
+
+
+async def _stream(http: httpx.AsyncClient, client: Client) -> tuple[str, str]:
+    text, deltas = "", 0
+    async with http.stream("POST", "/v1/chat/completions", content=client.body) as answer:
+        if answer.status_code != 200:
+            return "wrong", (await answer.aread()).decode()
+        if client.deltas == 0:
+            return "left", ""
+        async for line in answer.aiter_lines():
+            if line == "data: [DONE]":
+                return "answered", text
+            if line.startswith("data: ") and (said := json.loads(line[6:])["choices"][0]["delta"].get("content")):
+                text += said
+                deltas += 1
+                if deltas == client.deltas:
+                    return "left", text
+    return "wrong", text

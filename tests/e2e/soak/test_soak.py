@@ -1,0 +1,62 @@
+"""A thousand requests, some of them malformed, some of them left: right answers, and nothing that stays behind."""
+
+import asyncio
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from omnibus.profiling.size import memory_gb
+from tests.e2e.soak.conftest import HALVES
+from tests.e2e.soak.crowd import crowd, questions, served
+from tests.e2e.system import VL, System
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+SEED = 20
+WARM, REQUESTS = 500, 1000
+GROWTH = 1.02  # of an executor's memory
+SETTLES = 5.0  # seconds until the last ones that were left are over
+SAID = "omnibus.test.stats"
+
+
+async def test_a_thousand_requests_are_answered_right_and_leave_nothing_behind(soaked: System, vl_checkpoint: Path):
+    dice = Random(SEED)
+    known = questions(vl_checkpoint, dice)
+    warm, clients = (crowd(known, (VL, HALVES), size, dice) for size in (WARM, REQUESTS))
+    pids = await soaked.whole()
+    await soaked.becomes_ready()
+    first = await served(soaked, warm)
+    await soaked.ledger_is_empty(SETTLES)
+    before = {id: memory_gb(pid) for id, pid in pids.items()}
+
+    second = await served(soaked, clients)
+    await soaked.ledger_is_empty(SETTLES)
+    after = {id: memory_gb(pid) for id, pid in pids.items()}
+
+    assert first.wrong + second.wrong == []
+    assert second.counts.total() == REQUESTS
+    assert second.counts["refused"] == sum(client.known is None for client in clients) > 0
+    assert second.counts["left"] > 0
+    assert await soaked.whole() == pids
+    assert await held(soaked, len(pids)) == {}
+    assert {id: grown for id in pids if (grown := after[id] / before[id]) > GROWTH} == {}
+
+
+async def held(system: System, executors: int) -> dict[str, Any]:
+    """Slots that are taken and work that waits, by component of an executor; empty when there are none."""
+    found: asyncio.Queue[bytes] = asyncio.Queue()
+    taken = {}
+    async with asyncio.timeout(10), system.bus() as bus:
+        stop = await bus.subscribe(SAID, lambda delivery: found.put_nowait(delivery.data))
+        bus.publish("$SRV.STATS", b"", reply=SAID)
+        for _ in range(executors):
+            said: dict[str, Any] = json.loads(await found.get())
+            for each in said["endpoints"]:
+                counts = {name: each["data"][name] for name in ("used", "waiting") if each["data"].get(name)}
+                if counts:
+                    taken[f"{said['name']} {each['name']}"] = counts
+        await stop()
+    return taken
