@@ -104,11 +104,8 @@ class Staged(Device):
         """Find what fits into a step: once more with every lane."""
         lanes = [lane for lane in self.lanes if isinstance(lane, StagedLane)]
         self._schedule.slots = max((lane.slots for lane in lanes if not lane.reads), default=0)
-        decode = sum(
-            lane.step.seconds(lane.slots, lane.slots * _TYPICAL) * self._scale
-            for lane in lanes
-            if lane.step is not None
-        )
+        steps = [(lane.step, lane.slots) for lane in lanes if lane.step is not None]
+        decode = max((step.seconds(slots, slots * _TYPICAL) * self._scale for step, slots in steps), default=0.0)
         for lane in lanes:
             curve = lane.batch
             if curve is None:

@@ -1,0 +1,280 @@
+"""Goodput of simulated executors on eight GPUs: first come first served, scheduled by stages, and planned in shape.
+
+    python -m tests.bench.goodput
+
+TriInfer's ablation (section 5.3, figure 10) in shape: LLaVA-1.5-7B captions images (TextCaps). Goodput is the
+highest rate at which 90 % of the requests see their first token, and 90 % of the gaps between their tokens, in
+time (section 2.2); per GPU. Time is virtual: no clock, no process. The three systems differ in one thing each:
+
+    naive     every GPU runs everything; whoever came first goes first, and whole prompts stop those who decode
+    staged    every GPU runs everything, and the schedule of the real engines says what goes into a step
+    planned   the planner's exact solver chooses among E, P, D, EP, PD and EPD, from seconds at saturation
+"""
+
+import heapq
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count, pairwise
+from math import log
+from typing import Any, NamedTuple
+
+import msgspec
+
+from omnibus.executor import sim
+from omnibus.executor.budget import search
+from omnibus.executor.sim import Demand, Load
+from omnibus.executor.sim.device import Sequence as Answer
+from omnibus.executor.sim.device import Together, Turn, Work
+from omnibus.executor.sim.engine import device_of, lane_of
+from omnibus.executor.sim.measures import Curve, Draw, Size
+from omnibus.executor.sim.profile import kind_of
+from services.planner.solve.network import lattice
+from services.planner.solve.problem import Option, Problem, RequestType
+from services.planner.solve.solver import Solver
+from services.planner.solve.terms import Terms
+
+GPUS = 8
+TTFT, TBT = 4.0, 0.08  # seconds: table 5, LLaVA-1.5-7B on TextCaps
+MET = 0.9  # of the requests, and of the gaps of a request: section 2.2
+
+# Sizes. An image of LLaVA-1.5 has 576 tokens (section 5.1). Figure 8 shows lengths without numbers: the others are ours.
+IMAGE, WORDS = 576, 40
+CAPTION = Size(mean=50, cv=0.5, most=200)
+
+# Times follow from table 2 with the model's sizes (LLM: H 4096, 32 layers; vision: H 1024, 24 layers) at 60 % of what
+# an H20 computes (148 TFLOP/s) and reads (4 TB/s), and from where figure 3 saturates:
+# prefill 24 H^2 FLOP a token and layer, so that a prompt of 1024 fills the GPU; encoding the same, full at 6 images;
+# decoding reads keys and values, 512 KiB a position, and gains from batches up to about 512: a step costs 20 ms
+# however few take part, as it does without CUDA graphs.
+ENCODE = Curve(base=0.002, per_token=6.8e-6, saturation=6 * IMAGE)
+PREFILL = Curve(base=0.004, per_token=1.45e-4)
+DECODE = Curve(base=0.02, per_item=1.45e-4, per_token=2.2e-7)
+# Seconds for an embedding, and for keys and values, to another GPU: section 5.5.
+MOVE_E, MOVE_P = 0.002, 0.008
+
+#: Sequences of an instance that only decodes: as many as the goal allows (algorithm 2, line 8).
+ALONE = search(lambda rows: DECODE.seconds(rows, rows * (IMAGE + WORDS + 50)), TBT, 1, 512)
+#: Sequences where prompts are computed as well.
+MIXED = 32
+
+VISION, P, D = "vision", "prefill", "decode"
+STAGES = (VISION, P, D)
+OPTIONS = {
+    "E": (VISION,), "P": (P,), "D": (D,), "EP": (VISION, P), "PD": (P, D), "EPD": STAGES,
+}  # fmt: skip
+NAIVE, ALL = "naive", "EPD"
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    return msgspec.to_builtins(curve)
+
+
+MANY = {"components": {D: {"slots": MIXED}}}
+PROFILE = sim.decode(
+    msgspec.json.encode(
+        {
+            "default": {
+                "ttft": TTFT,
+                "tbt": TBT,
+                "components": {
+                    VISION: {"kind": "encode", "slots": 16, "batch": _curve(ENCODE), "tokens": {"image": IMAGE}},
+                    P: {"kind": "prefill", "slots": 16, "batch": _curve(PREFILL)},
+                    D: {
+                        "kind": "decode",
+                        "slots": ALONE,
+                        "step": _curve(DECODE),
+                        "steps": msgspec.to_builtins(CAPTION),
+                    },
+                },
+            },
+            "options": {
+                NAIVE: {"ttft": 0, "tbt": 0, **MANY},
+                "PD": MANY,
+                ALL: MANY,
+            },
+        }
+    )
+)
+
+
+class Stage(NamedTuple):
+    """A stop of a request: an option, and what it runs there."""
+
+    option: str
+    parts: tuple[str, ...]
+
+
+class Shape(NamedTuple):
+    """Replicas by option, and ways through them with their shares."""
+
+    replicas: dict[str, int]
+    ways: tuple[tuple[tuple[Stage, ...], float], ...]
+
+    @property
+    def name(self) -> str:
+        return " ".join(f"{count}{option}" for option, count in self.replicas.items())
+
+
+def monolith(option: str) -> Shape:
+    return Shape({option: GPUS}, (((Stage(option, STAGES),), 1.0),))
+
+
+def planned() -> Shape:
+    """What the solver finds best for the seconds of saturated replicas."""
+    options = {name: Option(parts) for name, parts in OPTIONS.items()}
+    problem = Problem(STAGES, options, {"caption": RequestType(STAGES, 1.0)}, tuple(pairwise(STAGES)))
+    found = Solver(lattice(problem, lambda _, option, role: seconds(option, role))).most(Terms(gpus={"": GPUS}))
+    ways = tuple((tuple(map(Stage, flow.options, flow.components)), flow.rate / found.rate) for flow in found.flows)
+    return Shape({name: count for name, count in found.replicas.items() if count}, ways)
+
+
+def seconds(option: str, parts: tuple[str, ...]) -> float:
+    """Of a saturated replica, per request."""
+    loads = {VISION: Load(tokens=IMAGE), **dict.fromkeys((P, D), Load(tokens=IMAGE + WORDS))}
+    demand = {"caption": Demand(1.0, {part: loads[part] for part in parts})}
+    return 1 / sim.predicted(PROFILE, option, demand, inflight=2 * ALONE, requests=500).throughput
+
+
+class Agenda:
+    """What happens when, in virtual seconds."""
+
+    def __init__(self) -> None:
+        self._next: list[tuple[float, int, Callable[[float], None]]] = []
+        self._numbers = count()
+
+    def at(self, when: float, what: Callable[[float], None]) -> None:
+        heapq.heappush(self._next, (when, next(self._numbers), what))
+
+    def run(self) -> None:
+        while self._next:
+            when, _, what = heapq.heappop(self._next)
+            what(when)
+
+
+class Replica:
+    """An executor: the device and the lanes of the ``sim`` engine. ``open`` requests have work here."""
+
+    def __init__(self, agenda: Agenda, option: str, parts: Sequence[str]) -> None:
+        given = PROFILE.option(option)
+        self._agenda = agenda
+        self._busy = False
+        self._device = device_of(given, 1.0)
+        self._lanes = {
+            part: lane_of(self._device, given, part, kind_of(part, given.component(part)), MIXED) for part in parts
+        }
+        self.open = 0
+
+    def put(self, part: str, work: Work, at: float) -> None:
+        self._lanes[part].put(work, at)
+        self._go(at)
+
+    def _go(self, at: float) -> None:
+        if self._busy or (turn := self._device.turn(at)) is None:
+            return
+        self._busy = True
+        self._agenda.at(at + turn.seconds, partial(self._over, turn))
+
+    def _over(self, turn: Turn | Together, at: float) -> None:
+        self._device.finish(turn, at, len(turn.ends))
+        self._busy = False
+        self._go(at)
+
+
+class Request:
+    """One request on its way."""
+
+    def __init__(self, cluster: "Cluster", stages: Sequence[Stage], tokens: int, arrival: float) -> None:
+        self._cluster = cluster
+        self._steps = [(stage.option, part) for stage in stages for part in stage.parts]
+        self._tokens = tokens
+        self._arrival = arrival
+        self._here: Replica | None = None
+        self.times: list[float] = []
+        self._next(0, arrival)
+
+    def _next(self, index: int, at: float) -> None:
+        option, part = self._steps[index]
+        if index == 0 or self._steps[index - 1][0] != option:
+            if self._here is not None:
+                self._here.open -= 1
+            self._here = min(self._cluster.replicas[option], key=lambda each: each.open)
+            self._here.open += 1
+            at += {0: 0.0, 1: MOVE_E}.get(index, MOVE_P)
+        self._cluster.agenda.at(at, partial(self._put, self._here, index, part))
+
+    def _put(self, here: Replica, index: int, part: str, at: float) -> None:
+        prompt = IMAGE + WORDS
+        if part == D:
+            work: Work = Answer(prompt, limit=self._tokens)
+            work.told = partial(self._said, work)
+        else:
+            work = Work(IMAGE if part == VISION else prompt, told=partial(self._next, index + 1))
+        here.put(part, work, at)
+
+    def _said(self, answer: Answer, at: float) -> None:
+        self.times.append(at)
+        if answer.finished and self._here is not None:
+            self._here.open -= 1
+
+    @property
+    def met(self) -> bool:
+        late = sum(after - before > TBT for before, after in pairwise(self.times))
+        return self.times[0] - self._arrival <= TTFT and late <= (1 - MET) * (len(self.times) - 1)
+
+
+class Cluster:
+    """``shape`` with ``rate`` req/s for ``lasts`` seconds."""
+
+    def __init__(self, shape: Shape, rate: float, lasts: float) -> None:
+        self.agenda = Agenda()
+        parts: dict[str, dict[str, None]] = {option: {} for option in shape.replicas}
+        for way, _ in shape.ways:
+            for stage in way:
+                parts[stage.option].update(dict.fromkeys(stage.parts))
+        self.replicas = {
+            option: [Replica(self.agenda, option, tuple(parts[option])) for _ in range(count)]
+            for option, count in shape.replicas.items()
+            if parts[option]
+        }
+        self._requests: list[Request] = []
+        self._sent = dict.fromkeys(range(len(shape.ways)), 0)
+        self._shape = shape
+        draw, at = Draw("goodput", 1), 0.0
+        while (at := at - log(draw.uniform()) / rate) < lasts:
+            self.agenda.at(at, partial(self._come, CAPTION.draw(draw)))
+
+    def _come(self, tokens: int, at: float) -> None:
+        """The way that is furthest behind its share is taken."""
+        behind = min(self._sent, key=lambda way: (self._sent[way] + 1) / self._shape.ways[way][1])
+        self._sent[behind] += 1
+        self._requests.append(Request(self, self._shape.ways[behind][0], tokens, at))
+
+    def attainment(self) -> float:
+        """The share of requests that were served in time."""
+        self.agenda.run()
+        return sum(request.met for request in self._requests) / len(self._requests)
+
+
+def goodput(shape: Shape, lasts: float = 60.0, precision: float = 0.1) -> float:
+    """Req/s per GPU: the highest rate of which enough is served in time."""
+    low, high = 0.0, 1.0
+    while Cluster(shape, GPUS * high, lasts).attainment() >= MET:
+        low, high = high, 2 * high
+    while high - low > precision:
+        middle = (low + high) / 2
+        if Cluster(shape, GPUS * middle, lasts).attainment() >= MET:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def measure() -> dict[str, float]:
+    """Goodput by system."""
+    shapes = {"naive": monolith(NAIVE), "staged": monolith(ALL), "planned": planned()}
+    return {f"goodput.{name}.per_gpu": round(goodput(shape), 2) for name, shape in shapes.items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps({**measure(), "shape": planned().name}))
