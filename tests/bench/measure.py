@@ -16,6 +16,7 @@ from tests.bench.cases import (
     COPY,
     ENCODER,
     GENERATOR,
+    GOODPUT,
     MEMORY,
     MEMORY_GOAL,
     PLANNER,
@@ -29,6 +30,14 @@ from tests.bench.system import PATHS, Sample, running
 
 ROUNDS = 3
 _IDLE = 1.0  # seconds
+#: Modules that measure several values at once.
+_SEVERAL: Mapping[str, Mapping[str, object]] = {
+    "record_replay": RECORD_REPLAY,
+    "encoder": ENCODER,
+    "generator": GENERATOR,
+    "planner": PLANNER,
+    "goodput": GOODPUT,
+}
 
 
 @dataclass
@@ -60,22 +69,14 @@ def measure(wanted: set[str]) -> Measured:
     names = cases.needed(wanted)
     if SIDECAR in wanted:
         found.values[SIDECAR] = _alone("sidecar_control")[SIDECAR]
-    if wanted & set(RECORD_REPLAY):
-        costs = _alone("record_replay")
-        found.values |= {name: costs[name] for name in wanted & set(RECORD_REPLAY)}
     if REGISTER in wanted:
         found.values |= _alone("apps")
     if SPEEDUP in wanted:
         found.values |= _alone("scheduler")
-    if wanted & set(ENCODER):
-        measured = _alone("encoder")
-        found.values |= {name: measured[name] for name in wanted & set(ENCODER)}
-    if wanted & set(GENERATOR):
-        measured = _alone("generator")
-        found.values |= {name: measured[name] for name in wanted & set(GENERATOR)}
-    if wanted & set(PLANNER):
-        solved = _alone("planner")
-        found.values |= {name: solved[name] for name in wanted & set(PLANNER)}
+    for module, several in _SEVERAL.items():
+        if wanted & set(several):
+            measured = _alone(module)
+            found.values |= {name: measured[name] for name in wanted & set(several)}
     used = {CASES[name].model for name in names if CASES[name].model} or {bodies.MODELS[0]}
     for model in [model for model in bodies.MODELS if names and model in used]:
         mine = [name for name in names if CASES[name].model in (model, "")]

@@ -180,6 +180,8 @@ async def _stream(http: httpx.AsyncClient, client: Client) -> tuple[str, str]:
         async for line in answer.aiter_lines():
             if line == "data: [DONE]":
                 return "answered", text
+            if "choices" not in line and line.startswith("data: "):
+                return "wrong", line
             if line.startswith("data: ") and (said := json.loads(line[6:])["choices"][0]["delta"].get("content")):
                 text += said
                 deltas += 1
