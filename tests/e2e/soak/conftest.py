@@ -9,6 +9,8 @@ from omnibus import catalog
 from tests.e2e.system import VL, System, declaration, running
 
 HALVES = f"{VL}-halves"
+#: Memory that is free goes back to the system soon, so that what a process has is what it holds.
+TIDY = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 @pytest.fixture(scope="package")
@@ -17,5 +19,5 @@ def soaked(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Ite
         VL: declaration("qwen2_5_vl", vl_checkpoint),
         HALVES: catalog.split("qwen2_5_vl", str(vl_checkpoint), "E>P>D", "EPD"),
     }
-    with running(tmp_path_factory.mktemp("soak"), models) as system:
+    with running(tmp_path_factory.mktemp("soak"), models, **TIDY) as system:
         yield system

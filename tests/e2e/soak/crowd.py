@@ -16,8 +16,7 @@ from tests.e2e.questions import Question, ask, data_url, image
 from tests.e2e.system import System
 from tests.unit.models import files
 
-AT_ONCE = 32
-BAD, LEAVE, STREAM = 0.05, 0.15, 0.5  # shares: malformed of all; of the others those that leave; streams of these
+LEAVE, STREAM = 0.15, 0.5  # shares of well-formed requests: those that are left, and streams
 
 _WORDS = ("bird", "sky", "green", "hills", "river", "light", "sea", "what", "is", "this", "cat", "dog")
 _SIZES = ((90, 60), (60, 90), (120, 200), (56, 56))
@@ -85,13 +84,13 @@ def _known(checkpoint: Path, question: Question, tokens: int) -> Known | None:
     return Known(question.messages, tokens, text)
 
 
-def crowd(known: Sequence[Known], models: Sequence[str], size: int, dice: Random) -> list[Client]:
-    """``size`` clients who ask each of ``models`` as often."""
+def crowd(known: Sequence[Known], models: Sequence[str], size: int, bad: float, dice: Random) -> list[Client]:
+    """``size`` clients who ask each of ``models`` as often; a share of ``bad`` requests is malformed."""
     malformed = _malformed(known[0])
     clients = []
     for number in range(size):
         model = models[number % len(models)]
-        if dice.random() < BAD:
+        if dice.random() < bad:
             clients.append(Client(next(malformed)(model), None))
         else:
             clients.append(_client(dice.choice(known), model, dice))
@@ -128,8 +127,8 @@ def _malformed(known: Known) -> Iterator[Callable[[str], bytes]]:
         yield lambda model: _body(model, long)
 
 
-async def served(system: System, clients: Sequence[Client]) -> Outcome:
-    """Let them all come, ``AT_ONCE`` at a time."""
+async def served(system: System, clients: Sequence[Client], at_once: int) -> Outcome:
+    """Let them all come, so many at a time."""
     outcome = Outcome(Counter(), [])
     queue = iter(clients)
 
@@ -144,7 +143,7 @@ async def served(system: System, clients: Sequence[Client]) -> Outcome:
                 outcome.wrong.append(f"{what}: {text[:300]!r}, {client.body[-200:]!r}")
 
     async with system.http() as http, asyncio.TaskGroup() as group:
-        for _ in range(AT_ONCE):
+        for _ in range(at_once):
             group.create_task(worker(http))
     return outcome
 

@@ -16,7 +16,9 @@ from tests.e2e.system import VL, System
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 SEED = 20
-WARM, REQUESTS = 500, 1000
+REQUESTS, AT_ONCE, BAD = 1000, 32, 0.05
+#: Before: worse, so that every executor has used all of its slots and seen every kind of malformed request.
+WARM, CROWDED, WORSE = 500, 128, 0.2
 GROWTH = 0.02  # of an executor's memory
 SETTLES = 5.0  # seconds until the last ones that were left are over
 SAID = "omnibus.test.stats"
@@ -25,14 +27,14 @@ SAID = "omnibus.test.stats"
 async def test_a_thousand_requests_are_answered_right_and_leave_nothing_behind(soaked: System, vl_checkpoint: Path):
     dice = Random(SEED)
     known = questions(vl_checkpoint, dice)
-    warm, clients = (crowd(known, (VL, HALVES), size, dice) for size in (WARM, REQUESTS))
+    warm, clients = (crowd(known, (VL, HALVES), *each, dice) for each in ((WARM, WORSE), (REQUESTS, BAD)))
     pids = await soaked.whole()
     await soaked.becomes_ready()
-    first = await served(soaked, warm)
+    first = await served(soaked, warm, CROWDED)
     await soaked.ledger_is_empty(SETTLES)
     before = {id: resident(pid) for id, pid in pids.items()}
 
-    second = await served(soaked, clients)
+    second = await served(soaked, clients, AT_ONCE)
     await soaked.ledger_is_empty(SETTLES)
     grown = {id: (resident(pid) - before[id]) / (memory_gb(pid) * GB) for id, pid in pids.items()}
 
