@@ -142,7 +142,8 @@ async def served(system: System, clients: Sequence[Client], at_once: int) -> Out
             if not _right(client, what, text):
                 outcome.wrong.append(f"{what}: {text[:300]!r}, {client.body[-200:]!r}")
 
-    async with system.http() as http, asyncio.TaskGroup() as group:
+    limits = httpx.Limits(max_connections=at_once)
+    async with httpx.AsyncClient(base_url=system.url, timeout=60, limits=limits) as http, asyncio.TaskGroup() as group:
         for _ in range(at_once):
             group.create_task(worker(http))
     return outcome
@@ -166,7 +167,7 @@ async def _talk(http: httpx.AsyncClient, client: Client) -> tuple[str, str]:
         return "left", ""
     if answer.status_code == 200:
         return "answered", answer.json()["choices"][0]["message"]["content"]
-    return "refused" if 400 <= answer.status_code < 500 else "wrong", answer.text
+    return "refused" if answer.status_code == 400 else "wrong", answer.text
 
 
 async def _stream(http: httpx.AsyncClient, client: Client) -> tuple[str, str]:
@@ -179,7 +180,7 @@ async def _stream(http: httpx.AsyncClient, client: Client) -> tuple[str, str]:
         async for line in answer.aiter_lines():
             if line == "data: [DONE]":
                 return "answered", text
-            if "choices" not in line and line.startswith("data: "):
+            if '"error"' in line:
                 return "wrong", line
             if line.startswith("data: ") and (said := json.loads(line[6:])["choices"][0]["delta"].get("content")):
                 text += said
