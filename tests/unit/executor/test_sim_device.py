@@ -31,6 +31,7 @@ def turns(device: Device, most: int = 100) -> list[Turn]:
     """Everything that goes, one after the other."""
     at, found = 0.0, []
     while (turn := device.turn(at)) is not None and len(found) < most:
+        assert isinstance(turn, Turn)
         at += turn.seconds
         device.finish(turn, at, len(turn.ends))
         found.append(turn)
