@@ -31,18 +31,20 @@ async def said(system: System, question: Question, path: str, **more: Any) -> tu
     return raw.parse().choices[0].message.content or "", watch.ids(raw.headers["x-request-id"])
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.cell("transformers", "qwen2_5_vl", "tokens")
+@pytest.mark.parametrize("shape", PATHS)
 @pytest.mark.parametrize("name", VL_QUESTIONS)
-async def test_ids_and_text_are_those_of_the_whole_model(shapes: System, vl_checkpoint: Path, path: str, name: str):
+async def test_ids_and_text_are_those_of_the_whole_model(shapes: System, vl_checkpoint: Path, shape: str, name: str):
     question = VL_QUESTIONS[name]
     ids, text = oracle.vl_answer(vl_checkpoint, question.plain, question.media, TOKENS)
 
-    answer = await said(shapes, question, path if question.media else PATHS[path])
+    answer = await said(shapes, question, shape if question.media else PATHS[shape])
 
     assert answer == (text, ids)
     await shapes.ledger_is_empty()
 
 
+@pytest.mark.cell("transformers", "qwen2_5_vl", "sampled", shape=tuple(PATHS))
 async def test_sampled_answers_do_not_depend_on_the_shape(shapes: System):
     question = ask(image(4), "describe the image")
 
@@ -52,6 +54,7 @@ async def test_sampled_answers_do_not_depend_on_the_shape(shapes: System):
     assert all(answer == answers[0] for answer in answers)
 
 
+@pytest.mark.cell("transformers", "qwen2_5_omni", "tokens", shape="R>P>D")
 @pytest.mark.parametrize("name", OMNI_QUESTIONS)
 async def test_an_omni_model_writes_what_the_whole_model_writes(shapes: System, omni_checkpoint: Path, name: str):
     question = OMNI_QUESTIONS[name]
@@ -62,6 +65,7 @@ async def test_an_omni_model_writes_what_the_whole_model_writes(shapes: System, 
     assert answer == (text, ids)
 
 
+@pytest.mark.cell("transformers", "qwen2_5_omni", "waveform", shape="R>P>D")
 async def test_an_omni_model_sounds_like_the_whole_model(shapes: System, omni_checkpoint: Path):
     question = OMNI_QUESTIONS["image and audio"]
 
