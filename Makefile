@@ -16,7 +16,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test install-vllm test-vllm lint lint-style lint-types lint-imports fmt bench up down clean
+.PHONY: help install demo test install-vllm test-vllm lint lint-style lint-types lint-imports fmt cells bench up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ lint-imports: $(VENV)/.dev
 fmt: $(VENV)/.dev ## Format the code and apply safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+cells: $(VENV)/.dev ## Write the table of docs/engines.md: what tests say is equal
+	$(BIN)/python -m tests.cells
 
 bench: $(VENV)/.dev ## Measure, into bench-results.json (ONLY=words picks by name, ONLY=profile shows processes)
 	$(BIN)/python -m pytest tests/bench -m bench -q -s $(if $(ONLY),-k "$(ONLY)") $(ARGS)

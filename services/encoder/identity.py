@@ -12,7 +12,7 @@ _SMALL = 1 << 20
 class Identity:
     """Makes the keys of one encoder. Nothing that a request says of its media's content is believed."""
 
-    def __init__(self, family: str, component: str, checkpoint: Path, device: str, dtype: str) -> None:
+    def __init__(self, component: str, family: str, checkpoint: Path, device: str, dtype: str) -> None:
         self._begun = sha256()
         for part in (family, component, device, dtype, *_revision(checkpoint)):
             _add(self._begun, part.encode())

@@ -2,19 +2,16 @@
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 
 from omnibus.errors import BadRequest
 from omnibus.executor.contract import Job
-from omnibus.executor.stopwatch import Stopwatch
 from omnibus_models.contract import Prepared, TextEncoder
-from omnibus_models.families import family as find
+from services.compute import Hosted, Source, by_size
 from services.encoder.batcher import Batcher
 from services.encoder.runner import EncodeSettings
 
@@ -25,7 +22,7 @@ class _Prompts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     items: list[Any] = []
 
 
-class TextEncodeRunner:
+class TextEncodeRunner(Hosted[TextEncoder]):
     """A ``Runner`` for text encoders.
 
     Inputs: ``prompt``, ``negative_prompt``. Outputs: ``embeds``, float32 [1 or 2, T, W], the negative prompt's in
@@ -35,51 +32,33 @@ class TextEncodeRunner:
     def __init__(
         self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: EncodeSettings
     ) -> None:
-        self._source = (component, checkpoint, device, dtype)
-        self._family = family
-        self._clock = Stopwatch()
-        self._compute = ThreadPoolExecutor(1, component, torch.set_num_threads, (settings.threads,))
+        super().__init__(Source(component, family, checkpoint, device, dtype), settings.threads)
         self._batcher = Batcher(self._batch, items=settings.items, tokens=settings.tokens)
-        self._encoder: TextEncoder
-        self._serving: asyncio.Task[None] | None = None
-
-    @property
-    def busy(self) -> float:
-        return self._clock.seconds
-
-    async def load(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._encoder = await loop.run_in_executor(self._compute, find(self._family).load, *self._source)
-        self._serving = asyncio.create_task(self._batcher.serve(), name="text encoder")
 
     async def run(self, job: Job) -> None:
         given = _prompts(job)
         texts = [given.prompt] if given.negative_prompt is None else [given.prompt, given.negative_prompt]
-        prepared = [self._encoder.prepare(text) for text in texts]
+        prepared = [self.model.prepare(text) for text in texts]
         rows = await asyncio.gather(*(self._batcher.encode(each) for each in prepared))
         embeds, mask = _padded(rows)
         await job.put("embeds", {}, embeds)
         await job.put("mask", {}, mask)
 
-    async def close(self) -> None:
-        if self._serving is not None:
-            self._serving.cancel()
-            await asyncio.gather(self._serving, return_exceptions=True)
-        await asyncio.to_thread(self._compute.shutdown, cancel_futures=True)
-
     def stats(self) -> dict[str, Any]:
         return {
-            "parameters": self._encoder.parameters,
+            "parameters": self.model.parameters,
             "waiting": self._batcher.waiting,
-            "batches": {str(size): count for size, count in sorted(self._batcher.sizes.items())},
+            "batches": by_size(self._batcher.sizes),
         }
 
     async def _batch(self, prompts: Sequence[Prepared]) -> list[np.ndarray]:
-        return await asyncio.get_running_loop().run_in_executor(self._compute, self._clock, self._encode, prompts)
+        return await self._compute(self._encode, prompts)
 
-    @torch.inference_mode()
+    async def _begin(self) -> None:
+        self._serve(self._batcher.serve())
+
     def _encode(self, prompts: Sequence[Prepared]) -> list[np.ndarray]:
-        return [one.embeds.float().cpu().numpy() for one in self._encoder.encode(prompts)]
+        return [one.embeds.float().cpu().numpy() for one in self.model.encode(prompts)]
 
 
 def _prompts(job: Job) -> _Prompts:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,10 +15,8 @@ from torch import Tensor
 from omnibus.errors import BadMedia, BadRequest
 from omnibus.executor.budget import NONE, Goals, Sizes, found
 from omnibus.executor.contract import Item, Job
-from omnibus.executor.stopwatch import Stopwatch
-from omnibus_models import streams
 from omnibus_models.contract import Encoder, Prepared
-from omnibus_models.families import family as find
+from services.compute import Hosted, Source, by_size
 from services.encoder.batcher import Batcher, Loop
 from services.encoder.identity import Identity
 from services.encoder.results import Result, Results
@@ -68,7 +65,7 @@ class SharedLoop(Loop, Protocol):
     async def close(self) -> None: ...
 
 
-class EncodeRunner:
+class EncodeRunner(Hosted[Encoder]):
     """A ``Runner`` for vision and audio encoders.
 
     Input: ``media``, an ``Item`` whose array is the file (uint8) and whose data holds ``modality``.
@@ -87,14 +84,12 @@ class EncodeRunner:
         settings: EncodeSettings,
         loop: SharedLoop | None = None,
     ) -> None:
-        self._clock = Stopwatch()
-        self._source = (component, checkpoint, device, dtype)
-        self._family = family
+        # On a GPU the language model's kernels run beside these.
+        super().__init__(
+            Source(component, family, checkpoint, device, dtype), settings.threads, beside=loop is not None
+        )
         self._settings = settings
         self._loop = loop
-        # On a GPU the language model's kernels run beside these.
-        self._stream = streams.own(device) if loop is not None else nullcontext()
-        self._compute = ThreadPoolExecutor(1, component, torch.set_num_threads, (settings.threads,))
         self._decoders = ThreadPoolExecutor(settings.decoders, f"{component}-decode", torch.set_num_threads, (1,))
         self._batcher = Batcher(
             self._batch, items=settings.items, tokens=settings.tokens, loop=loop, patience=settings.goals.first
@@ -103,29 +98,11 @@ class EncodeRunner:
         if settings.cache:
             self._results = Results(settings.cache, self._batcher.encode, component)
         self._identity: Identity
-        self._encoder: Encoder
-        self._serving: asyncio.Task[None] | None = None
 
     @property
     def keeps(self) -> bool:
         """Whether equal media cost less here the second time."""
         return self._results is not None
-
-    @property
-    def busy(self) -> float:
-        return self._clock.seconds
-
-    async def load(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._results is not None:
-            self._identity = await asyncio.to_thread(Identity, self._family, *self._source)
-        self._encoder = await loop.run_in_executor(self._compute, find(self._family).load, *self._source)
-        if self._loop is not None:
-            await self._loop.load()
-        if self._settings.goals:
-            await loop.run_in_executor(self._compute, self._measure)
-        if self._loop is None:
-            self._serving = asyncio.create_task(self._batcher.serve(), name="encoder")
 
     async def run(self, job: Job) -> None:
         media = self._media(await job.value("media"))
@@ -135,22 +112,28 @@ class EncodeRunner:
             result = await self._once(self._results, media)
         await job.put("embedding", result.meta, result.embeds)
 
-    async def close(self) -> None:
-        if self._serving is not None:
-            self._serving.cancel()
-            await asyncio.gather(self._serving, return_exceptions=True)
+    async def _begin(self) -> None:
+        if self._results is not None:
+            self._identity = await asyncio.to_thread(Identity, *self._source)
+        if self._loop is not None:
+            await self._loop.load()
+        if self._settings.goals:
+            await self._compute(self._measure)
+        if self._loop is None:
+            self._serve(self._batcher.serve())
+
+    async def _end(self) -> None:
         if self._results is not None:
             await self._results.close()
         if self._loop is not None:
             await self._loop.close()
-        for pool in (self._decoders, self._compute):
-            await asyncio.to_thread(pool.shutdown, cancel_futures=True)
+        await asyncio.to_thread(self._decoders.shutdown, cancel_futures=True)
 
     def stats(self) -> dict[str, Any]:
         return {
-            "parameters": self._encoder.parameters,
+            "parameters": self.model.parameters,
             "waiting": self._batcher.waiting,
-            "batches": {str(size): count for size, count in sorted(self._batcher.sizes.items())},
+            "batches": by_size(self._batcher.sizes),
             **({"cache": self._results.stats()} if self._results is not None else {}),
         }
 
@@ -158,8 +141,8 @@ class EncodeRunner:
         if not isinstance(media, Item) or media.array is None:
             raise BadMedia("the media came without its bytes; upload it again", param="media")
         modality = media.data.get("modality")
-        if modality not in self._encoder.modalities:
-            known = ", ".join(sorted(self._encoder.modalities))
+        if modality not in self.model.modalities:
+            known = ", ".join(sorted(self.model.modalities))
             raise BadRequest(f"this encoder reads {known}, not {modality}", param="media")
         return _Media(media.array.data, modality, str(media.data.get("salt", "")))
 
@@ -170,23 +153,20 @@ class EncodeRunner:
 
     async def _read(self, media: _Media) -> Prepared:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._decoders, self._encoder.prepare, media.data, media.modality)
+        return await loop.run_in_executor(self._decoders, self.model.prepare, media.data, media.modality)
 
     async def _batch(self, items: Sequence[Prepared]) -> list[Result]:
-        return await asyncio.get_running_loop().run_in_executor(self._compute, self._clock, self._encode, items)
+        return await self._compute(self._encode, items)
 
-    @torch.inference_mode()
     def _encode(self, items: Sequence[Prepared]) -> list[Result]:
-        with self._stream:
-            encoded = self._encoder.encode(items)
-            return [
-                Result({"modality": item.modality, **one.meta}, _own(one.embeds.float().cpu()).numpy())
-                for item, one in zip(items, encoded, strict=True)
-            ]
+        return [
+            Result({"modality": item.modality, **one.meta}, _own(one.embeds.float().cpu()).numpy())
+            for item, one in zip(items, self.model.encode(items), strict=True)
+        ]
 
     def _measure(self) -> None:
         """Lower the batch's tokens to what the goals leave time for."""
-        budget, item = self._batcher.budget, sample(self._encoder)
+        budget, item = self._batcher.budget, sample(self.model)
         size = max(1, int(item.meta["n_tokens"]))
         most = max(1, budget.alone // size)
 

@@ -1,8 +1,6 @@
 """The engine of a diffusion transformer: guides in, latents out, batched over requests step by step."""
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +12,8 @@ from torch import Tensor
 
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.executor.contract import Item, Job
-from omnibus.executor.stopwatch import Stopwatch
 from omnibus_models.contract import Denoiser, Denoising, Picture
-from omnibus_models.families import family as find
+from services.compute import Compute, Hosted, Source, by_size
 from services.generator.studio import Making, Studio
 
 
@@ -53,7 +50,7 @@ class _Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image: Any = None
 
 
-class DenoiseRunner:
+class DenoiseRunner(Hosted[Denoiser]):
     """A ``Runner`` for diffusion transformers.
 
     Inputs: ``embeds`` [1 or 2, T, W] and ``mask`` [1 or 2, T] of the prompt and the negative prompt, ``width``,
@@ -65,25 +62,11 @@ class DenoiseRunner:
     def __init__(
         self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: DenoiseSettings
     ) -> None:
-        self._source = (component, checkpoint, device, dtype)
-        self._family = family
+        super().__init__(Source(component, family, checkpoint, device, dtype), settings.threads)
         self._settings = settings
-        self._clock = Stopwatch()
-        self._compute = ThreadPoolExecutor(1, component, torch.set_num_threads, (settings.threads,))
-        self._aside = ThreadPoolExecutor(1, f"{component}-colours", torch.set_num_threads, (settings.threads,))
-        self._studio = Studio(self._compute, self._clock, settings.pictures, settings.tokens)
-        self._denoiser: Denoiser
-        self._serving: asyncio.Task[None] | None = None
+        self._aside = Compute(f"{component}-colours", settings.threads)
+        self._studio = Studio(self._compute, settings.pictures, settings.tokens)
         self._colours: asyncio.Future[Tensor] | None = None
-
-    @property
-    def busy(self) -> float:
-        return self._clock.seconds
-
-    async def load(self) -> None:
-        self._denoiser = await self._in_compute(find(self._family).load, *self._source)
-        self._clock.seconds = 0.0
-        self._serving = asyncio.create_task(self._studio.serve(self._denoiser), name="denoiser")
 
     async def run(self, job: Job) -> None:
         wish = self._wish(job)
@@ -92,23 +75,22 @@ class DenoiseRunner:
         guides = _guides(await job.value("embeds"), await job.value("mask"))
         for name in ("embeds", "mask"):
             job.done(name)
-        denoising = await self._in_compute(self._denoiser.open, _picture(wish, job.seed), guides)
+        denoising = await self._compute(self.model.open, _picture(wish, job.seed), guides)
         palette = await self._palette() if wish.every and job.wants("preview") else None
         await self._steps(job, Making(denoising, wish.every, palette))
-        await job.put("latents", {}, await self._in_compute(self._latents, denoising))
+        await job.put("latents", {}, await self._compute(self._latents, denoising))
 
-    async def close(self) -> None:
-        if self._serving is not None:
-            self._serving.cancel()
-            await asyncio.gather(self._serving, return_exceptions=True)
-        for pool in (self._aside, self._compute):
-            await asyncio.to_thread(pool.shutdown, cancel_futures=True)
+    async def _begin(self) -> None:
+        self._serve(self._studio.serve(self.model))
+
+    async def _end(self) -> None:
+        await self._aside.close()
 
     def stats(self) -> dict[str, Any]:
         return {
-            "parameters": self._denoiser.parameters,
+            "parameters": self.model.parameters,
             "used": self._studio.used,
-            "batches": {str(size): count for size, count in sorted(self._studio.sizes.items())},
+            "batches": by_size(self._studio.sizes),
         }
 
     async def _steps(self, job: Job, making: Making) -> None:
@@ -125,11 +107,11 @@ class DenoiseRunner:
     async def _palette(self) -> Tensor:
         """Found when the first one asks, beside the steps of others."""
         if self._colours is None or (self._colours.done() and self._colours.exception() is not None):
-            self._colours = asyncio.get_running_loop().run_in_executor(self._aside, self._denoiser.palette)
+            self._colours = asyncio.create_task(self._aside(self.model.palette), name="colours")
         return await asyncio.shield(self._colours)
 
     def _latents(self, denoising: Denoising) -> np.ndarray:
-        return self._denoiser.latents(denoising).numpy()
+        return self.model.latents(denoising).numpy()
 
     def _wish(self, job: Job) -> _Wish:
         try:
@@ -142,9 +124,6 @@ class DenoiseRunner:
         if job.wants("sound"):
             raise BadRequest("this model makes no sound", param="sound")
         return wish
-
-    async def _in_compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._compute, self._clock, function, *arguments)
 
 
 def _picture(wish: _Wish, seed: int) -> Picture:

@@ -1,7 +1,5 @@
 """The engine of a VAE's decoder: latents in, pictures out."""
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,8 @@ import torch
 
 from omnibus.errors import BadRequest
 from omnibus.executor.contract import Item, Job
-from omnibus.executor.stopwatch import Stopwatch
 from omnibus_models.contract import ImageDecoder
-from omnibus_models.families import family as find
+from services.compute import Hosted, Source
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class PictureSettings:
     threads: int = 1
 
 
-class DecodeImageRunner:
+class DecodeImageRunner(Hosted[ImageDecoder]):
     """A ``Runner`` for decoders of VAEs.
 
     Input: ``latents`` [channels, 1, height, width]. Output: ``image``, uint8 [height, width, 3]. One picture at
@@ -33,21 +30,9 @@ class DecodeImageRunner:
     def __init__(
         self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: PictureSettings
     ) -> None:
-        self._source = (component, checkpoint, device, dtype)
-        self._family = family
-        self._clock = Stopwatch()
-        self._compute = ThreadPoolExecutor(1, component, torch.set_num_threads, (settings.threads,))
-        self._decoder: ImageDecoder
+        super().__init__(Source(component, family, checkpoint, device, dtype), settings.threads)
         self._open = 0
         self._decoded = 0
-
-    @property
-    def busy(self) -> float:
-        return self._clock.seconds
-
-    async def load(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._decoder = await loop.run_in_executor(self._compute, find(self._family).load, *self._source)
 
     async def run(self, job: Job) -> None:
         latents = await job.value("latents")
@@ -55,20 +40,15 @@ class DecodeImageRunner:
             raise BadRequest("the latents came without their numbers; send the request again", param="latents")
         self._open += 1
         try:
-            loop = asyncio.get_running_loop()
-            picture = await loop.run_in_executor(self._compute, self._clock, self._decode, latents.array)
+            picture = await self._compute(self._decode, latents.array)
         finally:
             self._open -= 1
         self._decoded += 1
         await job.put("image", {}, picture)
 
-    async def close(self) -> None:
-        await asyncio.to_thread(self._compute.shutdown, cancel_futures=True)
-
     def stats(self) -> dict[str, Any]:
-        return {"parameters": self._decoder.parameters, "used": self._open, "pictures": self._decoded}
+        return {"parameters": self.model.parameters, "used": self._open, "pictures": self._decoded}
 
-    @torch.inference_mode()
     def _decode(self, latents: np.ndarray) -> np.ndarray:
         # A copy: the memory belongs to whoever sent it, and may be read only.
-        return self._decoder.decode(torch.tensor(latents)).numpy()
+        return self.model.decode(torch.tensor(latents)).numpy()

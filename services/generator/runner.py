@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,11 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import torch
 
 from omnibus.errors import BadRequest
 from omnibus.executor.contract import Item, Job
-from omnibus.executor.stopwatch import Stopwatch
 from omnibus_models.contract import Vocoder, Vocoding
-from omnibus_models.families import family as find
+from services.compute import Hosted, Source
 from services.generator.playback import Floor, Playback
 
 
@@ -41,7 +38,7 @@ class VocodeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
-class VocodeRunner:
+class VocodeRunner(Hosted[Vocoder]):
     """A ``Runner`` for vocoders.
 
     Inputs: ``codes`` (stream of ``{"codes": [int]}``), ``voice``, ``params``. Output: streamed
@@ -52,23 +49,11 @@ class VocodeRunner:
     def __init__(
         self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: VocodeSettings
     ) -> None:
-        self._clock = Stopwatch()
-        self._source = (component, checkpoint, device, dtype)
-        self._family = family
+        super().__init__(Source(component, family, checkpoint, device, dtype), settings.threads)
         self._settings = settings
-        self._compute = ThreadPoolExecutor(1, component, torch.set_num_threads, (settings.threads,))
         self._floor = Floor()
-        self._vocoder: Vocoder
         self._open = 0
         self._samples = 0
-
-    @property
-    def busy(self) -> float:
-        return self._clock.seconds
-
-    async def load(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._vocoder = await loop.run_in_executor(self._compute, find(self._family).load, *self._source)
 
     async def run(self, job: Job) -> None:
         self._open += 1
@@ -78,11 +63,8 @@ class VocodeRunner:
             self._open -= 1
         job.close("audio", {"samples": total})
 
-    async def close(self) -> None:
-        await asyncio.to_thread(self._compute.shutdown, cancel_futures=True)
-
     def stats(self) -> dict[str, Any]:
-        return {"parameters": self._vocoder.parameters, "used": self._open, "samples": self._samples}
+        return {"parameters": self.model.parameters, "used": self._open, "samples": self._samples}
 
     async def _waveform(self, job: Job) -> int:
         arrivals = Arrivals(job.stream("codes"), self._settings.codes)
@@ -97,7 +79,7 @@ class VocodeRunner:
         voice, seed = str(job.inputs.get("voice") or ""), _seed(job)
         loop = asyncio.get_running_loop()
         await arrivals.some()
-        playback = Playback(self._vocoder.rate, loop.time(), self._settings.patience)
+        playback = Playback(self.model.rate, loop.time(), self._settings.patience)
         vocoding: Vocoding | None = None
         total, last = 0, False
         while not last:
@@ -105,16 +87,15 @@ class VocodeRunner:
             async with self._floor.turn(playback.dry):
                 codes, last = arrivals.take()
                 if vocoding is None and codes:
-                    opening = self._vocoder.open
-                    vocoding = await loop.run_in_executor(self._compute, self._clock, opening, voice, seed)
+                    vocoding = await self._compute(self.model.open, voice, seed)
                 if vocoding is None:
                     continue  # an empty stream
-                samples = await loop.run_in_executor(self._compute, self._clock, _samples, vocoding, codes, last)
+                samples = await self._compute(_samples, vocoding, codes, last)
             playback.sent(samples.size, loop.time())
             total += samples.size
             self._samples += samples.size
             if samples.size:
-                await job.send("audio", {"rate": self._vocoder.rate}, samples)
+                await job.send("audio", {"rate": self.model.rate}, samples)
         return total
 
     async def _enough(self, arrivals: "Arrivals", playback: Playback) -> None:
@@ -165,7 +146,6 @@ class Arrivals:
         return codes, self._ended and not self._codes
 
 
-@torch.inference_mode()
 def _samples(vocoding: Vocoding, codes: Sequence[int], last: bool) -> np.ndarray:
     return vocoding.push(codes, last).float().cpu().numpy()
 

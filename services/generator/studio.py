@@ -3,17 +3,15 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from omnibus.errors import StageUnavailable
-from omnibus.executor.stopwatch import Stopwatch
 from omnibus_models.contract import Denoiser, Denoising
+from services.compute import Compute
 from services.generator.turns import Size, Turns
 
 
@@ -54,14 +52,13 @@ class Making:
 
 
 class Studio:
-    """Steps pictures on ``compute``, a pool of one thread, timed by ``clock``.
+    """Steps pictures on ``compute``.
 
     If a batch fails, its pictures step one by one, so that only the guilty ones fail.
     """
 
-    def __init__(self, compute: Executor, clock: Stopwatch, pictures: int, tokens: int) -> None:
+    def __init__(self, compute: Compute, pictures: int, tokens: int) -> None:
         self._compute = compute
-        self._clock = clock
         self._turns: Turns[Making] = Turns(pictures, tokens)
         self._denoiser: Denoiser
         self._wake = asyncio.Event()
@@ -105,7 +102,7 @@ class Studio:
     async def _settle(self, batch: Sequence[Making]) -> None:
         """Let ``batch`` take a step and tell them; raises nothing."""
         try:
-            news = await asyncio.get_running_loop().run_in_executor(self._compute, self._clock, self._step, batch)
+            news = await self._compute(self._step, batch)
         except Exception as error:  # noqa: BLE001 - one of these is guilty: find it, and let the others go on
             await self._separate(batch, error)
             return
@@ -123,7 +120,6 @@ class Studio:
             self._turns.leave(batch[0])
             batch[0].tell(error)
 
-    @torch.inference_mode()
     def _step(self, batch: Sequence[Making]) -> list[Step | Exception]:
         self._denoiser.step([making.denoising for making in batch])
         return [self._done(making) for making in batch]

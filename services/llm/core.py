@@ -19,9 +19,9 @@ from omnibus.executor.budget import NONE, Goals
 from omnibus.executor.contract import Item
 from omnibus.executor.schedule import Schedule
 from omnibus_models.contract import Encoded, Prefill, Prompt, Thinker
-from omnibus_models.families import family as find
-from services.llm.compute import Compute
-from services.llm.engine import Engine, Limits
+from services.compute import Source
+from services.llm.engine import Limits
+from services.llm.hosted import HostedDecoder
 from services.llm.params import room
 from services.llm.thinking import ThinkFeed, Thinking
 
@@ -54,66 +54,38 @@ class Paused(NamedTuple):
     taken: asyncio.Event
 
 
-class Core:
+class Core(HostedDecoder[Thinker, Thinking]):
     """The model, its compute thread and its engine. Each user calls ``load`` and ``close`` once."""
 
     def __init__(self, family: str, checkpoint: Path, device: str, dtype: str, settings: ThinkSettings) -> None:
-        self._source = ("thinker", checkpoint, device, dtype)
-        self._family = family
-        self._settings = settings
-        self._compute = Compute("thinker", settings.threads, device if settings.beside else "")
-        self._parallel = settings.beside and device.startswith("cuda")
+        limits = Limits(settings.slots, settings.context, settings.share, settings.goals, settings.decodes)
+        source = Source("thinker", family, checkpoint, device, dtype)
+        super().__init__(source, settings.threads, limits, ThinkFeed, beside=settings.beside)
         # Tokenising must not wait for a step, and a tokeniser is not made for two threads at once.
         self._words = ThreadPoolExecutor(1, "words")
         self._users = 0
-        self._serving: asyncio.Task[None] | None = None
         self._numbers = count()
         self._paused: dict[int, Paused] = {}
-        self.thinker: Thinker
-        self.engine: Engine[Thinking]
 
     async def load(self) -> None:
         self._users += 1
-        if self._serving is not None:
-            return
-        self.thinker = await self._compute(self._load)
-        self.context = min(self._settings.context or self.thinker.context, self.thinker.context)
-        told = self._settings
-        limits = Limits(told.slots, self.context, told.share, told.goals, told.decodes)
-        self.engine = Engine(self.thinker, ThinkFeed(self.thinker), self._compute, limits, parallel=self._parallel)
-        await self.engine.start()
-        self._compute.clock.seconds = 0.0
-        self._serving = asyncio.create_task(self.engine.serve(), name="engine")
+        if self._serving is None:
+            await super().load()
 
     async def close(self) -> None:
         self._users -= 1
-        if self._users > 0:
-            return
-        if self._serving is not None:
-            self._serving.cancel()
-            await asyncio.gather(self._serving, return_exceptions=True)
-        await self._compute.close()
+        if self._users <= 0:
+            await super().close()
+
+    async def _end(self) -> None:
         await asyncio.to_thread(self._words.shutdown, cancel_futures=True)
 
-    def _load(self) -> Any:
-        return find(self._family).load(*self._source)
+    def stats(self) -> dict[str, Any]:
+        return {**super().stats(), "budget": self.engine.schedule.budget._asdict()}
 
     @property
-    def busy(self) -> float:
-        """Seconds of computing."""
-        return self._compute.clock.seconds
-
-    def stats(self) -> dict[str, Any]:
-        engine = self.engine
-        return {
-            "parameters": self.thinker.parameters,
-            "slots": self._settings.slots,
-            "used": engine.used,
-            "waiting": engine.waiting,
-            "tokens": engine.tokens,
-            "batches": {str(size): count for size, count in sorted(engine.batches.items())},
-            "budget": engine.schedule.budget._asdict(),
-        }
+    def thinker(self) -> Thinker:
+        return self.model
 
     # The loop, for an encoder that shares it
 

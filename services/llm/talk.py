@@ -16,9 +16,9 @@ from torch import Tensor
 from omnibus.errors import BadRequest, ContextTooLong
 from omnibus.executor.contract import Item, Job
 from omnibus_models.contract import Prefill, Talker
-from omnibus_models.families import family as find
-from services.llm.compute import Compute
-from services.llm.engine import Engine, Limits
+from services.compute import Source
+from services.llm.engine import Limits
+from services.llm.hosted import HostedDecoder
 from services.llm.params import TalkParams, read, sampling
 from services.llm.sampling import Picker
 from services.llm.sequence import Sequence, relayed
@@ -98,7 +98,7 @@ class TalkFeed:
         return [None] * len(batch)
 
 
-class TalkRunner:
+class TalkRunner(HostedDecoder[Talker, Talking]):
     """A ``Runner`` for talkers.
 
     Inputs: ``prompt`` (rows [T + 3, H]) and ``layout`` (positions [axes, T]) as ``Item``s, ``rows``
@@ -108,30 +108,10 @@ class TalkRunner:
     def __init__(
         self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: TalkSettings
     ) -> None:
-        self._source = (component, checkpoint, device, dtype)
-        self._family = family
+        source = Source(component, family, checkpoint, device, dtype)
+        limits = Limits(settings.slots, settings.context, settings.share)
+        super().__init__(source, settings.threads, limits, TalkFeed)
         self._settings = settings
-        self._compute = Compute(component, settings.threads)
-        self._talker: Talker
-        self._engine: Engine[Talking]
-        self._serving: asyncio.Task[None] | None = None
-
-    @property
-    def busy(self) -> float:
-        return self._compute.clock.seconds
-
-    async def load(self) -> None:
-        self._talker = await self._compute(self._load)
-        self._context = min(self._settings.context or self._talker.context, self._talker.context)
-        self._engine = Engine(
-            self._talker,
-            TalkFeed(self._talker),
-            self._compute,
-            Limits(self._settings.slots, self._context, self._settings.share),
-        )
-        await self._engine.start()
-        self._compute.clock.seconds = 0.0
-        self._serving = asyncio.create_task(self._engine.serve(), name="engine")
 
     async def run(self, job: Job) -> None:
         params = read(job.inputs.get("params"), TalkParams)
@@ -146,45 +126,25 @@ class TalkRunner:
         sequence = self._sequence(prefill, prompt_rows[-2:].clone(), params, job.seed)
         sequence.extend(rows[1:])
         async with self._pumped(stream, sequence):
-            with self._engine.admit(sequence):
+            with self.engine.admit(sequence):
                 finish = await _codes(job, sequence, self._settings)
         job.close("codes", {"finish_reason": finish})
 
-    async def close(self) -> None:
-        if self._serving is not None:
-            self._serving.cancel()
-            await asyncio.gather(self._serving, return_exceptions=True)
-        await self._compute.close()
-
-    def stats(self) -> dict[str, Any]:
-        engine = self._engine
-        return {
-            "parameters": self._talker.parameters,
-            "slots": self._settings.slots,
-            "used": engine.used,
-            "waiting": engine.waiting,
-            "tokens": engine.tokens,
-            "batches": {str(size): count for size, count in sorted(engine.batches.items())},
-        }
-
-    def _load(self) -> Any:
-        return find(self._family).load(*self._source)
-
     def _start(self, prompt: Tensor, layout: np.ndarray, first: Tensor) -> Prefill:
-        device, dtype = self._talker.device, self._talker.dtype
+        device, dtype = self.model.device, self.model.dtype
         positions = torch.tensor(layout, dtype=torch.long, device=device)
-        return self._talker.start(prompt.to(device, dtype), positions, first.to(device, dtype))
+        return self.model.start(prompt.to(device, dtype), positions, first.to(device, dtype))
 
     def _sequence(self, prefill: Prefill, tail: Tensor, params: TalkParams, seed: int) -> Talking:
         length = prefill.inputs.shape[0]
-        limit = min(params.max_codes or self._talker.max_codes, self._talker.max_codes, self._context - length)
+        limit = min(params.max_codes or self.model.max_codes, self.model.max_codes, self.context - length)
         if limit <= 0:
             raise ContextTooLong(
-                f"the prompt has {length} positions and the talker's context {self._context}; send a shorter prompt",
+                f"the prompt has {length} positions and the talker's context {self.context}; send a shorter prompt",
                 param="messages",
             )
-        picker = Picker(sampling(params, limit, seed), self._talker.vocabulary)
-        return Talking(prefill, picker, self._talker.eos, tail)
+        picker = Picker(sampling(params, limit, seed), self.model.vocabulary)
+        return Talking(prefill, picker, self.model.eos, tail)
 
     @asynccontextmanager
     async def _pumped(self, stream: AsyncIterator[Item], sequence: Talking) -> AsyncIterator[None]:
@@ -200,9 +160,9 @@ class TalkRunner:
             async for item in stream:
                 if item.array is not None:  # what the thinker says at the end has no row
                     sequence.extend(_rows(item))
-                self._engine.wake()
+                self.engine.wake()
             sequence.end()
-            self._engine.wake()
+            self.engine.wake()
 
 
 async def _codes(job: Job, sequence: Talking, settings: TalkSettings) -> str:

@@ -81,6 +81,11 @@ HALVES: dict[str, dict[str, Any]] = {
     "EPD": {"components": ["vision", "prefill", "decode"], "service": "llm"},
 }
 
+#: More options of single families.
+MORE: dict[str, dict[str, Any]] = {
+    "qwen2_5_omni": {"Ta+V": {"components": ["talker", "vocoder"], "service": "llm"}},
+}
+
 #: The tiny models that run anywhere: name to family.
 TINY = {"qwen2.5-vl-tiny": "qwen2_5_vl", "qwen2.5-omni-tiny": "qwen2_5_omni"}
 
@@ -98,7 +103,11 @@ def family(name: str) -> dict[str, Any]:
     """
     if name in FAMILIES:
         usual = {"voices": [], "composite": "", "engine": "", **FAMILIES[name], **DEPLOYMENTS[name]}
-        return {**usual, "tasks": {**usual["tasks"], **SPLIT}, "options": {**HALVES, **usual["options"]}}
+        return {
+            **usual,
+            "tasks": {**usual["tasks"], **SPLIT},
+            "options": {**HALVES, **MORE.get(name, {}), **usual["options"]},
+        }
     found = plugins.family(name) if name != PYTHON else None
     if found is None:
         known = {*FAMILIES, *plugins.families()} - {PYTHON}

@@ -18,3 +18,8 @@ def vl_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def omni_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build("qwen2_5_omni", tmp_path_factory.mktemp("checkpoints") / "omni")
+
+
+@pytest.fixture(scope="session")
+def image_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen_image", tmp_path_factory.mktemp("checkpoints") / "image")

@@ -54,6 +54,7 @@ def job(question: Question, encoders: list[Any], *, voice: str | None = None, **
     return MemoryJob(inputs | ({"voice": voice} if voice else {}), SPEECH if voice else ())
 
 
+@pytest.mark.cell("vllm", "qwen2_5_omni", "tokens", shape="Th")
 @pytest.mark.parametrize("name", QUESTIONS)
 async def test_it_says_what_transformers_says(
     runner: VllmRunner, reference: ThinkRunner, encoders: list[Any], name: str
@@ -67,6 +68,7 @@ async def test_it_says_what_transformers_says(
     assert (mine.text, mine.end("text")) == (other.text, other.end("text"))
 
 
+@pytest.mark.cell("vllm", "qwen2_5_omni", "rows", shape="Th")
 @pytest.mark.parametrize("name", QUESTIONS)
 async def test_its_talker_gets_the_same_rows(
     runner: VllmRunner, reference: ThinkRunner, encoders: list[Any], name: str

@@ -46,6 +46,7 @@ async def everybody(system: System) -> AsyncIterator[None]:
     await system.ledger_is_empty()
 
 
+@pytest.mark.cell("vllm", "qwen2_5_vl", "tokens", shape="E>L")
 @pytest.mark.parametrize("name", VL_QUESTIONS)
 async def test_ids_and_text_are_those_of_the_whole_model(system: System, vl: Path, name: str) -> None:
     question = VL_QUESTIONS[name]

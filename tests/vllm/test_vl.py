@@ -60,6 +60,7 @@ async def test_it_holds_the_language_model_alone(runner: VllmRunner, reference: 
     assert 0 < runner.stats()["parameters"] <= reference.stats()["parameters"]
 
 
+@pytest.mark.cell("vllm", "qwen2_5_vl", "tokens", shape="L")
 @pytest.mark.parametrize("name", VL_QUESTIONS)
 async def test_it_says_what_transformers_says(vl: Path, runner: VllmRunner, reference: ThinkRunner, name: str) -> None:
     question = VL_QUESTIONS[name]
@@ -72,6 +73,7 @@ async def test_it_says_what_transformers_says(vl: Path, runner: VllmRunner, refe
     assert (mine.text, mine.end("text")) == (other.text, other.end("text"))
 
 
+@pytest.mark.cell("vllm", "qwen2_5_vl", "tokens", shape="L")
 async def test_32_mixed_requests_at_once_equal_those_of_transformers(
     runner: VllmRunner, reference: ThinkRunner
 ) -> None:

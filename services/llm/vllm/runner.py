@@ -12,8 +12,8 @@ from omnibus.errors import BadRequest
 from omnibus.executor.contract import Job
 from omnibus_models.contract import Prompt, Reader
 from omnibus_models.families import family as find
+from services.compute import Compute
 from services.llm.asking import counts, read_items, read_messages
-from services.llm.compute import Compute
 from services.llm.params import ThinkParams, read, room, sampling
 from services.llm.runner import Take, answer
 from services.llm.sequence import Step

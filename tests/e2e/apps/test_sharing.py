@@ -53,6 +53,7 @@ async def pids(twins: Estate) -> dict[str, int]:
     return await twins.system.whole()
 
 
+@pytest.mark.cell("transformers", "qwen2_5_vl", "tokens", shape="a/E>L")
 @pytest.mark.parametrize("name", VL_QUESTIONS)
 async def test_a_model_whose_encoder_is_anothers_says_what_it_says_alone(
     twins: Estate, twin_checkpoint: Path, name: str

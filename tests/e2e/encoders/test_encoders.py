@@ -51,6 +51,7 @@ async def kept(system: System) -> Counter[str]:
     return total
 
 
+@pytest.mark.cell("transformers", "qwen2_5_vl", "tokens", shape="E>L")
 async def test_a_requests_images_are_encoded_by_both(encoders: System, vl_checkpoint: Path):
     question = pictures(1, 2, 3, 4)
     _, expected = oracle.vl_answer(vl_checkpoint, question.plain, question.media, TOKENS)
@@ -64,6 +65,7 @@ async def test_a_requests_images_are_encoded_by_both(encoders: System, vl_checkp
     await encoders.ledger_is_empty()
 
 
+@pytest.mark.cell("transformers", "qwen2_5_vl", "tokens", shape="E>L")
 async def test_images_stay_in_their_order_whoever_encodes_them(encoders: System, vl_checkpoint: Path):
     questions = [pictures(5, 6, 7), pictures(7, 5, 6), pictures(6, 6, 5)]
     expected = [oracle.vl_answer(vl_checkpoint, one.plain, one.media, TOKENS)[1] for one in questions]

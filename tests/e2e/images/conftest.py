@@ -5,16 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from omnibus_models import tiny
 from tests.e2e.system import System, declaration, running
 
 MODEL = "qwen-image-tiny"
 GALLERY = Path(__file__).parent / "gallery"
-
-
-@pytest.fixture(scope="session")
-def image_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.build("qwen_image", tmp_path_factory.mktemp("checkpoints") / "image")
 
 
 @pytest.fixture(scope="package")

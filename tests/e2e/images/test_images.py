@@ -62,6 +62,7 @@ async def paint(studio: System, wish: dict[str, Any], path: str = "") -> tuple[l
     return [np.asarray(Image.open(io.BytesIO(base64.b64decode(each)))) for each in answer.json()], answer
 
 
+@pytest.mark.cell("transformers", "qwen_image", "pixels", shape=(APART, TOGETHER))
 @pytest.mark.parametrize("name", WISHES)
 async def test_a_picture_is_that_of_the_pipeline_apart_and_together(studio: System, image_checkpoint: Path, name: str):
     wish = WISHES[name]

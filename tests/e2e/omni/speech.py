@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from omnibus import catalog
 from tests import models_oracle as oracle
 from tests.e2e.questions import Question
 from tests.e2e.system import OMNI
 
 TOKENS, CODES, SEED, VOICE = 10, 40, 7, "Chelsie"
+FAMILY = catalog.family("qwen2_5_omni")
+APART = "EV>EA>Th>Ta>V"
 
 
 class Spoken(NamedTuple):
@@ -37,16 +40,11 @@ def wanted(question: Question, format: str = "wav", **more: Any) -> dict[str, An
     }
 
 
-def apart(question: Question, speech: bool) -> str:
-    """The path of separate executors for ``question``."""
-    used = [
-        ("EV", bool({"image", "video"} & question.media.keys())),
-        ("EA", "audio" in question.media),
-        ("Th", True),
-        ("Ta", speech),
-        ("V", speech),
-    ]
-    return ">".join(option for option, needed in used if needed)
+def taken(shape: str, question: Question, speech: bool) -> str:
+    """The path of ``question`` where executors have this ``shape``: those that it has no use for are left out."""
+    used = {"thinker", *(FAMILY["encoders"][kind] for kind in question.media)}
+    used |= {"talker", "vocoder"} if speech else set()
+    return ">".join(option for option in shape.split(">") if used & {*FAMILY["options"][option]["components"]})
 
 
 def whole_model(checkpoint: Path, question: Question, tokens: int = TOKENS, codes: int = CODES) -> Spoken:

@@ -6,23 +6,22 @@ from pathlib import Path
 import pytest
 
 from tests import models_oracle as oracle
-from tests.e2e.omni.speech import TOKENS, apart, same, spoken, wanted, whole_model
+from tests.e2e.omni.speech import APART, TOKENS, same, spoken, taken, wanted, whole_model
 from tests.e2e.questions import OMNI_QUESTIONS, Question, ask, audio, image
 from tests.e2e.system import OMNI, System
 from tests.e2e.watch import Watch
 
 pytestmark = pytest.mark.e2e
 
-HOW = pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
+SHAPES = pytest.mark.parametrize("shape", [APART, "M"])
 
 
-@HOW
+@pytest.mark.cell("transformers", "qwen2_5_omni", "tokens")
+@SHAPES
 @pytest.mark.parametrize("name", OMNI_QUESTIONS)
-async def test_ids_and_text_are_those_of_the_whole_model(
-    omni: System, omni_checkpoint: Path, name: str, together: bool
-):
+async def test_ids_and_text_are_those_of_the_whole_model(omni: System, omni_checkpoint: Path, name: str, shape: str):
     question = OMNI_QUESTIONS[name]
-    path = "M" if together else apart(question, speech=False)
+    path = taken(shape, question, speech=False)
     ids, text = oracle.omni_text(omni_checkpoint, question.plain, question.media, 24)
 
     async with Watch.on(omni) as watch, omni.client() as client:
@@ -40,13 +39,12 @@ async def test_ids_and_text_are_those_of_the_whole_model(
     assert watch.ids(raw.headers["x-request-id"]) == ids
 
 
-@HOW
+@pytest.mark.cell("transformers", "qwen2_5_omni", "waveform")
+@SHAPES
 @pytest.mark.parametrize("name", OMNI_QUESTIONS)
-async def test_speech_sounds_like_that_of_the_whole_model(
-    omni: System, omni_checkpoint: Path, name: str, together: bool
-):
+async def test_speech_sounds_like_that_of_the_whole_model(omni: System, omni_checkpoint: Path, name: str, shape: str):
     question = OMNI_QUESTIONS[name]
-    path = "M" if together else apart(question, speech=True)
+    path = taken(shape, question, speech=True)
 
     async with omni.http() as http:
         answer = await http.post("/v1/chat/completions", json=wanted(question), headers={"x-omnibus-path": path})

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.e2e.omni.speech import Spoken, apart, same, spoken, wanted, whole_model
+from tests.e2e.omni.speech import APART, Spoken, same, spoken, wanted, whole_model
 from tests.e2e.questions import ask, audio, image
 from tests.e2e.system import System
 from tests.e2e.watch import Watch
@@ -21,7 +21,6 @@ from tests.e2e.watch import Watch
 pytestmark = pytest.mark.e2e
 
 QUESTION = ask(image(2), audio(1.1, 1), "describe")
-APART = apart(QUESTION, speech=True)
 TOKENS, CODES = 120, 90
 LONG: dict[str, Any] = {"max_tokens": TOKENS, "audio": {"voice": "Chelsie", "format": "pcm16", "max_tokens": CODES}}
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-from tests.e2e.omni.speech import Spoken, apart, same, spoken, wanted
+from tests.e2e.omni.speech import APART, Spoken, same, spoken, wanted
 from tests.e2e.questions import ask, audio, image
 from tests.e2e.system import System
 from tests.e2e.watch import events
@@ -45,7 +45,7 @@ def sound(found: list[dict[str, Any]]) -> bytes:
     return b"".join(base64.b64decode(delta.get("audio", {}).get("data", "")) for delta in deltas(found))
 
 
-@pytest.mark.parametrize("path", [apart(QUESTION, speech=True), "M"], ids=["apart", "together"])
+@pytest.mark.parametrize("path", [APART, "M"])
 async def test_sound_begins_before_the_text_has_ended(omni: System, path: str):
     found = await streamed(omni, path, **LONGEST)
 
@@ -59,7 +59,7 @@ def spoke(delta: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("format", ["wav", "pcm16"])
-@pytest.mark.parametrize("path", [apart(QUESTION, speech=True), "M"], ids=["apart", "together"])
+@pytest.mark.parametrize("path", [APART, "M"])
 async def test_a_stream_adds_up_to_the_whole_answer(omni: System, path: str, format: str):
     found = await streamed(omni, path, format=format)
     async with omni.http() as http:

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests import models_oracle as oracle
@@ -11,6 +12,7 @@ from tests.e2e.omni.speech import same, spoken, wanted, whole_model
 from tests.e2e.questions import OMNI_QUESTIONS, VL_QUESTIONS, Question, ask, image
 from tests.e2e.shapes.conftest import PATHS
 from tests.e2e.system import OMNI, VL, System
+from tests.e2e.traffic import Edge, traffic
 from tests.e2e.watch import Watch
 
 pytestmark = pytest.mark.e2e
@@ -31,18 +33,20 @@ async def said(system: System, question: Question, path: str, **more: Any) -> tu
     return raw.parse().choices[0].message.content or "", watch.ids(raw.headers["x-request-id"])
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.cell("transformers", "qwen2_5_vl", "tokens")
+@pytest.mark.parametrize("shape", PATHS)
 @pytest.mark.parametrize("name", VL_QUESTIONS)
-async def test_ids_and_text_are_those_of_the_whole_model(shapes: System, vl_checkpoint: Path, path: str, name: str):
+async def test_ids_and_text_are_those_of_the_whole_model(shapes: System, vl_checkpoint: Path, shape: str, name: str):
     question = VL_QUESTIONS[name]
     ids, text = oracle.vl_answer(vl_checkpoint, question.plain, question.media, TOKENS)
 
-    answer = await said(shapes, question, path if question.media else PATHS[path])
+    answer = await said(shapes, question, shape if question.media else PATHS[shape])
 
     assert answer == (text, ids)
     await shapes.ledger_is_empty()
 
 
+@pytest.mark.cell("transformers", "qwen2_5_vl", "sampled", shape=tuple(PATHS))
 async def test_sampled_answers_do_not_depend_on_the_shape(shapes: System):
     question = ask(image(4), "describe the image")
 
@@ -52,6 +56,7 @@ async def test_sampled_answers_do_not_depend_on_the_shape(shapes: System):
     assert all(answer == answers[0] for answer in answers)
 
 
+@pytest.mark.cell("transformers", "qwen2_5_omni", "tokens", shape="R>P>D")
 @pytest.mark.parametrize("name", OMNI_QUESTIONS)
 async def test_an_omni_model_writes_what_the_whole_model_writes(shapes: System, omni_checkpoint: Path, name: str):
     question = OMNI_QUESTIONS[name]
@@ -62,6 +67,7 @@ async def test_an_omni_model_writes_what_the_whole_model_writes(shapes: System, 
     assert answer == (text, ids)
 
 
+@pytest.mark.cell("transformers", "qwen2_5_omni", "waveform", shape="R>P>D")
 async def test_an_omni_model_sounds_like_the_whole_model(shapes: System, omni_checkpoint: Path):
     question = OMNI_QUESTIONS["image and audio"]
 
@@ -72,6 +78,30 @@ async def test_an_omni_model_sounds_like_the_whole_model(shapes: System, omni_ch
     assert answer.headers["x-omnibus-path"] == "R>P>D"
     same(spoken(answer.json()), whole_model(omni_checkpoint, question))
     await shapes.ledger_is_empty()
+
+
+EMBEDDING, CACHE = ("embedding",), ("start", "cache")
+CROSSES = {
+    "E>P>D": {("E", "P"): EMBEDDING, ("P", "D"): CACHE},
+    "EP>D": {("EP", "D"): CACHE},
+    "ED>P": {("ED", "P"): EMBEDDING, ("P", "ED"): CACHE},
+    "E>PD": {("E", "PD"): EMBEDDING},
+    "EPD": {},
+}
+
+
+@pytest.mark.parametrize("shape", PATHS)
+async def test_only_what_another_executor_needs_is_moved(shapes: System, shape: str):
+    body = {"model": VL, "messages": VL_QUESTIONS["two images"].messages, "max_tokens": 8, "temperature": 0}
+
+    async def asked() -> httpx.Response:
+        async with shapes.http() as http:
+            return await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": shape})
+
+    moved = await traffic(shapes, asked)
+
+    assert moved.edges == {Edge(*ends, output) for ends, outputs in CROSSES[shape].items() for output in outputs}
+    assert moved.granted == moved.named
 
 
 async def test_requests_of_all_shapes_at_the_same_time_each_get_their_own_answer(shapes: System, vl_checkpoint: Path):

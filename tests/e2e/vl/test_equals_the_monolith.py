@@ -13,13 +13,14 @@ from tests.e2e.watch import Watch
 pytestmark = pytest.mark.e2e
 
 TOKENS = 24
-APART = {"text": "L", "image": "E>L", "two images": "E>L", "video": "E>L"}
 
 
-@pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
+@pytest.mark.cell("transformers", "qwen2_5_vl", "tokens")
+@pytest.mark.parametrize("shape", ["E>L", "EL", "E>EL"])
 @pytest.mark.parametrize("name", VL_QUESTIONS)
-async def test_ids_and_text_are_those_of_the_whole_model(vl: System, vl_checkpoint: Path, name: str, together: bool):
-    question, path = VL_QUESTIONS[name], "EL" if together else APART[name]
+async def test_ids_and_text_are_those_of_the_whole_model(vl: System, vl_checkpoint: Path, name: str, shape: str):
+    question = VL_QUESTIONS[name]
+    path = shape if question.media else shape.removeprefix("E>")
     ids, text = oracle.vl_answer(vl_checkpoint, question.plain, question.media, TOKENS)
 
     async with Watch.on(vl) as watch, vl.client() as client:

@@ -165,7 +165,7 @@ async def test_a_cancelled_picture_takes_no_further_step(runner: DenoiseRunner) 
 async def test_a_picture_that_cannot_step_fails_alone(
     runner: DenoiseRunner, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad, good, begin = job(seed=99), job(), runner._denoiser.open
+    bad, good, begin = job(seed=99), job(), runner.model.open
 
     def broken(picture: Picture, guides: Any) -> Any:
         one = begin(picture, guides)
@@ -173,7 +173,7 @@ async def test_a_picture_that_cannot_step_fails_alone(
             one.guides = (torch.zeros(3, 5),)
         return one
 
-    monkeypatch.setattr(runner._denoiser, "open", broken)
+    monkeypatch.setattr(runner.model, "open", broken)
 
     failed, made = await asyncio.gather(run(runner, bad), run(runner, good), return_exceptions=True)
 

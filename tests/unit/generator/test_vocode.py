@@ -119,7 +119,7 @@ async def test_who_has_no_sound_goes_before_who_has_some(omni: Path) -> None:
 
     # Somebody has the vocoder; then the rich one asks for it, and after that the poor one.
     held = threading.Event()
-    blocked = asyncio.get_running_loop().run_in_executor(runner._compute, held.wait)
+    blocked = asyncio.create_task(runner._compute(held.wait))
     tasks.append(asyncio.create_task(run(runner, other)))
     await runner_is(runner, waiting=0)
     stream.feed(Item({"codes": codes(48, 3)}))

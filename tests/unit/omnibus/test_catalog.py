@@ -57,6 +57,15 @@ def test_a_language_model_may_run_in_two_halves(path: str, runs: dict[str, str])
     assert {component for component in made.types if "vision" not in component} == {"prefill+decode"}
 
 
+def test_talker_and_vocoder_may_share_an_executor():
+    paths = [{"options": ["EV", "EA", "Th", "Ta+V"], "share": 1}]
+
+    made = plans({"m": {"family": "qwen2_5_omni", "checkpoint": "/m", "paths": paths}})["m"]
+
+    assert set(made.options) == {"EV", "EA", "Th", "Ta+V"}
+    assert made.options["Ta+V"].components == ("talker", "vocoder")
+
+
 @pytest.mark.parametrize("name", catalog.TWINS)
 def test_a_twin_runs_its_own_llm_behind_the_other_models_encoder(name: str):
     shared = catalog.TWINS[name]

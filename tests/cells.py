@@ -1,0 +1,114 @@
+"""Which engine serves which family in which shape with equal results, as tests claim it.
+
+A test of equality says its cell by ``@pytest.mark.cell("transformers", "qwen2_5_vl", "tokens")``: engine, family, and
+what is equal. The shape is the test's parameter ``shape``, so that it is the one that the test runs; a test
+without that parameter says ``shape=``, one or several.
+
+``python -m tests.cells`` writes the table into ``docs/engines.md``.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs" / "engines.md"
+BEGIN, END = "<!-- cells: python -m tests.cells -->\n", "<!-- end of cells -->\n"
+
+#: What may be equal, and what that means.
+KINDS = {
+    "tokens": "a greedy answer, as ids where a test sees them and as text, is that of `generate` of the whole model; "
+    "of a language model by itself (`L`, `Th`) that of `transformers`",
+    "sampled": "a sampled answer with a seed is the same in all shapes that say so",
+    "rows": "what a talker is given is what `transformers` gives it, to 1e-4",
+    "waveform": "speech is that of `generate` of the whole model, to one step of 16 bits",
+    "pixels": "a picture is that of the library's pipeline before it is rounded; shapes agree exactly",
+}
+#: A test with one of these is not run, or may fail: it can claim nothing.
+IDLE = ("skip", "skipif", "xfail", "bench", "browser", "docker")
+
+
+class Claim(NamedTuple):
+    """One test, and what it says."""
+
+    engine: str
+    family: str
+    shape: str
+    equal: str
+    file: str
+
+
+class Claims:
+    """A pytest plugin that reads the cells of all tests that are collected."""
+
+    def __init__(self) -> None:
+        self.found: set[Claim] = set()
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        for mark in item.iter_markers("cell"):
+            self.found |= set(_read(item, mark))
+
+
+def collected() -> set[Claim]:
+    """The claims of all tests. Raises ``ValueError`` when tests cannot be collected or claim what they cannot."""
+    claims = Claims()
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.cell(" in path.read_text()]
+    with contextlib.redirect_stdout(sys.stderr):
+        code = pytest.main(["--collect-only", "-qq", f"--rootdir={ROOT}", *map(str, files)], plugins=[claims])
+    if code:
+        raise ValueError("the tests could not be collected, see above")
+    return claims.found
+
+
+def table(claims: Iterable[Claim]) -> str:
+    """What the documentation says of ``claims``, in Markdown."""
+    rows: dict[tuple[str, str, str], set[Claim]] = {}
+    for claim in claims:
+        rows.setdefault(claim[:3], set()).add(claim)
+    lines = ["| engine | family | shape | equal | tests |", "|---|---|---|---|---|"]
+    lines += [_row(cell, rows[cell]) for cell in sorted(rows, key=_order)]
+    said = {claim.equal for found in rows.values() for claim in found}
+    return "\n".join([*lines, "", *(f"- **{kind}**: {KINDS[kind]}." for kind in KINDS if kind in said), ""])
+
+
+def write(path: Path, claims: Iterable[Claim]) -> None:
+    """Put the table where it belongs in ``path``."""
+    before, rest = path.read_text().split(BEGIN)
+    after = rest.split(END)[1]
+    path.write_text(f"{before}{BEGIN}{table(claims)}{END}{after}")
+
+
+def _read(item: pytest.Item, mark: pytest.Mark) -> Iterator[Claim]:
+    engine, family, equal = mark.args
+    given = getattr(item, "callspec", None)
+    shape = mark.kwargs["shape"] if "shape" in mark.kwargs else given.params["shape"] if given else None
+    idle = [name for name in IDLE if item.get_closest_marker(name)]
+    if idle or shape is None or equal not in KINDS:
+        raise ValueError(f"{item.nodeid} claims {mark.args} in shape {shape}, marked {idle}: it cannot")
+    for one in (shape,) if isinstance(shape, str) else shape:
+        yield Claim(engine, family, one, equal, str(item.path.relative_to(item.config.rootpath)))
+
+
+def _row(cell: tuple[str, str, str], claims: set[Claim]) -> str:
+    engine, family, shape = cell
+    equal = {claim.equal for claim in claims}
+    said = ", ".join(kind for kind in KINDS if kind in equal)
+    files = ", ".join(map(_link, sorted({claim.file for claim in claims})))
+    return f"| {engine} | {family} | `{shape}` | {said} | {files} |"
+
+
+def _link(file: str) -> str:
+    return f"[{file.removeprefix('tests/').removesuffix('.py')}](../{file})"
+
+
+def _order(cell: tuple[str, str, str]) -> tuple[str, str, int, str]:
+    engine, family, shape = cell
+    return engine, family, shape.count(">"), shape
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if sys.argv[1:] else DOCS, collected())

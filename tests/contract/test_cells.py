@@ -1,0 +1,102 @@
+"""The table of what is equal says what tests run, no more and no less."""
+
+import subprocess
+import sys
+
+import pytest
+
+from omnibus import catalog
+from services import engines
+from tests import cells
+from tests.cells import Claim
+
+pytest_plugins = "pytester"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of today with the table as the command writes it."""
+    page = tmp_path_factory.mktemp("docs") / "engines.md"
+    page.write_text(cells.DOCS.read_text())
+    command = [sys.executable, "-m", "tests.cells", str(page)]
+    done = subprocess.run(command, cwd=cells.ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return page.read_text()
+
+
+@pytest.mark.slow
+def test_the_table_is_what_the_tests_claim(written: str):
+    assert cells.DOCS.read_text() == written, "run `make cells`"
+
+
+def rows() -> list[list[str]]:
+    block = cells.DOCS.read_text().split(cells.BEGIN)[1].split(cells.END)[0]
+    lines = [line for line in block.splitlines() if line.startswith("| ")][1:]
+    return [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_every_engine_and_family_of_the_table_is_one_there_is():
+    found = rows()
+
+    assert {engine for engine, *_ in found} == {"transformers", "vllm"}
+    assert all(callable(getattr(engines, engine)) for engine, *_ in found)
+    assert {family for _, family, *_ in found} == set(catalog.FAMILIES)
+
+
+@pytest.mark.parametrize("family", catalog.FAMILIES)
+def test_every_usual_path_of_a_family_is_in_the_table(family: str):
+    usual = {">".join(path["options"]) for path in catalog.DEPLOYMENTS[family]["paths"]}
+
+    assert usual <= {shape for engine, of, shape, *_ in rows() if (engine, of) == ("transformers", family)}
+
+
+def collect(pytester: pytest.Pytester, *marks: str, of: str = "") -> tuple[bool, set[Claim]]:
+    """Whether a test with ``marks`` and the parameters ``of`` can be collected, and what it claims."""
+    pytester.makeini("[pytest]\nmarkers = cell\nasyncio_default_fixture_loop_scope = function")
+    said = "\n".join(f"@pytest.mark.{mark}" for mark in marks)
+    file, claims = pytester.makepyfile(f"import pytest\n\n{said}\ndef test_it({of}): pass\n"), cells.Claims()
+    result = pytester.inline_run("--collect-only", str(file), plugins=[claims])
+    return result.ret == pytest.ExitCode.OK, claims.found
+
+
+CELL, SHAPES = 'cell("sim", "toy", "tokens")', 'parametrize("shape", ["E>L", "EL"])'
+
+
+def test_the_shape_of_a_claim_is_the_one_that_the_test_runs(pytester: pytest.Pytester):
+    good, found = collect(pytester, CELL, SHAPES, of="shape")
+
+    assert good
+    assert {claim[:4] for claim in found} == {("sim", "toy", shape, "tokens") for shape in ("E>L", "EL")}
+
+
+def test_a_test_of_several_shapes_at_once_says_them(pytester: pytest.Pytester):
+    good, found = collect(pytester, 'cell("sim", "toy", "pixels", shape=("TDV", "T>D>V"))')
+
+    assert good
+    assert {claim.shape for claim in found} == {"TDV", "T>D>V"}
+
+
+@pytest.mark.parametrize(
+    ("marks", "of"),
+    [
+        ([CELL], ""),
+        (['cell("sim", "toy", "beauty", shape="EL")'], ""),
+        ([CELL, SHAPES, "skip"], "shape"),
+        ([CELL, SHAPES, "xfail"], "shape"),
+        ([CELL, SHAPES, 'skipif(False, reason="never")'], "shape"),
+    ],
+    ids=["no shape", "nothing known", "skipped", "may fail", "may be skipped"],
+)
+def test_what_is_not_run_or_says_too_little_claims_nothing(pytester: pytest.Pytester, marks: list[str], of: str):
+    good, found = collect(pytester, *marks, of=of)
+
+    assert not good
+    assert found == set()
+
+
+def test_claims_of_one_cell_share_a_row():
+    found = [Claim("sim", "toy", "EL", equal, f"tests/{file}.py") for equal, file in (("rows", "b"), ("tokens", "a"))]
+
+    row = cells.table(found).splitlines()[2]
+
+    assert row == "| sim | toy | `EL` | tokens, rows | [a](../tests/a.py), [b](../tests/b.py) |"

@@ -1,0 +1,43 @@
+"""Components that share an executor: encoder and LLM (EL), talker and vocoder (Ta+V), and everything (M, TDV)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnibus import catalog
+from tests.e2e.images.conftest import GALLERY, MODEL
+from tests.e2e.system import OMNI, VL, System, declaration, running
+
+
+def declared(family: str, checkpoint: Path, *shapes: str) -> dict[str, Any]:
+    """A model whose paths are ``shapes``, in options of its family."""
+    options, paths = catalog.family(family)["options"], [shape.split(">") for shape in shapes]
+    return declaration(
+        family,
+        checkpoint,
+        options={name: options[name] for path in paths for name in path},
+        paths=[{"options": path, "share": 1} for path in paths],
+    )
+
+
+@pytest.fixture(scope="package")
+def together(
+    tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, omni_checkpoint: Path, image_checkpoint: Path
+) -> Iterator[System]:
+    models = {
+        VL: declared("qwen2_5_vl", vl_checkpoint, "EL"),
+        OMNI: declared("qwen2_5_omni", omni_checkpoint, "EV>EA>Th>Ta+V", "M"),
+        MODEL: declared("qwen_image", image_checkpoint, "TDV"),
+    }
+    app = ("--app", str(GALLERY / "painter.py"), "--apps-dir", str(GALLERY))
+    with running(tmp_path_factory.mktemp("together"), models, *app) as system:
+        yield system
+
+
+@pytest.fixture(autouse=True)
+async def everybody(together: System) -> None:
+    """A test begins when all executors are there and the gateway knows them."""
+    await together.whole()
+    await together.becomes_ready()

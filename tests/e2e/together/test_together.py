@@ -1,0 +1,76 @@
+"""What runs in one executor stays in it: no message, no memory of the arena, and the same answer."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.images.test_images import WISHES, paint
+from tests.e2e.omni.speech import same, spoken, taken, wanted, whole_model
+from tests.e2e.questions import OMNI_QUESTIONS, VL_QUESTIONS
+from tests.e2e.system import VL, System
+from tests.e2e.traffic import Edge, Traffic, traffic
+
+pytestmark = pytest.mark.e2e
+
+SPEECH = "EV>EA>Th>Ta+V"
+SPOKEN = OMNI_QUESTIONS["image and audio"]
+PICTURED = VL_QUESTIONS["two images"]
+
+
+async def chat(system: System, body: dict[str, Any], path: str) -> httpx.Response:
+    async with system.http() as http:
+        answer = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": path})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-omnibus-path"] == path
+    return answer
+
+
+async def test_embeddings_of_an_encoder_beside_its_llm_are_not_moved(together: System):
+    body = {"model": VL, "messages": PICTURED.messages, "max_tokens": 8, "temperature": 0}
+
+    moved = await traffic(together, lambda: chat(together, body, "EL"))
+
+    assert moved == Traffic(set(), granted=2, named=2)  # the files of two images
+
+
+async def test_codes_of_a_talker_beside_its_vocoder_are_not_moved(together: System):
+    moved = await traffic(together, lambda: chat(together, wanted(SPOKEN), SPEECH))
+
+    assert {edge for edge in moved.edges if edge.producer == "Ta+V"} == set()
+    assert {edge for edge in moved.edges if edge.consumer == "Ta+V"} == {
+        Edge("Th", "Ta+V", output) for output in ("prompt", "layout", "rows")
+    }
+    assert moved.granted == moved.named
+
+
+async def test_what_a_whole_model_thinks_and_talks_is_not_moved(together: System):
+    moved = await traffic(together, lambda: chat(together, wanted(SPOKEN), "M"))
+
+    assert moved.edges == set()
+    assert moved.granted == moved.named
+
+
+async def test_what_guides_a_picture_and_its_latents_are_not_moved(together: System):
+    async def painted() -> httpx.Response:
+        return (await paint(together, WISHES["square"], "TDV"))[1]
+
+    moved = await traffic(together, painted)
+
+    assert moved == Traffic(set(), granted=1, named=1)  # the picture
+
+
+@pytest.mark.cell("transformers", "qwen2_5_omni", "tokens")
+@pytest.mark.cell("transformers", "qwen2_5_omni", "waveform")
+@pytest.mark.parametrize("shape", [SPEECH])
+@pytest.mark.parametrize("name", OMNI_QUESTIONS)
+async def test_speech_sounds_like_that_of_the_whole_model(
+    together: System, omni_checkpoint: Path, name: str, shape: str
+):
+    question = OMNI_QUESTIONS[name]
+
+    answer = await chat(together, wanted(question), taken(shape, question, speech=True))
+
+    same(spoken(answer.json()), whole_model(omni_checkpoint, question))
+    await together.ledger_is_empty()

@@ -1,0 +1,58 @@
+"""What one request moves between executors: over the bus, and through the arena."""
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, NamedTuple
+
+import httpx
+import msgspec
+
+from omnibus import graph
+from omnibus.bus import messages, subjects
+from omnibus.bus.messages import Chunk
+from tests.e2e.system import System
+from tests.e2e.watch import Watch
+
+
+class Edge(NamedTuple):
+    """A chunk between executors, by options."""
+
+    producer: str
+    consumer: str
+    output: str
+
+
+class Traffic(NamedTuple):
+    """What one request moved: edges, blocks of the arena that were given out, and those that messages named."""
+
+    edges: set[Edge]
+    granted: int
+    named: int
+
+
+async def traffic(system: System, request: Callable[[], Awaitable[httpx.Response]]) -> Traffic:
+    async with system.tensors() as tensors, Watch.on(system) as watch:
+        before = (await tensors.stats())["granted_total"]
+        answer = await request()
+        id = answer.headers["x-request-id"]
+        await watch.end(id)
+        await system.ledger_is_empty()
+        granted = (await tensors.stats())["granted_total"] - before
+    sent = graph.decode((await system.record(id))[0])
+    options = dict(zip(sent.route, sent.options, strict=True))
+    edges = {
+        Edge(sent.options[chunk.node], options[delivery.subject.split(".")[2]], chunk.output)
+        for delivery in watch.seen
+        if delivery.subject.startswith(f"{subjects.ROOT}.edge.")
+        for chunk in messages.decode_edges(delivery.data)
+        if isinstance(chunk, Chunk) and chunk.inv == id
+    }
+    bodies = [msgspec.json.decode(one.data) for one in watch.seen if one.data.startswith(b"{")]
+    return Traffic(edges, granted, len(set(handles(bodies))))
+
+
+def handles(value: Any) -> Iterator[tuple[int, int]]:
+    """Whatever names a block in a message, wherever it stands."""
+    if isinstance(value, dict) and "generation" in value:
+        yield value["id"], value["generation"]
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from handles(each)

@@ -1,0 +1,75 @@
+"""What all runners have in common: loading is no work, and closing leaves no thread, however far loading came."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from omnibus.executor.contract import Runner
+from omnibus.settings import ExecutorSettings
+from omnibus_models import tiny
+from services import engines
+from services.compute import Compute
+
+FAMILY = {"text_encoder": "qwen_image", "dit": "qwen_image", "vae": "qwen_image"}
+COMPONENTS = sorted(engines._TRANSFORMERS)
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Fails when a thread of a component is left."""
+    yield
+    left = [
+        one.name for one in threading.enumerate() if one.name.split("_0")[0].split("-")[0] in {*COMPONENTS, "words"}
+    ]
+    assert left == []
+
+
+def runner(component: str, checkpoint: Path) -> Runner:
+    family = FAMILY.get(component, "qwen2_5_omni")
+    settings = ExecutorSettings(family=family, checkpoint=str(checkpoint), components=component, threads=1)
+    return engines.transformers(component, settings)
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+async def test_what_was_never_loaded_can_be_closed(component: str, tmp_path: Path) -> None:
+    await runner(component, tmp_path).close()
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+async def test_what_could_not_be_loaded_can_be_closed(component: str, tmp_path: Path) -> None:
+    made = runner(component, tmp_path)
+
+    with pytest.raises(Exception):  # noqa: B017 - whatever the library says of an empty directory
+        await made.load()
+
+    await made.close()
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen_image", tmp_path_factory.mktemp("models") / "image")
+
+
+@pytest.mark.parametrize("component", FAMILY)
+async def test_loading_is_no_work(component: str, image: Path) -> None:
+    made = runner(component, image)
+
+    await made.load()
+
+    assert made.busy == 0.0
+    assert made.stats()["parameters"] > 0
+    await made.close()
+
+
+async def test_calls_are_made_one_after_another_without_gradients_and_are_timed() -> None:
+    compute, weight = Compute("compute", 1), torch.ones(2, requires_grad=True)
+
+    made = await compute(lambda: (weight * 2, threading.current_thread().name))
+
+    assert not made[0].requires_grad
+    assert made[1].startswith("compute")
+    assert compute.clock.seconds > 0.0
+    await compute.close()

@@ -1,0 +1,65 @@
+"""Thinkers in vLLM that share an executor with other components: an encoder (EL), and all of an omni model (M)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnibus import catalog
+from tests import models_oracle as oracle
+from tests.e2e.omni.speech import same, spoken, wanted, whole_model
+from tests.e2e.questions import OMNI_QUESTIONS, VL_QUESTIONS
+from tests.e2e.shapes.test_shapes import said
+from tests.e2e.system import OMNI, VL, System, declaration, running
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.e2e]
+
+TOKENS = 24
+
+
+def declared(family: str, checkpoint: Path, shape: str) -> dict[str, Any]:
+    option = {**catalog.family(family)["options"][shape], "engine": "services.engines:vllm"}
+    return declaration(family, checkpoint, options={shape: option}, paths=[{"options": [shape], "share": 1}])
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory, vl: Path, omni: Path) -> Iterator[System]:
+    models = {VL: declared("qwen2_5_vl", vl, "EL"), OMNI: declared("qwen2_5_omni", omni, "M")}
+    with running(tmp_path_factory.mktemp("together"), models, OMNIBUS_VLLM_KV_MIB="32") as system:
+        yield system
+
+
+@pytest.fixture(autouse=True)
+async def everybody(system: System) -> None:
+    await system.whole()
+    await system.becomes_ready()
+
+
+@pytest.mark.cell("vllm", "qwen2_5_vl", "tokens")
+@pytest.mark.parametrize("shape", ["EL"])
+@pytest.mark.parametrize("name", VL_QUESTIONS)
+async def test_ids_and_text_are_those_of_the_whole_model(system: System, vl: Path, name: str, shape: str) -> None:
+    question = VL_QUESTIONS[name]
+    ids, text = oracle.vl_answer(vl, question.plain, question.media, TOKENS)
+
+    answer = await said(system, question, shape)
+
+    assert answer == (text, ids)
+    await system.ledger_is_empty()
+
+
+@pytest.mark.cell("vllm", "qwen2_5_omni", "tokens")
+@pytest.mark.cell("vllm", "qwen2_5_omni", "waveform")
+@pytest.mark.parametrize("shape", ["M"])
+@pytest.mark.parametrize("name", OMNI_QUESTIONS)
+async def test_it_says_and_sounds_what_the_whole_model_does(system: System, omni: Path, name: str, shape: str) -> None:
+    question = OMNI_QUESTIONS[name]
+
+    async with system.http() as http:
+        answer = await http.post("/v1/chat/completions", json=wanted(question), headers={"x-omnibus-path": shape})
+
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-omnibus-path"] == shape
+    same(spoken(answer.json()), whole_model(omni, question))
+    await system.ledger_is_empty()
