@@ -7,6 +7,9 @@ from omnibus.bus.messages import ExecutorStatus
 
 #: Seconds without a heartbeat after which an executor gets no new work and is asked whether it lives.
 SUSPECT = 1.2
+#: While an option has nobody else, its executors get work for so many seconds: heartbeats are late on a busy machine,
+#: and for one that is dead the bus says so.
+LAST_RESORT = 3.0
 #: Seconds that an executor may hold work without a single step before its stage counts as stuck.
 STUCK = 15.0
 #: How much of what a heartbeat says of other gateways' work is believed at once. All gateways hear the same
@@ -84,9 +87,9 @@ class Member:
         """Invocations that it can take before it is busy, as far as is known here."""
         return self.status.credits - self.own - self.foreign
 
-    def fit(self, now: float) -> bool:
+    def fit(self, now: float, within: float = SUSPECT) -> bool:
         """Ready and heard of lately."""
-        return self.status.state == "ready" and now - self.seen < SUSPECT
+        return self.status.state == "ready" and now - self.seen < within
 
     def stuck(self, now: float) -> bool:
         return self.status.inflight > 0 and now - self.progressed > STUCK
@@ -135,7 +138,10 @@ class Members:
         if pool is None:
             return []
         now = time.monotonic()
-        return [member for id, member in pool.members.items() if id not in exclude and member.fit(now)]
+        others = [member for id, member in pool.members.items() if id not in exclude]
+        return [member for member in others if member.fit(now)] or [
+            member for member in others if member.fit(now, LAST_RESORT)
+        ]
 
     def serving(self, model: str, option: str, exclude: frozenset[str] = frozenset(), origin: str = "") -> list[Member]:
         """Fit executors of ``option``. Those of another ``origin`` serve only while there is none of this one; those

@@ -4,9 +4,10 @@
     verdict = adapt.judge(scene)         # keep, other path rates alone, or the best plan
 
 Goal "throughput": the best plan serves more than ``margin`` more of what comes than the same replicas would with
-path rates of its own, and has done so for ``hold`` seconds. Goal "gpus": up at once when less than half of the
-headroom is left; down when fewer GPUs have been enough for long, counted in starts of an executor, for the
-highest rate of that time. What requests cost follows from their tokens: longer ones count as more.
+path rates of its own, and has done so for ``hold`` seconds, twice as long while the mix still changes. Goal "gpus":
+up at once when less than half of the headroom is left; down when fewer GPUs have been enough for long, counted in
+starts of an executor, for the highest rate of that time. What requests cost follows from their tokens: longer ones
+count as more.
 
 Executors that start serve nobody, so a change must be worth them: what it gains, in GPUs, as long as the load
 lasts must be more than the GPU-seconds of the starts. A load is taken to last as long as the plan before it did,
@@ -26,6 +27,8 @@ from services.planner.planned.load import Loads, ModelLoad
 
 #: Two deployments that differ by less than this part serve the same: models and measurements are no finer.
 SAME = 0.02
+#: The part of its requests that may have become of another type within half a window while a mix counts as steady.
+STEADY = 0.05
 #: Fewer GPUs must have been enough for so many starts of an executor.
 STARTS = 5.0
 #: A gain is no more than this: what serves nothing now would gain without end.
@@ -101,6 +104,7 @@ class Adapt:
         self._began = clock()
         self._changed = -math.inf
         self._true: dict[str, float] = {}  # what is true, since when
+        self._mixes: deque[tuple[float, dict[str, dict[str, float]]]] = deque()
         self._highest = {name: _Highest(self._patience, self._began, goal.rate) for name, goal in goals.items()}
 
     def changed(self) -> None:
@@ -138,7 +142,9 @@ class Adapt:
         """What to do now; ``changed`` is to be called once it is under way."""
         margin, hold = self._rules.margin, self._rules.hold
         gain = self._gain(scene, scene.best, scene.rerouted)
-        better = self._held("better", gain, margin, hold) and self._worth(min(gain, _MUCH) * scene.now.gpus, scene)
+        # A mix that still changes is on its way somewhere, unless it never arrives.
+        waited = self._held("better", gain, margin, hold if self._steady(scene.load) else 2 * hold)
+        better = waited and self._worth(min(gain, _MUCH) * scene.now.gpus, scene)
         routes = self._held("routes", self._gain(scene, scene.rerouted, scene.now), margin, hold)
         spared = scene.now.gpus - scene.best.gpus if any(goal.gpus for goal in self._goals.values()) else 0.0
         fewer = self._held("fewer", spared, 0.0, self._patience) and self._worth(spared, scene)
@@ -172,6 +178,17 @@ class Adapt:
         if value <= above / 2:
             self._true.pop(what, None)
         return False
+
+    def _steady(self, load: Loads) -> bool:
+        """Whether requests of each model are of the types that they were of half a window ago."""
+        now, before = self._clock(), {name: each.shares for name, each in load.items()}
+        while len(self._mixes) > 1 and self._mixes[1][0] <= now - self._rules.window / 2:
+            self._mixes.popleft()
+        self._mixes.append((now, before))
+        then, shares = self._mixes[0]
+        return then <= now - self._rules.window / 2 and all(
+            _moved(shares.get(name, {}), mix) <= STEADY for name, mix in before.items()
+        )
 
     def _worth(self, gpus: float, scene: Scene) -> bool:
         """Whether so many GPUs, as long as the load lasts, are more than what the starts take."""
@@ -229,6 +246,11 @@ class _Highest:
 def _scale(names: Iterable[str], scene: Scene, deployment: Deployment) -> float:
     """How many times the rates of ``names`` it serves; they grow together."""
     return min((deployment.capacity.get(name, 0.0) / scene.load[name].rate for name in names), default=0.0)
+
+
+def _moved(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    """The part of requests that are of another type."""
+    return sum(max(0.0, share - before.get(kind, 0.0)) for kind, share in after.items())
 
 
 def _more(name: str, one: Deployment, other: Deployment) -> bool:

@@ -60,10 +60,21 @@ def test_a_silent_executor_gets_nothing_until_it_speaks_again(clock: Clock):
     clock.now += module.SUSPECT - 0.01
     assert (fit(members), list(members.silent())) == (["e-0"], [])
     clock.now += 0.01
-    assert (fit(members), list(members.silent())) == ([], ["e-0"])
+    members.heard(status("e-1"))
+    assert (fit(members), list(members.silent())) == (["e-1"], ["e-0"])
 
     members.heard(status())
-    assert (fit(members), list(members.silent())) == (["e-0"], [])
+    assert (fit(members), list(members.silent())) == (["e-0", "e-1"], [])
+
+
+def test_a_silent_executor_that_has_no_other_beside_it_is_the_last_resort_for_a_while(clock: Clock):
+    members = Members()
+    members.heard(status())
+
+    clock.now += module.LAST_RESORT - 0.01
+    assert (fit(members), list(members.silent())) == (["e-0"], ["e-0"])
+    clock.now += 0.01
+    assert fit(members) == []
 
 
 def test_a_draining_executor_is_known_but_gets_nothing(clock: Clock):

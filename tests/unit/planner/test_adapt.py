@@ -25,6 +25,29 @@ def test_a_mix_that_goes_away_before_it_has_held_changes_nothing():
     assert house.changes == []
 
 
+def test_a_mix_that_is_on_its_way_is_waited_for():
+    house = House()
+    house.run(100, load(30.0, seen=1.0))
+
+    house.run(int(RULES.hold) - 3, load(30.0, seen=0.6))
+    for second in range(10):
+        house.run(1, load(30.0, seen=0.6 - 0.04 * second))
+    changes = house.run(100, load(30.0, seen=0.2))
+
+    assert [cells for _, _, cells in house.changes] == [Cells(2, 6)]
+    assert changes == house.changes
+
+
+def test_a_mix_that_never_settles_is_followed_nevertheless():
+    house = House()
+    house.run(100, load(30.0, seen=1.0))
+
+    for second in range(int(2 * RULES.hold) + 2):
+        house.run(1, load(30.0, seen=0.1 if second % 7 else 0.3))
+
+    assert [verdict for _, verdict, _ in house.changes] == [Verdict.REPLAN]
+
+
 def test_a_gain_within_the_margin_changes_nothing():
     house = House(cells=Cells(3, 5))
 
