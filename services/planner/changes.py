@@ -16,8 +16,9 @@ from omnibus.heard import ReadyExecutors
 from omnibus.plan import ModelPlan, Plan
 from omnibus.settings import PlannerSettings
 from omnibus.store import PlanLed, PlanProblem, StaleEpoch, Stand, Store, mark
+from services.planner.mixed import Models
 from services.planner.target import Target
-from services.planner.trials import Change, Models, Sorted, Trials, changes, merged
+from services.planner.trials import Change, Sorted, Trials, changes, merged
 from services.planner.ways import Aim, Ways
 
 log = logging.getLogger(__name__)

@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from omnibus.plan import ModelPlan
+from services.planner.mixed import Models
 from services.planner.planned.result import Planned
-
-Models = Mapping[str, ModelPlan]
 
 
 class Target(NamedTuple):

@@ -13,13 +13,13 @@ import msgspec
 
 from omnibus.plan import ModelPlan
 from omnibus.wanted import Kind, groups, starts
+from services.planner.mixed import Models
 
 #: Seconds between two attempts at most.
 LONGEST = 3600.0
 #: Seconds for which executors must have been asked for: one that is ready, but was about to leave, may have begun to.
 SETTLES = 0.5
 
-Models = Mapping[str, ModelPlan]
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 

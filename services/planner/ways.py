@@ -13,9 +13,10 @@ import msgspec
 from omnibus.errors import OmnibusError
 from omnibus.plan import ModelPlan, Path
 from omnibus.wanted import Kind, counts
+from services.planner.mixed import Models
 from services.planner.planned.result import Planned
 from services.planner.room import NoRoom, lacking, said, steps
-from services.planner.target import Models, Target
+from services.planner.target import Target
 from services.planner.trials import LONGEST
 from services.planner.units import Size, sizes
 

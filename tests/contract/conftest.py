@@ -1,13 +1,15 @@
-"""Every bus that there is."""
+"""Every bus that there is, and an empty store."""
 
 from collections.abc import AsyncIterator
 
 import pytest
+import redis.asyncio as redis
 
 from omnibus.bus import Bus
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.nats import NatsBus
-from omnibus.settings import BusSettings
+from omnibus.settings import BusSettings, StoreSettings
+from omnibus.store import Store
 from tests.contract.buses import LIMIT
 
 
@@ -22,3 +24,20 @@ async def bus(url: str) -> AsyncIterator[Bus]:
     made: Bus = await NatsBus.connect(settings, "test") if url else MemoryBus(settings)
     yield made
     await made.drain()
+
+
+@pytest.fixture
+async def raw(valkey_url: str) -> AsyncIterator[redis.Redis]:
+    """A client that knows nothing of Omnibus; the server is empty when a test begins."""
+    client = redis.Redis.from_url(valkey_url)
+    await client.flushall()
+    await client.function_flush()
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def store(valkey_url: str, raw: redis.Redis) -> AsyncIterator[Store]:
+    made = Store(StoreSettings(url=valkey_url, prefix="test"))
+    yield made
+    await made.close()

@@ -1,7 +1,6 @@
 """The store contract on a real server: one atomic, epoch-guarded swap; readers that survive restarts."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -23,24 +22,6 @@ PATIENCE = 15.0  # seconds
 
 def plan(epoch: int, seed: int = 0) -> Plan:
     return Plan(epoch, seed, 1000.0, {})
-
-
-@pytest.fixture
-async def raw(valkey_url: str) -> AsyncIterator[redis.Redis]:
-    """A client that knows nothing of Omnibus; the server is empty when a test begins."""
-    client = redis.Redis.from_url(valkey_url)
-    await client.flushall()
-    await client.function_flush()
-    yield client
-    await client.aclose()
-
-
-@pytest.fixture
-async def store(valkey_url: str, raw: redis.Redis) -> AsyncIterator[Store]:
-    made = Store(StoreSettings(url=valkey_url, prefix="test"))
-    await made.open()
-    yield made
-    await made.close()
 
 
 async def test_an_empty_store_has_no_plan(store: Store):

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -34,23 +33,6 @@ def app(name: str = "poem", version: int = 1, *, model: str = "", **more: Any) -
 
 def uploaded(name: str = "poem", version: int = 1, sha256: str = DIGEST) -> AppRecord:
     return app(name, version, source=AppSource("upload", name, sha256=sha256))
-
-
-@pytest.fixture
-async def raw(valkey_url: str) -> AsyncIterator[redis.Redis]:
-    """A client that knows nothing of Omnibus; the server is empty when a test begins."""
-    client = redis.Redis.from_url(valkey_url)
-    await client.flushall()
-    await client.function_flush()
-    yield client
-    await client.aclose()
-
-
-@pytest.fixture
-async def store(valkey_url: str, raw: redis.Redis) -> AsyncIterator[Store]:
-    made = Store(StoreSettings(url=valkey_url, prefix="test"))
-    yield made
-    await made.close()
 
 
 async def test_an_empty_store_has_no_apps(store: Store):

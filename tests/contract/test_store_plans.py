@@ -25,15 +25,6 @@ def plan(epoch: int, seed: int = 0, reason: str = "") -> Plan:
 
 
 @pytest.fixture
-async def raw(valkey_url: str) -> AsyncIterator[redis.Redis]:
-    """A client that knows nothing of Omnibus; the server is empty when a test begins."""
-    client = redis.Redis.from_url(valkey_url)
-    await client.flushall()
-    yield client
-    await client.aclose()
-
-
-@pytest.fixture
 async def store(valkey_url: str, raw: redis.Redis) -> AsyncIterator[Store]:
     made = Store(StoreSettings(url=valkey_url, prefix="test", history=KEPT))
     yield made

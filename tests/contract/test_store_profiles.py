@@ -1,7 +1,6 @@
 """The store contract for profiles of models, on a real server."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import msgspec
@@ -24,22 +23,6 @@ def profile(model: str, seconds: float = 0.5) -> ModelProfile:
         types={"thinker": TypeProfile(("thinker",), 1.0)},
         options={"L": OptionProfile(("thinker",), work=(Work(("thinker",), seconds),))},
     )
-
-
-@pytest.fixture
-async def raw(valkey_url: str) -> AsyncIterator[redis.Redis]:
-    """A client that knows nothing of Omnibus; the server is empty when a test begins."""
-    client = redis.Redis.from_url(valkey_url)
-    await client.flushall()
-    yield client
-    await client.aclose()
-
-
-@pytest.fixture
-async def store(valkey_url: str, raw: redis.Redis) -> AsyncIterator[Store]:
-    made = Store(StoreSettings(url=valkey_url, prefix="test"))
-    yield made
-    await made.close()
 
 
 async def test_a_profile_is_kept_by_its_model(store: Store, raw: redis.Redis):
