@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from omnibus.settings import ExecutorSettings
 from services import engines
 from tests.unit.llm.halves import Halves
 from tests.vllm.conftest import CONTEXT
+
+#: KV cache of the other engine: too small for eight long answers at once.
+FAR_MIB = "2"
 
 
 @dataclass
@@ -38,7 +43,10 @@ async def three(family: str, checkpoint: Path) -> AsyncIterator[Three]:
         )
         return [engines.vllm(component, settings) for component in components]
 
-    runners = [*made("prefill", "decode"), *made("decode")]
+    with pytest.MonkeyPatch.context() as patch:
+        runners = made("prefill", "decode")
+        patch.setenv("OMNIBUS_VLLM_KV_MIB", FAR_MIB)
+        runners += made("decode")
     try:
         for runner in runners:
             await runner.load()
