@@ -13,7 +13,6 @@ from omnibus.executor.contract import Item
 from omnibus.settings import ExecutorSettings
 from services import engines
 from services.llm.runner import ThinkRunner
-from services.llm.vllm.split import Room
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves
 from tests.unit.llm.test_think import embedding, job, mixed, picture, text
@@ -178,30 +177,6 @@ async def test_a_preempted_sequence_takes_its_cache_again(vl_three: Three, refer
 
     assert [one.ids for one in answers] == [one.ids for one in wholes]
     assert vl_three.far.stats()["preempted"] > 0
-
-
-async def test_room_is_given_in_the_order_of_arrival() -> None:
-    room, order = Room(), []
-
-    async def stay(name: str, need: int, leave: asyncio.Event) -> None:
-        async with room(need, 10, 3):
-            order.append(name)
-            await leave.wait()
-
-    doors = {name: asyncio.Event() for name in "abcd"}
-    needs = {"a": 6, "b": 5, "c": 1, "d": 4}
-    tasks = {name: asyncio.create_task(stay(name, needs[name], doors[name])) for name in needs}
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    before = list(order)
-    tasks["b"].cancel()
-    await asyncio.gather(tasks["b"], return_exceptions=True)
-    for door in doors.values():
-        door.set()
-    await asyncio.gather(tasks["a"], tasks["c"], tasks["d"])
-
-    assert before == ["a"]
-    assert order == ["a", "c", "d"]
 
 
 async def test_halves_take_one_gpu_each(vl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
