@@ -12,7 +12,7 @@ VLLM_VENV ?= .venv-vllm
 ARGS ?=
 ONLY ?=
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
-export IMAGE AUDIO VIDEO PROMPT MODEL
+export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

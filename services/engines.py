@@ -15,9 +15,14 @@ from omnibus.settings import ExecutorSettings, VllmSettings, load
 
 if TYPE_CHECKING:
     from services.llm.core import Core
+    from services.llm.vllm.core import VllmCore
 
 #: What runners of one executor share; gone with the last of them.
 _cores: "WeakValueDictionary[ExecutorSettings, Core]" = WeakValueDictionary()
+_engines: "WeakValueDictionary[tuple[ExecutorSettings, bool], VllmCore]" = WeakValueDictionary()
+
+#: What vLLM runs.
+_VLLM = ("thinker", "prefill", "decode")
 
 
 def transformers(component: str, settings: ExecutorSettings) -> Runner:
@@ -30,31 +35,56 @@ def transformers(component: str, settings: ExecutorSettings) -> Runner:
 
 
 def vllm(component: str, settings: ExecutorSettings) -> Runner:
-    """vLLM for thinkers, transformers for every other component. Raises ``BadRequest`` for an unknown component."""
-    if component != "thinker":
+    """vLLM for language models and their halves, transformers for every other component.
+
+    Raises ``BadRequest`` for an unknown component.
+    """
+    if component not in _VLLM:
         # Nothing of theirs may wait for, or load, the language model that is not there.
-        others = ",".join(each for each in settings.components.split(",") if each != "thinker")
+        others = ",".join(each for each in settings.components.split(",") if each not in _VLLM)
         return transformers(component, structs.replace(settings, components=others))
-    from services.llm.vllm.port import Launch
     from services.llm.vllm.runner import VllmRunner
+    from services.llm.vllm.split import VllmDecodeRunner, VllmPrefillRunner
+
+    runners: dict[str, Callable[[VllmCore], Runner]] = {
+        "thinker": VllmRunner,
+        "prefill": VllmPrefillRunner,
+        "decode": VllmDecodeRunner,
+    }
+    return runners[component](_vllm_language(component, settings))
+
+
+def _vllm_language(component: str, settings: ExecutorSettings) -> "VllmCore":
+    """The one engine of an executor, for both halves of its language model."""
+    from services.llm.vllm.core import VllmCore
+    from services.llm.vllm.port import Launch
     from services.llm.vllm_032.engine import Core
 
-    own = load(VllmSettings)
-    launch = Launch(
-        component=component,
-        checkpoint=Path(settings.checkpoint),
-        device=settings.device,
-        dtype=settings.dtype,
-        slots=settings.batch,
-        context=settings.context,
-        step_tokens=own.step_tokens,
-        kv_bytes=own.kv_mib << 20,
-        memory=own.memory,
-        tensor_parallel=own.tensor_parallel,
-        eager=own.eager,
-        threads=settings.threads,
-    )
-    return VllmRunner(settings.family, launch, Core)
+    halves = component != "thinker"
+    core = _engines.get((settings, halves))
+    if core is None:
+        own = load(VllmSettings)
+        if halves and own.tensor_parallel > 1:
+            raise BadRequest(
+                "prefill and decode in vLLM take one GPU each; set OMNIBUS_VLLM_TENSOR_PARALLEL=1 or declare a thinker"
+            )
+        launch = Launch(
+            component=component,
+            checkpoint=Path(settings.checkpoint),
+            device=settings.device,
+            dtype=settings.dtype,
+            slots=settings.batch,
+            context=settings.context,
+            step_tokens=own.step_tokens,
+            kv_bytes=own.kv_mib << 20,
+            memory=own.memory,
+            tensor_parallel=own.tensor_parallel,
+            eager=own.eager,
+            threads=settings.threads,
+            halves=halves,
+        )
+        core = _engines[settings, halves] = VllmCore(settings.family, launch, Core)
+    return core
 
 
 def sim(component: str, settings: ExecutorSettings) -> Runner:

@@ -6,18 +6,16 @@ Where both halves run in one executor the sequence stays in its slot and nothing
 section 4.3 (migration by pull).
 """
 
-import time
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 
-from omnibus.errors import ArenaFull, ProtocolError
-from omnibus.executor.contract import Item, Job
+from omnibus.executor.contract import Job
 from omnibus_models.contract import Prefill
 from services.llm.asking import Asked, ask, ends
 from services.llm.core import Core
+from services.llm.handover import TRANSFORMERS, Start, put_cache, put_start, read_start
 from services.llm.params import ThinkParams, read, sampling
 from services.llm.runner import answer, tell
 from services.llm.sampling import Picker
@@ -25,38 +23,6 @@ from services.llm.sequence import Step
 from services.llm.speech import Speech, begin
 from services.llm.text import Reply
 from services.llm.thinking import Thinking
-
-#: Seconds that a cache waits for memory of the arena: decode takes caches as fast as answers end.
-PATIENCE = 30.0
-
-
-class Start(msgspec.Struct, frozen=True):
-    """What decode has to know of a prefill, beside the cache.
-
-    ``seed`` is that of the first token's choice, ``finish`` why there is nothing to decode. ``here`` is the number
-    of a sequence that waits in its slot; then there is no cache to be read. With a repetition penalty the
-    prompt's ids come along as an array.
-    """
-
-    length: int
-    rope_delta: int
-    first_token: int
-    seed: int
-    prompt_tokens: int
-    image_tokens: int = 0
-    audio_tokens: int = 0
-    video_tokens: int = 0
-    finish: str | None = None
-    here: int | None = None
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "image_tokens": self.image_tokens,
-            "audio_tokens": self.audio_tokens,
-            "video_tokens": self.video_tokens,
-        }
 
 
 class _Half:
@@ -99,12 +65,12 @@ class PrefillRunner(_Half):
                 return
         # Its slot is free by now: who waits for memory of the arena must not keep a decode from making room there.
         if first.finish is None:  # before the start: who has heard of that may give the cache a slot
-            await _put(job, *sequence.goes)
-        await job.put("start", *_start(asked, first, None))
+            await put_cache(job, *sequence.goes)
+        await _tell(job, asked, first, None)
 
     async def _hand_over(self, job: Job, asked: Asked, first: Step) -> None:
         with self._core.paused(job.invocation, asked.sequence) as paused:
-            await job.put("start", *_start(asked, first, paused.number))
+            await _tell(job, asked, first, paused.number)
             await paused.taken.wait()
 
 
@@ -121,7 +87,7 @@ class DecodeRunner(_Half):
 
     async def run(self, job: Job) -> None:
         params = read(job.inputs.get("params"), ThinkParams)
-        start, seen = _read(await job.value("start"))
+        start, seen = read_start(await job.value("start"), TRANSFORMERS)
         sequence, finish = self._sequence(start, seen, params, job.wants("rows"))
         reply = Reply(self._core.thinker.text, params.stop)
         reply.add(start.first_token, start.finish or finish)
@@ -163,7 +129,7 @@ class DecodeRunner(_Half):
         return sequence, finish
 
 
-def _start(asked: Asked, first: Step, here: int | None) -> tuple[dict[str, Any], np.ndarray | None]:
+async def _tell(job: Job, asked: Asked, first: Step, here: int | None) -> None:
     sequence = asked.sequence
     start = Start(
         length=sequence.length,
@@ -172,26 +138,7 @@ def _start(asked: Asked, first: Step, here: int | None) -> tuple[dict[str, Any],
         seed=sequence.picker.settings.seed,
         finish=first.finish,
         here=here,
+        layout=TRANSFORMERS,
         **asked.counts,
     )
-    seen = np.unique(np.array(asked.ids, np.int32)) if asked.params.repetition_penalty != 1.0 else None
-    return msgspec.to_builtins(start), seen
-
-
-def _read(value: Any) -> tuple[Start, np.ndarray | None]:
-    about, seen = value if isinstance(value, Item) else (value, None)
-    try:
-        return msgspec.convert(about, Start), seen
-    except msgspec.ValidationError as error:
-        raise ProtocolError(f"start is not what a prefill says: {error}") from None
-
-
-async def _put(job: Job, about: dict[str, Any], packed: np.ndarray | None) -> None:
-    """Send the cache; a full arena is waited for. As many caches wait as the executor takes invocations."""
-    end = min(time.time() + PATIENCE, job.deadline)
-    while True:
-        try:
-            return await job.put("cache", about, packed)
-        except ArenaFull:
-            if time.time() >= end:
-                raise
+    await put_start(job, start, asked.ids, asked.params.repetition_penalty)

@@ -13,7 +13,9 @@ hops over the bus between three executors:
 The spoken answer has no samples, so that the generator's hop is made but nothing is encoded.
 """
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.bench import bodies
 from tests.bench.client import Load
@@ -40,7 +42,13 @@ GENERATOR = {PICTURES: 2.0, FIRST_SOUND: 0.25}
 #: (at least): what TriInfer found, 2.6 over 2.2 and 3.9 over 2.6 req/s.
 STAGED, SHAPED = "goodput.staged_over_naive", "goodput.planned_over_staged"
 GOODPUT = {STAGED: 1.18, SHAPED: 1.5}
-RATIOS = {REGISTER: 1.5, SPEEDUP: 2.0, **ENCODER, **GENERATOR, **GOODPUT}
+#: How many requests a second of vLLM's own server Omnibus serves in front of vLLM (at least), by how many are sent at
+#: once, and how many milliseconds later the first token comes (at most).
+VLLM = {at_once: f"vllm.throughput_ratio.c{at_once}" for at_once in (1, 8, 32)}
+TTFT = "vllm.ttft_added_ms"
+RATIOS = {REGISTER: 1.5, SPEEDUP: 3.0, **ENCODER, **GENERATOR, **GOODPUT, **dict.fromkeys(VLLM.values(), 0.95)}
+#: The Python that has vLLM (``make install-vllm``). Without it nothing is held against vLLM.
+VLLM_PYTHON = Path(__file__).parents[2] / os.environ.get("VLLM_VENV", ".venv-vllm") / "bin" / "python"
 #: Microseconds that recording and replaying may take.
 RECORD_REPLAY = {"record_replay.two_nodes_us": 60.0, "record_replay.images24_us": 1000.0}
 
@@ -54,6 +62,8 @@ PLANNER = {
     "planner.cells8_exact.gpus": ("GPUs", 64.0),
     "planner.cells8_greedy.gpus": ("GPUs", 64.0),
 }
+#: Values with units of their own.
+LIMITS = {**PLANNER, TTFT: ("ms", 5.0)}
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,9 @@ PROFILED = (
 )
 PROFILE = "profile"
 
-NAMES = (*CASES, COPY, SIDECAR, *MEMORY, *RECORD_REPLAY, REGISTER, SPEEDUP, *ENCODER, *GENERATOR, *PLANNER, *GOODPUT)
+_BESIDE = (*VLLM.values(), TTFT) if VLLM_PYTHON.exists() else ()
+_ALONE = (REGISTER, SPEEDUP, *ENCODER, *GENERATOR, *PLANNER, *GOODPUT, *_BESIDE)
+NAMES = (*CASES, COPY, SIDECAR, *MEMORY, *RECORD_REPLAY, *_ALONE)
 
 
 def needed(wanted: set[str]) -> list[str]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from omnibus.up.stack import ROOT
 from tests.bench import bodies, cases, floor
@@ -17,6 +18,7 @@ from tests.bench.cases import (
     ENCODER,
     GENERATOR,
     GOODPUT,
+    LIMITS,
     MEMORY,
     MEMORY_GOAL,
     PLANNER,
@@ -25,19 +27,26 @@ from tests.bench.cases import (
     REGISTER,
     SIDECAR,
     SPEEDUP,
+    TTFT,
+    VLLM,
+    VLLM_PYTHON,
 )
 from tests.bench.system import PATHS, Sample, running
 
 ROUNDS = 3
-_IDLE = 1.0  # seconds
-#: Modules that measure several values at once.
-_SEVERAL: Mapping[str, Mapping[str, object]] = {
-    "record_replay": RECORD_REPLAY,
-    "encoder": ENCODER,
-    "generator": GENERATOR,
-    "planner": PLANNER,
-    "goodput": GOODPUT,
+#: What is measured by a module of its own.
+_MODULES = {
+    "sidecar_control": {SIDECAR},
+    "record_replay": set(RECORD_REPLAY),
+    "apps": {REGISTER},
+    "scheduler": {SPEEDUP},
+    "encoder": set(ENCODER),
+    "generator": set(GENERATOR),
+    "planner": set(PLANNER),
+    "goodput": set(GOODPUT),
+    "beside_vllm": {*VLLM.values(), TTFT},
 }
+_IDLE = 1.0  # seconds
 
 
 @dataclass
@@ -67,29 +76,23 @@ def measure(wanted: set[str]) -> Measured:
     """Measure the named benchmarks, and the floors they are held against."""
     found = Measured()
     names = cases.needed(wanted)
-    if SIDECAR in wanted:
-        found.values[SIDECAR] = _alone("sidecar_control")[SIDECAR]
-    if REGISTER in wanted:
-        found.values |= _alone("apps")
-    if SPEEDUP in wanted:
-        found.values |= _alone("scheduler")
-    for module, several in _SEVERAL.items():
-        if wanted & set(several):
-            measured = _alone(module)
-            found.values |= {name: measured[name] for name in wanted & set(several)}
+    for module, mine in _MODULES.items():
+        if wanted & mine:
+            measured = _alone(module, VLLM_PYTHON if TTFT in mine else Path(sys.executable))
+            found.values |= {name: measured[name] for name in wanted & mine}
     used = {CASES[name].model for name in names if CASES[name].model} or {bodies.MODELS[0]}
     for model in [model for model in bodies.MODELS if names and model in used]:
-        mine = [name for name in names if CASES[name].model in (model, "")]
-        asyncio.run(_rounds(found, model, mine, wanted))
+        here = [name for name in names if CASES[name].model in (model, "")]
+        asyncio.run(_rounds(found, model, here, wanted))
     if COPY in wanted and not found.copies:
         found.copies = [floor.copy_ms() for _ in range(ROUNDS)]
     return found
 
 
-def _alone(module: str) -> dict[str, float]:
+def _alone(module: str, python: Path) -> dict[str, float]:
     # In a process of its own: it counts the CPU time of the process that it runs in.
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.bench.{module}"],
+        [str(python), "-m", f"tests.bench.{module}"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": PATHS},
         stdout=subprocess.PIPE,
@@ -131,8 +134,8 @@ def _row(name: str, values: Mapping[str, float]) -> Row:
         return Row(name, value, "us", f"{goal:g} us", round(value / goal, 3))
     if name in RATIOS:
         return Row(name, value, "x", f"{RATIOS[name]:g}", round(value / RATIOS[name], 3))
-    if name in PLANNER:
-        unit, goal = PLANNER[name]
+    if name in LIMITS:
+        unit, goal = LIMITS[name]
         return Row(name, value, unit, f"{goal:g} {unit}", round(value / goal, 3))
     case = CASES.get(name)
     if case is None or not case.against:

@@ -1,4 +1,4 @@
-"""The thinker of the ``vllm`` engine, as far as it does not depend on a version of vLLM.
+"""Language models of the ``vllm`` engine, as far as it does not depend on a version of vLLM.
 
 Nothing here imports vLLM: ``port`` is what a version has to provide, ``services.llm.vllm_032`` provides it.
 """

@@ -57,16 +57,17 @@ def opened(place: Place, flags: int = os.O_RDONLY) -> int:
     return fd
 
 
-def mapped(place: Place, dtype: torch.dtype) -> torch.Tensor:
+def mapped(place: Place, dtype: torch.dtype, shared: bool = False) -> torch.Tensor:
     """All numbers that were written when ``place`` was made, of one dimension and without a copy.
 
-    The tensor keeps no descriptor. Raises as ``opened``, and ``RuntimeError``.
+    ``shared``: what is written into the tensor is there for all. The tensor keeps no descriptor. Raises as
+    ``opened``, and ``RuntimeError``.
     """
-    fd = opened(place)
+    fd = opened(place, os.O_RDWR if shared else os.O_RDONLY)
     try:
         count = place["nbytes"] // dtype.itemsize
         # Python's own mmap would keep a copy of the descriptor as long as the tensor lives.
-        return torch.from_file(f"/proc/self/fd/{fd}", shared=False, size=count, dtype=dtype)
+        return torch.from_file(f"/proc/self/fd/{fd}", shared=shared, size=count, dtype=dtype)
     finally:
         os.close(fd)
 

@@ -45,30 +45,29 @@ class Order:
         if self.parcel is not None:
             self.parcel.close()
         if self.voice is not None:
-            self.voice.rows.close()
+            self.voice.close()
 
 
-class Voice:
-    """What a talker gets of one request: the prompt's rows with the first token, a row with each other."""
+class Rest:
+    """What a talker gets of one request after its ``first`` token, a row with each other; ``length`` is the prompt's.
 
-    def __init__(self, reader: Reader, prefill: Prefill, voice: str) -> None:
-        self.layout = prefill.positions.to(torch.int32).numpy()
+    The rows of the prompt are not looked at.
+    """
+
+    def __init__(self, reader: Reader, length: int, first: Sequence[int]) -> None:
         self.rows = Memory()
         self._reader = reader
-        self._prefill = prefill
-        self._voice = voice
-        self._length = prefill.inputs.shape[0]
-        self._last: list[int] = []  # the last token, none before the first
+        self._length = length
+        self._last = list(first)  # the last token, none before the first
         self._count = 0
-        # An unknown voice is the client's fault, and better found before the engine works.
-        reader.talker_prompt(prefill, torch.zeros_like(prefill.inputs), voice)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.rows.close()
 
     def sides(self, tokens: Sequence[int]) -> list[np.ndarray]:
         """What goes with each of the next ``tokens``. Runs in a thread; raises ``StageFailed`` without rows."""
         found: list[np.ndarray] = []
-        if not self._last and tokens:
-            hidden = self._hidden(0, self._length)
-            found.append(_numpy(self._reader.talker_prompt(self._prefill, hidden, self._voice)))
         # The row of a token is made of the one before it.
         eaten = [*self._last, *tokens][:-1]
         if eaten:
@@ -85,6 +84,25 @@ class Voice:
             raise StageFailed("the engine has not given its hidden rows; without them there is no speech")
         rows = np.frombuffer(bytearray(found), _ROW).reshape(count, self._reader.width)
         return torch.from_numpy(rows).to(self._reader.dtype)
+
+
+class Voice(Rest):
+    """What a talker gets of one request: the prompt's rows with the first token, a row with each other."""
+
+    def __init__(self, reader: Reader, prefill: Prefill, voice: str) -> None:
+        super().__init__(reader, prefill.inputs.shape[0], [])
+        self.layout = prefill.positions.to(torch.int32).numpy()
+        self._prefill = prefill
+        self._voice = voice
+        # An unknown voice is the client's fault, and better found before the engine works.
+        reader.talker_prompt(prefill, torch.zeros_like(prefill.inputs), voice)
+
+    def sides(self, tokens: Sequence[int]) -> list[np.ndarray]:
+        if self._last or not tokens:
+            return super().sides(tokens)
+        hidden = self._hidden(0, self._length)
+        prompt = _numpy(self._reader.talker_prompt(self._prefill, hidden, self._voice))
+        return [prompt, *super().sides(tokens)]
 
 
 def _embedding(item: Item) -> Tensor:

@@ -18,7 +18,7 @@ class Launch:
     ``slots``: most sequences in one step. ``context``: longest sequence. ``step_tokens``: most prompt
     tokens in one step. ``kv_bytes``: of the KV cache, 0: the engine's choice. ``threads``: of the
     CPU, 0: the engine's choice. ``memory``: share of a GPU's memory. ``rows``: whether hidden rows are
-    asked for.
+    asked for. ``halves``: whether caches of prompts come and go.
     """
 
     component: str
@@ -34,6 +34,7 @@ class Launch:
     eager: bool
     threads: int
     rows: bool = False
+    halves: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,41 @@ class Positions(NamedTuple):
     delta: int
 
 
+class Layout(NamedTuple):
+    """How an engine's caches are arranged, uint8 [layers, blocks, ``nbytes``] with ``tokens`` in a block.
+
+    Engines with the same ``name`` read each other's. ``blocks`` are all that this one has for its sequences.
+    """
+
+    name: str
+    layers: int
+    nbytes: int
+    tokens: int
+    blocks: int
+
+    def count(self, length: int) -> int:
+        """Blocks of a sequence of ``length`` tokens."""
+        return -(-length // self.tokens)
+
+
+class Taken(NamedTuple):
+    """A cache that was made elsewhere: of the first ``length`` ids, which need not be the true ones.
+
+    ``delta`` is added to rotary positions behind it; ``draws`` is how many random numbers the sequence has used.
+    """
+
+    place: Place
+    length: int
+    delta: int
+    draws: int
+
+
 @dataclass(frozen=True)
 class Generation:
     """One request.
 
     ``positions`` None: counted from 0. ``rows`` is where the hidden row of each position goes, float32 [H]
-    one after the other.
+    one after the other. ``gives`` is where the cache of the prompt goes.
     """
 
     id: str
@@ -75,6 +105,8 @@ class Generation:
     rows: Place | None
     sampling: Sampling
     ends: frozenset[int]
+    gives: Place | None = None
+    takes: Taken | None = None
 
 
 class Tokens(NamedTuple):
@@ -87,13 +119,18 @@ class Tokens(NamedTuple):
 class Engine(Protocol):
     """One engine, started once. All of it is called on the event loop."""
 
+    @property
+    def layout(self) -> Layout:
+        """How its caches are arranged; known once a launch with ``halves`` was started."""
+
     async def start(self) -> None:
         """Load the weights; takes long. Raises whatever the library raises."""
 
     def generate(self, asked: Generation) -> AsyncGenerator[Tokens, None]:
         """Tokens as they come; closing the generator aborts the request within a step.
 
-        The rows of all positions but the last are written before its token comes. Raises ``BadRequest``,
+        The rows of all positions but the last are written before its token comes, and the cache that is
+        given before the first token. Raises ``BadRequest``,
         ``StageFailed``, and ``StageUnavailable`` once the engine is dead.
         """
 

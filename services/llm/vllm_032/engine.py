@@ -15,7 +15,7 @@ from omnibus_models import torchvision_cpu
 torchvision_cpu.install()
 
 from omnibus.errors import BadRequest, Fatal, OmnibusError, StageFailed, StageUnavailable  # noqa: E402
-from services.llm.vllm.port import Generation, Launch, Tokens  # noqa: E402
+from services.llm.vllm.port import Generation, Launch, Layout, Tokens  # noqa: E402
 from services.llm.vllm_032 import child  # noqa: E402
 
 #: Modalities whose towers are not loaded.
@@ -32,6 +32,7 @@ class Core:
         self._launch = launch
         self._llm: Any = None
         self._parameters = 0
+        self._layout: Layout | None = None
         self._ended = asyncio.Event()
         self._sentinels: list[int] = []
         # The engine core dies with the thread that has started it, so this thread stays.
@@ -45,6 +46,15 @@ class Core:
             self._sentinels.append(process.sentinel)
             loop.add_reader(process.sentinel, self._died)
         self._parameters = sum(await self._llm.collective_rpc("omnibus_begin", args=(self._launch.rows,)))
+        if self._launch.halves:
+            [found] = await self._llm.collective_rpc("omnibus_cache")
+            self._layout = Layout(**found)
+
+    @property
+    def layout(self) -> Layout:
+        if self._layout is None:
+            raise Fatal("this engine was not started for halves of a model")
+        return self._layout
 
     async def generate(self, asked: Generation) -> AsyncGenerator[Tokens, None]:
         from vllm.exceptions import VLLMValidationError
@@ -141,7 +151,7 @@ def _environment(launch: Launch) -> None:
 
 
 def _arguments(launch: Launch) -> Any:
-    from vllm.config import ECTransferConfig
+    from vllm.config import ECTransferConfig, KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     cpu = launch.device == "cpu"
@@ -166,6 +176,13 @@ def _arguments(launch: Launch) -> Any:
             ec_connector_module_path="services.llm.vllm_032.connector",
             ec_role="ec_consumer",
         ),
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="CacheConnector",
+            kv_connector_module_path="services.llm.vllm_032.caches",
+            kv_role="kv_both",
+        )
+        if launch.halves
+        else None,
         worker_extension_cls="services.llm.vllm_032.worker.Worker",
     )
 
@@ -193,6 +210,7 @@ def _request(asked: Generation) -> tuple[Any, Any, str]:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
+    from services.llm.vllm_032.caches import GIVES, TAKES
     from services.llm.vllm_032.prompts import engine_input
     from services.llm.vllm_032.tap import ASKED
 
@@ -202,6 +220,10 @@ def _request(asked: Generation) -> tuple[Any, Any, str]:
         extra["ec_transfer_params"] = {"place": asked.parcel, "items": items}
     if asked.rows is not None:
         extra[ASKED] = asked.rows
+    if asked.gives is not None:
+        extra[GIVES] = asked.gives
+    if asked.takes is not None:
+        extra[TAKES] = asked.takes._asdict()
     chosen = asked.sampling
     params = SamplingParams(
         max_tokens=chosen.max_tokens,
@@ -214,8 +236,9 @@ def _request(asked: Generation) -> tuple[Any, Any, str]:
         stop_token_ids=sorted(asked.ends),
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
-        # A row that is taken from the cache would not be computed, and so not be seen.
-        skip_reading_prefix_cache=asked.rows is not None,
+        # A row that is taken from the cache would not be computed, and so not be seen. Those of a prompt whose
+        # cache comes from elsewhere have been seen there.
+        skip_reading_prefix_cache=asked.rows is not None and asked.takes is None,
         extra_args=extra,
     )
     return engine_input(asked), params, asked.id

@@ -1,6 +1,7 @@
 """A prompt as vLLM's processors would have made it, from ids and positions alone: no pixels, no samples."""
 
 from collections import defaultdict
+from uuid import uuid4
 
 import torch
 from vllm.inputs import EngineInput
@@ -21,6 +22,9 @@ POSITIONS, DELTA = "omnibus_positions", "omnibus_delta"
 
 def engine_input(asked: Generation) -> EngineInput:
     """The input of ``asked``."""
+    if asked.takes is not None:
+        # Its ids are not the true ones, so nobody else may find its blocks by them.
+        return tokens_input(list(asked.ids), cache_salt=uuid4().hex)
     if not asked.media:
         return tokens_input(list(asked.ids))
     items: dict[str, list[MultiModalKwargsItem]] = defaultdict(list)

@@ -9,7 +9,7 @@ import pytest
 from omnibus.errors import StageUnavailable
 from services.llm.vllm import keeper as module
 from services.llm.vllm.keeper import Keeper
-from services.llm.vllm.port import Generation, Tokens
+from services.llm.vllm.port import Generation, Layout, Tokens
 
 
 class Mortal:
@@ -19,6 +19,7 @@ class Mortal:
         self._fails = fails
         self.stopped = False
         self.death = asyncio.Event()
+        self.layout = Layout("none", 1, 1, 1, 1)
 
     async def start(self) -> None:
         if self._fails:

@@ -107,6 +107,13 @@ async def test_a_start_that_no_prefill_made_is_refused(halves: Halves, start: ob
         await run(halves.decode, MemoryJob({"start": start}))
 
 
+async def test_a_cache_that_another_engine_has_arranged_is_refused(halves: Halves) -> None:
+    start = {"length": 5, "rope_delta": 0, "first_token": 3, "seed": 1, "prompt_tokens": 5, "layout": "vllm 0.32"}
+
+    with pytest.raises(ProtocolError, match="declare the same engine"):
+        await run(halves.decode, MemoryJob({"start": start, "params": {"max_tokens": 4}}))
+
+
 @pytest.fixture(params=["apart", "together"])
 async def omni_halves(request: pytest.FixtureRequest, omni: Path) -> AsyncIterator[Halves]:
     near = request.param == "together"

@@ -1,0 +1,16 @@
+"""vLLM's own OpenAI server, on a machine whose torch has no CUDA: ``python -m tests.bench.vllm_server`` and its flags."""
+
+import runpy
+
+from omnibus_models import torchvision_cpu
+
+# Processes that vLLM spawns import this module for its name, and with it what follows.
+torchvision_cpu.install()
+
+from services.llm.vllm_032 import models  # noqa: E402
+
+# Otherwise vLLM looks at the class in a process that imports nothing of this.
+models.register(["Qwen2_5_VLForConditionalGeneration"])
+
+if __name__ == "__main__":
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")

@@ -1,0 +1,82 @@
+"""The whole system with both halves in vLLM: apart, together, and with the encoder beside them."""
+
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from omnibus import catalog
+from tests import models_oracle as oracle
+from tests.e2e.questions import VL_QUESTIONS, ask, image
+from tests.e2e.shapes.test_shapes import said
+from tests.e2e.system import VL, System, running
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.e2e]
+
+TOKENS = 24
+#: Ways of a request with a picture, and of one without.
+PATHS = {"E>P>D": "P>D", "EP>D": "EP>D", "E>PD": "PD"}
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory, vl: Path) -> Iterator[System]:
+    declared = catalog.split("qwen2_5_vl", str(vl), *PATHS)
+    for name in set(declared["options"]) - {"E"}:
+        declared["options"][name] = {**declared["options"][name], "engine": "services.engines:vllm"}
+    with running(tmp_path_factory.mktemp("halves"), {VL: declared}, OMNIBUS_VLLM_KV_MIB="32") as system:
+        yield system
+
+
+@pytest.fixture(autouse=True)
+async def everybody(system: System) -> AsyncIterator[dict[str, int]]:
+    pids = await system.whole()
+    await system.becomes_ready()
+    yield pids
+    await system.ledger_is_empty(5.0)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", VL_QUESTIONS)
+async def test_ids_and_text_are_those_of_the_whole_model(system: System, vl: Path, path: str, name: str) -> None:
+    question = VL_QUESTIONS[name]
+    ids, text = oracle.vl_answer(vl, question.plain, question.media, TOKENS)
+
+    answer = await said(system, question, path if question.media else PATHS[path])
+
+    assert answer == (text, ids)
+
+
+async def test_sampled_answers_do_not_depend_on_the_shape(system: System) -> None:
+    question = ask(image(4), "describe the image")
+
+    answers = [await said(system, question, path, temperature=1.0, top_p=0.9, seed=11) for path in PATHS]
+
+    assert len(answers[0][1]) > 1
+    assert all(answer == answers[0] for answer in answers)
+
+
+async def test_an_answer_goes_on_in_another_shape_when_its_decode_dies(
+    system: System, everybody: dict[str, int], vl: Path
+) -> None:
+    question, tokens = ask(image(1), "describe the image"), 300
+    text = oracle.vl_answer(vl, question.plain, question.media, tokens)[1]
+    victim, heard = "qwen2_5-vl-tiny-D-0", ""
+
+    async with system.client() as client:
+        stream = await client.chat.completions.create(
+            model=VL,
+            messages=question.messages,
+            max_tokens=tokens,
+            temperature=0,
+            stream=True,
+            extra_headers={"x-omnibus-path": "E>P>D"},
+        )
+        async for chunk in stream:
+            heard += chunk.choices[0].delta.content or ""
+            if heard and victim in everybody:
+                os.kill(everybody.pop(victim), signal.SIGKILL)
+
+    assert victim not in everybody
+    assert heard == text

@@ -1,0 +1,186 @@
+"""Prefill here and decode there, each in vLLM, give the whole model's answer, token by token."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from omnibus.errors import BadRequest, ProtocolError, StageUnavailable
+from omnibus.executor.contract import Item
+from omnibus.settings import ExecutorSettings
+from services import engines
+from services.llm.runner import ThinkRunner
+from tests.unit.jobs import MemoryJob, run
+from tests.unit.llm.halves import Halves
+from tests.unit.llm.test_think import embedding, job, mixed, picture, text
+from tests.vllm.conftest import descriptors, transformers
+from tests.vllm.halves import Three, three
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def vl_three(vl: Path) -> AsyncIterator[Three]:
+    async with three("qwen2_5_vl", vl) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def reference(vl: Path) -> AsyncIterator[ThinkRunner]:
+    async with transformers("qwen2_5_vl", vl) as made:
+        yield made
+
+
+@pytest.fixture(params=["apart", "together"])
+def halves(request: pytest.FixtureRequest, vl_three: Three) -> Halves:
+    return vl_three.halves(near=request.param == "together")
+
+
+async def test_halves_say_what_transformers_says(halves: Halves, vl_three: Three, reference: ThinkRunner) -> None:
+    jobs, wholes = mixed(20), mixed(20)
+
+    answers = await asyncio.gather(*(halves.answer(one) for one in jobs))
+    await asyncio.gather(*(run(reference, one) for one in wholes))
+
+    assert [one.ids for one in answers] == [one.ids for one in wholes]
+    assert [(one.text, one.end("text")) for one in answers] == [(one.text, one.end("text")) for one in wholes]
+    await vl_three.until_idle()
+    assert descriptors() == []
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"repetition_penalty": 1.4},
+        {"max_tokens": 1},
+        {"max_tokens": None},
+        {"max_tokens": 60, "ignore_eos": False, "repetition_penalty": 1.3},
+    ],
+)
+async def test_halves_take_the_settings_of_a_thinker(
+    halves: Halves, reference: ThinkRunner, params: dict[str, Any]
+) -> None:
+    whole = await run(reference, job(picture(2), [embedding(1)], **{"max_tokens": 24, **params}))
+
+    answer = await halves.answer(job(picture(2), [embedding(1)], **{"max_tokens": 24, **params}))
+
+    assert answer.ids == whole.ids
+    assert (answer.text, answer.end("text")) == (whole.text, whole.end("text"))
+
+
+async def test_equal_words_under_other_pictures_are_other_prompts(vl_three: Three, reference: ThinkRunner) -> None:
+    halves = vl_three.halves()
+
+    answers = [await halves.answer(job(picture(3), [embedding(seed, 8, 8)])) for seed in (1, 2, 1)]
+
+    wholes = [await run(reference, job(picture(3), [embedding(seed, 8, 8)])) for seed in (1, 2, 1)]
+    assert [one.ids for one in answers] == [one.ids for one in wholes]
+    assert answers[0].ids != answers[1].ids
+
+
+@pytest.mark.parametrize("settings", [{"top_p": 0.9}, {"top_k": 20, "seed": 5}, {"repetition_penalty": 1.2}])
+async def test_sampled_answers_do_not_depend_on_where_decode_is(vl_three: Three, settings: dict[str, Any]) -> None:
+    def asked() -> MemoryJob:
+        return job(picture(2), [embedding(4)], max_tokens=24, temperature=1.0, **settings)
+
+    near = await vl_three.halves(near=True).answer(asked())
+    far = await vl_three.halves().answer(asked())
+
+    assert far.ids == near.ids
+    assert len(set(far.ids)) > 1
+
+
+async def test_a_long_prompt_in_several_steps_goes_whole(vl_three: Three, reference: ThinkRunner) -> None:
+    messages = [{"role": "user", "content": "the small cat sleeps on a warm red mat " * 30}]
+
+    answers = await asyncio.gather(*(vl_three.halves().answer(job(messages)) for _ in range(3)))
+
+    whole = await run(reference, job(messages))
+    assert [one.ids for one in answers] == [whole.ids] * 3
+
+
+async def test_decode_asks_for_a_cache_when_it_has_room_and_lets_go_of_it_at_once(vl_three: Three) -> None:
+    halves = vl_three.halves()
+    jobs = [halves.jobs(job(text(n), max_tokens=600)) for n in range(9)]
+    running = [asyncio.create_task(run(halves.prefill, first)) for first, _ in jobs]
+    await asyncio.gather(*running)
+    decoding = [asyncio.create_task(run(halves.decode, second)) for _, second in jobs]
+    await asyncio.gather(*(second.outputs["text"].until(3) for _, second in jobs[:8]))
+
+    asked = ["cache" in second.asked for _, second in jobs]
+    read = [list(second.read) for _, second in jobs]
+    decoding[0].cancel()
+    await jobs[8][1].outputs["text"].until(3)
+    for task in decoding:
+        task.cancel()
+    await asyncio.gather(*decoding, return_exceptions=True)
+
+    assert asked == [True] * 8 + [False]
+    assert read == [["cache"]] * 8 + [[]]
+    await vl_three.until_idle()
+    assert descriptors() == []
+
+
+async def test_a_cancelled_request_frees_both_halves(halves: Halves, vl_three: Three) -> None:
+    first, second = halves.jobs(job(text(1), max_tokens=900))
+    running = [asyncio.create_task(run(halves.prefill, first)), asyncio.create_task(run(halves.decode, second))]
+    await second.outputs["text"].until(3)
+
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    following = await halves.answer(job(text(2), max_tokens=5))
+
+    assert len(following.ids) == 5
+    await vl_three.until_idle()
+    assert descriptors() == []
+
+
+async def test_a_prefill_whose_decode_never_comes_leaves_the_engine(vl_three: Three) -> None:
+    halves = vl_three.halves(near=True)
+    first, second = halves.jobs(job(text(1), max_tokens=900))
+    running = asyncio.create_task(run(halves.prefill, first))
+    await first.outputs["start"].until(1)
+
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    await vl_three.until_idle()
+    with pytest.raises(StageUnavailable, match="is gone"):
+        await run(halves.decode, second)
+
+
+async def test_what_another_engine_or_another_model_made_is_refused(vl_three: Three) -> None:
+    halves = vl_three.halves()
+    first, _ = halves.jobs(job(text(3)))
+    await run(halves.prefill, first)
+    start = first.outputs["start"].items[0]
+
+    foreign = Item({**start.data, "layout": "transformers"})
+    with pytest.raises(ProtocolError, match="declare the same engine"):
+        await run(halves.decode, MemoryJob({"start": foreign, "params": {}}))
+    cut = Item({}, first.array("cache")[:, :-1])
+    with pytest.raises(ProtocolError, match="must run one model"):
+        await run(halves.decode, MemoryJob({"start": start, "cache": cut, "params": {}}))
+    assert descriptors() == []
+
+
+async def test_a_preempted_sequence_takes_its_cache_again(vl_three: Three, reference: ThinkRunner) -> None:
+    halves = vl_three.halves()
+    jobs, wholes = ([job(text(n), max_tokens=700) for n in range(8)] for _ in range(2))
+
+    answers = await asyncio.gather(*(halves.answer(one) for one in jobs))
+    await asyncio.gather(*(run(reference, one) for one in wholes))
+
+    assert [one.ids for one in answers] == [one.ids for one in wholes]
+    assert vl_three.far.stats()["preempted"] > 0
+
+
+async def test_halves_take_one_gpu_each(vl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNIBUS_VLLM_TENSOR_PARALLEL", "2")
+
+    with pytest.raises(BadRequest, match="one GPU"):
+        engines.vllm("prefill", ExecutorSettings(family="qwen2_5_vl", checkpoint=str(vl), components="prefill"))

@@ -1,0 +1,59 @@
+"""Halves of a model that speaks, in vLLM: the talker gets the rows of the whole model."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from omnibus_models.families import family
+from services.llm.runner import ThinkRunner
+from tests.e2e.questions import OMNI_QUESTIONS
+from tests.unit.jobs import run
+from tests.vllm.conftest import descriptors, transformers
+from tests.vllm.halves import Three, three
+from tests.vllm.test_omni import SPEECH, job
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def omni_three(omni: Path) -> AsyncIterator[Three]:
+    async with three("qwen2_5_omni", omni) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def reference(omni: Path) -> AsyncIterator[ThinkRunner]:
+    async with transformers("qwen2_5_omni", omni) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def encoders(omni: Path) -> list[Any]:
+    return [family("qwen2_5_omni").load(component, omni) for component in ("vision", "audio")]
+
+
+@pytest.mark.parametrize("near", [False, True], ids=["apart", "together"])
+@pytest.mark.parametrize("name", OMNI_QUESTIONS)
+async def test_halves_write_and_speak_as_a_thinker_does(
+    omni_three: Three, reference: ThinkRunner, encoders: list[Any], name: str, near: bool
+) -> None:
+    halves, asked, whole = omni_three.halves(near), *(job(OMNI_QUESTIONS[name], encoders, voice="Ethan") for _ in "ab")
+
+    answer = await halves.answer(asked, *SPEECH)
+    silent = await halves.answer(job(OMNI_QUESTIONS[name], encoders))
+    await run(reference, whole)
+
+    first = halves.made[0][0]
+    assert answer.ids == silent.ids == whole.ids
+    assert answer.text == whole.text
+    assert np.array_equal(first.array("layout"), whole.array("layout"))
+    np.testing.assert_allclose(first.array("prompt"), whole.array("prompt"), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(answer.whole("rows"), whole.whole("rows"), rtol=0, atol=1e-4)
+    assert answer.end("rows") == whole.end("rows")
+    assert silent.outputs["rows"].items == []
+    await omni_three.until_idle()
+    assert descriptors() == []
