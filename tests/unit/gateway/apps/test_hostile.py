@@ -16,9 +16,12 @@ from omnibus.graph import Node, digest
 from omnibus.task import Segment
 
 def say(*messages):
+    link = int(sys.argv[1])
+    os.set_blocking(link, True)  # a link that is full would take a part of a message, and the rest would never come
     for message in messages:
         data = message if isinstance(message, bytes) else wire.encode(message)
-        os.write(int(sys.argv[1]), data)
+        os.write(link, data)
+    os.set_blocking(link, False)
 
 NODE = Node("spell", "spell", {"text": "ab"}, digest("spell", {"text": "ab"}))
 SEGMENT = Segment((NODE,), ((0, "count"),), (1,), ("",))
