@@ -13,8 +13,8 @@ from omnibus.errors import BadRequest, StageUnavailable
 from omnibus.executor.contract import Job
 from omnibus_models.contract import Prompt, Reader, Sampling
 from omnibus_models.families import family as find
-from services.llm.asking import counts, read_items, read_messages
 from services.compute import Compute
+from services.llm.asking import counts, read_items, read_messages
 from services.llm.params import ThinkParams, read, room, sampling
 from services.llm.runner import Take
 from services.llm.sequence import Step
