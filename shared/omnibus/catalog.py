@@ -5,6 +5,7 @@ from typing import Any
 
 from omnibus import plugins
 from omnibus.errors import BadRequest
+from omnibus.known import KNOWN, halves
 
 #: The family of models that apps bring: unit tasks with an engine of their own.
 PYTHON = "python"
@@ -16,81 +17,28 @@ SPLIT = {"prefill": "prefill", "decode": "decode"}
 #: unit task that runs each component. A language model may be declared as ``prefill`` and ``decode`` in the place
 #: of ``thinker``.
 FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen2_5_vl": {
-        "components": ["vision", "thinker"],
-        "encoders": {"image": "vision", "video": "vision"},
-        "tasks": {"vision": "encode", "thinker": "think"},
-    },
-    "qwen2_5_omni": {
-        "components": ["vision", "audio", "thinker", "talker", "vocoder"],
-        "encoders": {"image": "vision", "video": "vision", "audio": "audio"},
-        "tasks": {"vision": "encode", "audio": "encode", "thinker": "think", "talker": "talk", "vocoder": "vocode"},
-        "voices": ["Chelsie", "Ethan"],
-    },
-    "qwen_image": {
-        "components": ["text_encoder", "dit", "vae"],
-        "encoders": {},
-        "tasks": {"text_encoder": "text-encode", "dit": "denoise", "vae": "decode-image"},
-    },
+    name: {
+        "components": list(known.components),
+        "encoders": dict(known.encoders),
+        "tasks": dict(known.tasks),
+        **({"voices": list(known.voices)} if known.voices else {}),
+    }
+    for name, known in KNOWN.items()
 }
 
 #: Deployment options and the shares of the paths through them.
 DEPLOYMENTS: dict[str, dict[str, Any]] = {
-    "qwen2_5_vl": {
-        "options": {
-            "E": {"components": ["vision"], "service": "encoder"},
-            "L": {"components": ["thinker"], "service": "llm"},
-            "EL": {"components": ["vision", "thinker"], "service": "llm"},
-        },
-        # The last path has no share of its own: it is there for apps that ask for it, and when L is away.
-        "paths": [
-            {"options": ["E", "L"], "share": 70},
-            {"options": ["EL"], "share": 30},
-            {"options": ["E", "EL"], "share": 0},
-        ],
-    },
-    "qwen2_5_omni": {
-        "options": {
-            "EV": {"components": ["vision"], "service": "encoder"},
-            "EA": {"components": ["audio"], "service": "encoder"},
-            "Th": {"components": ["thinker"], "service": "llm"},
-            "Ta": {"components": ["talker"], "service": "llm"},
-            "V": {"components": ["vocoder"], "service": "generator"},
-            "M": {"components": ["vision", "audio", "thinker", "talker", "vocoder"], "service": "llm"},
-        },
-        "paths": [{"options": ["EV", "EA", "Th", "Ta", "V"], "share": 80}, {"options": ["M"], "share": 20}],
-    },
-    "qwen_image": {
-        "options": {
-            "T": {"components": ["text_encoder"], "service": "encoder"},
-            "D": {"components": ["dit"], "service": "generator"},
-            "V": {"components": ["vae"], "service": "generator"},
-            "TDV": {"components": ["text_encoder", "dit", "vae"], "service": "generator"},
-        },
-        "paths": [{"options": ["T", "D", "V"], "share": 80}, {"options": ["TDV"], "share": 20}],
-    },
+    name: {"options": dict(known.options), "paths": list(known.paths)} for name, known in KNOWN.items()
 }
 
 #: More options, for models that are declared in these components; see ``split``.
-HALVES: dict[str, dict[str, Any]] = {
-    "P": {"components": ["prefill"], "service": "llm"},
-    "D": {"components": ["decode"], "service": "llm"},
-    "EP": {"components": ["vision", "prefill"], "service": "llm"},
-    "ED": {"components": ["vision", "decode"], "service": "llm"},
-    "PD": {"components": ["prefill", "decode"], "service": "llm"},
-    "EPD": {"components": ["vision", "prefill", "decode"], "service": "llm"},
-}
-
-#: More options of single families.
-MORE: dict[str, dict[str, Any]] = {
-    "qwen2_5_omni": {"Ta+V": {"components": ["talker", "vocoder"], "service": "llm"}},
-}
+HALVES: dict[str, dict[str, Any]] = halves()
 
 #: The tiny models that run anywhere: name to family.
-TINY = {"qwen2.5-vl-tiny": "qwen2_5_vl", "qwen2.5-omni-tiny": "qwen2_5_omni"}
+TINY = {KNOWN[name].tiny: name for name in ("qwen2_5_vl", "qwen2_5_omni")}
 
 #: Tiny models that run when somebody asks for them.
-ASKED = {"qwen-image-tiny": "qwen_image"}
+ASKED = {known.tiny: name for name, known in KNOWN.items() if known.tiny not in TINY}
 
 #: Tiny models that run when somebody asks for them as well, and the tiny model whose encoder each of them shares.
 TWINS = {"qwen2.5-vl-tiny-b": "qwen2.5-vl-tiny"}
@@ -102,16 +50,20 @@ def family(name: str) -> dict[str, Any]:
     Raises ``BadRequest`` that names the families there are.
     """
     if name in FAMILIES:
-        usual = {"voices": [], "composite": "", "engine": "", **FAMILIES[name], **DEPLOYMENTS[name]}
+        known = KNOWN[name]
         return {
-            **usual,
-            "tasks": {**usual["tasks"], **SPLIT},
-            "options": {**HALVES, **MORE.get(name, {}), **usual["options"]},
+            "voices": [],
+            "composite": known.composite,
+            "engine": known.engine,
+            **FAMILIES[name],
+            **DEPLOYMENTS[name],
+            "tasks": {**known.tasks, **SPLIT},
+            "options": {**HALVES, **known.more, **known.options},
         }
     found = plugins.family(name) if name != PYTHON else None
     if found is None:
-        known = {*FAMILIES, *plugins.families()} - {PYTHON}
-        raise BadRequest(f"there is no model family {name!r}; there is {plugins.listed(known)}")
+        names = {*FAMILIES, *plugins.families()} - {PYTHON}
+        raise BadRequest(f"there is no model family {name!r}; there is {plugins.listed(names)}")
     return found
 
 

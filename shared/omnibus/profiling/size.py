@@ -2,26 +2,13 @@
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+from omnibus.known import KNOWN
 
 GB = 1e9
 _HEADER = 100 << 20  # bytes of a header at most, as the format has it
-
-#: By family: how the names of a component's tensors begin. The longest that fits counts.
-PREFIXES: dict[str, dict[str, tuple[str, ...]]] = {
-    "qwen2_5_vl": {
-        "vision": ("visual.", "model.visual."),
-        "thinker": ("model.", "lm_head.", "language_model."),
-    },
-    "qwen2_5_omni": {
-        "vision": ("thinker.visual.",),
-        "audio": ("thinker.audio_tower.",),
-        "thinker": ("thinker.",),
-        "talker": ("talker.",),
-        "vocoder": ("token2wav.",),
-    },
-}
 
 
 def memory_gb(pid: int) -> float:
@@ -36,17 +23,17 @@ def memory_gb(pid: int) -> float:
 
 def weights_gb(family: str, checkpoint: str, components: Iterable[str]) -> float:
     """Size of the tensors of ``components``; 0 for a family or a form of checkpoint that is not known here."""
-    prefixes = PREFIXES.get(family)
-    if prefixes is None or not checkpoint:
+    known = KNOWN.get(family)
+    if known is None or not known.weights or not checkpoint:
         return 0.0
     wanted = {*components}
     total = 0
     for path in sorted(Path(checkpoint).glob("*.safetensors")):
-        total += sum(size for name, size in _tensors(path) if _owner(prefixes, name) in wanted)
+        total += sum(size for name, size in _tensors(path) if _owner(known.weights, name) in wanted)
     return total / GB
 
 
-def _owner(prefixes: dict[str, tuple[str, ...]], tensor: str) -> str:
+def _owner(prefixes: Mapping[str, Sequence[str]], tensor: str) -> str:
     fits = [(len(start), part) for part, starts in prefixes.items() for start in starts if tensor.startswith(start)]
     return max(fits, default=(0, ""))[1]
 

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import pkgutil
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +14,14 @@ from omnibus_models.contract import Family
 # The library imports torchvision along with its models as soon as it sees it installed.
 torchvision_cpu.install()
 
-_MODULES = {
-    "qwen2_5_vl": "omnibus_models.families.qwen2_5_vl",
-    "qwen2_5_omni": "omnibus_models.families.qwen2_5_omni",
-    "qwen_image": "omnibus_models.families.qwen_image",
-}
-NAMES = tuple(_MODULES)
-#: Families by the class that a diffusers checkpoint names.
-_PIPELINES = {"QwenImagePipeline": "qwen_image"}
+NAMES = tuple(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 
 def family(name: str) -> Family:
     """The family called ``name``, e.g. ``qwen2_5_vl``. Raises ``NotFound``."""
-    if name not in _MODULES:
+    if name not in NAMES:
         raise errors.NotFound(f"unknown model family {name!r}; known: {', '.join(NAMES)}")
-    found: Family = importlib.import_module(_MODULES[name]).FAMILY
+    found: Family = importlib.import_module(f"{__name__}.{name}").FAMILY
     return found
 
 
@@ -37,8 +32,8 @@ def family_of(checkpoint: Path) -> Family:
     """
     index = Path(checkpoint) / "model_index.json"
     if index.exists():
-        pipeline = str(_read(index).get("_class_name", ""))
-        return family(_PIPELINES.get(pipeline, pipeline))
+        pipeline = str(_read(index).get("_class_name", "")).removesuffix("Pipeline")
+        return family(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", pipeline).lower())
     return family(str(_read(Path(checkpoint) / "config.json").get("model_type", "")))
 
 

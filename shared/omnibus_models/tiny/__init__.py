@@ -7,6 +7,7 @@ every component, voices. Weights are spread so that another image changes the an
 import importlib
 import json
 import os
+import pkgutil
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -18,12 +19,12 @@ from omnibus import errors
 # Raise when a recipe changes, so that checkpoints of an older recipe are not taken for current ones.
 RECIPE = 4
 MARKER = "tiny.json"
-_RECIPES = {
-    "qwen2_5_vl": "omnibus_models.tiny.qwen2_5_vl",
-    "qwen2_5_omni": "omnibus_models.tiny.qwen2_5_omni",
-    "qwen_image": "omnibus_models.tiny.qwen_image",
-}
-FAMILIES = tuple(_RECIPES)
+_HELPERS = {"parts", "text", "weights"}
+FAMILIES = tuple(
+    module.name
+    for module in pkgutil.iter_modules(__path__)
+    if not module.name.startswith("_") and module.name not in _HELPERS
+)
 _WIDE = ("qwen2_5_vl", "qwen2_5_omni")
 
 
@@ -39,7 +40,7 @@ def build(
     The checkpoint appears whole or not at all: it is written beside its place and renamed. Raises
     ``NotFound`` for an unknown family and ``Fatal`` when the directory holds something else.
     """
-    if family_name not in _RECIPES:
+    if family_name not in FAMILIES:
         raise errors.NotFound(f"no tiny checkpoint for {family_name!r}; known: {', '.join(FAMILIES)}")
     if wide and family_name not in _WIDE:
         raise errors.NotFound(f"{family_name} has no wide form; there is one of {', '.join(_WIDE)}")
@@ -68,7 +69,7 @@ def _write(family_name: str, target: Path, recipe: Mapping[str, Any], marker: di
     target.parent.mkdir(parents=True, exist_ok=True)
     workshop = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        importlib.import_module(_RECIPES[family_name]).write(workshop, **recipe)
+        importlib.import_module(f"{__name__}.{family_name}").write(workshop, **recipe)
         (workshop / MARKER).write_text(json.dumps(marker))
         _readable(workshop)
         _publish(workshop, target, marker)

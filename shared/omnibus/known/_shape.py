@@ -1,0 +1,121 @@
+"""The shapes that families have in common: components, and how they are deployed when nobody says otherwise."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+Options = Mapping[str, Mapping[str, Any]]
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One family.
+
+    ``components`` are in the order in which data flows; ``encoders`` names the component that encodes each modality,
+    ``tasks`` the kind of the unit task of each component. ``options`` and ``paths`` are the usual deployment,
+    ``more`` are options that can be declared as well. ``tiny`` is the name of the tiny model; ``weights`` says how
+    the names of a component's tensors begin, the longest that fits counts.
+    """
+
+    components: Sequence[str]
+    tasks: Mapping[str, str]
+    options: Options
+    paths: Sequence[Mapping[str, Any]]
+    tiny: str
+    encoders: Mapping[str, str] = {}
+    voices: Sequence[str] = ()
+    more: Options = {}
+    weights: Mapping[str, Sequence[str]] = {}
+    composite: str = ""
+    engine: str = ""
+
+
+def language(tiny: str, **more: Any) -> Known:
+    """A language model that takes text alone."""
+    return Known(
+        components=["thinker"],
+        tasks={"thinker": "think"},
+        options={"L": _option("llm", "thinker")},
+        paths=[{"options": ["L"], "share": 1}],
+        tiny=tiny,
+        **{"weights": {"thinker": ("model.", "lm_head.")}, **more},
+    )
+
+
+def vision_language(tiny: str, *modalities: str, **more: Any) -> Known:
+    """One encoder of ``modalities`` and a language model."""
+    return Known(
+        components=["vision", "thinker"],
+        encoders=dict.fromkeys(modalities, "vision"),
+        tasks={"vision": "encode", "thinker": "think"},
+        options={
+            "E": _option("encoder", "vision"),
+            "L": _option("llm", "thinker"),
+            "EL": _option("llm", "vision", "thinker"),
+        },
+        # The last path has no share of its own: it is there for apps that ask for it, and when L is away.
+        paths=[
+            {"options": ["E", "L"], "share": 70},
+            {"options": ["EL"], "share": 30},
+            {"options": ["E", "EL"], "share": 0},
+        ],
+        tiny=tiny,
+        **more,
+    )
+
+
+def speaking(tiny: str, voices: Sequence[str], **more: Any) -> Known:
+    """Pictures, videos and sound in, text and speech out."""
+    whole = ["vision", "audio", "thinker", "talker", "vocoder"]
+    return Known(
+        components=whole,
+        encoders={"image": "vision", "video": "vision", "audio": "audio"},
+        tasks={"vision": "encode", "audio": "encode", "thinker": "think", "talker": "talk", "vocoder": "vocode"},
+        voices=voices,
+        options={
+            "EV": _option("encoder", "vision"),
+            "EA": _option("encoder", "audio"),
+            "Th": _option("llm", "thinker"),
+            "Ta": _option("llm", "talker"),
+            "V": _option("generator", "vocoder"),
+            "M": _option("llm", *whole),
+        },
+        paths=[{"options": ["EV", "EA", "Th", "Ta", "V"], "share": 80}, {"options": ["M"], "share": 20}],
+        more={"Ta+V": _option("llm", "talker", "vocoder")},
+        tiny=tiny,
+        **more,
+    )
+
+
+def pictures(tiny: str, **more: Any) -> Known:
+    """Text in, pictures out."""
+    whole = ["text_encoder", "dit", "vae"]
+    return Known(
+        components=whole,
+        tasks={"text_encoder": "text-encode", "dit": "denoise", "vae": "decode-image"},
+        options={
+            "T": _option("encoder", "text_encoder"),
+            "D": _option("generator", "dit"),
+            "V": _option("generator", "vae"),
+            "TDV": _option("generator", *whole),
+        },
+        paths=[{"options": ["T", "D", "V"], "share": 80}, {"options": ["TDV"], "share": 20}],
+        tiny=tiny,
+        **more,
+    )
+
+
+def halves() -> dict[str, dict[str, Any]]:
+    """Options of a language model that is declared as ``prefill`` and ``decode``."""
+    return {
+        "P": _option("llm", "prefill"),
+        "D": _option("llm", "decode"),
+        "EP": _option("llm", "vision", "prefill"),
+        "ED": _option("llm", "vision", "decode"),
+        "PD": _option("llm", "prefill", "decode"),
+        "EPD": _option("llm", "vision", "prefill", "decode"),
+    }
+
+
+def _option(service: str, *components: str) -> dict[str, Any]:
+    return {"components": list(components), "service": service}

@@ -1,0 +1,5 @@
+"""Qwen-Image."""
+
+from omnibus.known._shape import pictures
+
+FAMILY = pictures("qwen-image-tiny")
