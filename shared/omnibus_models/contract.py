@@ -9,7 +9,7 @@ All tensors live on ``device``; families never keep per-request state on a modul
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -44,9 +44,12 @@ class Encoder(Component, Protocol):
     """An image/video or audio encoder."""
 
     modalities: frozenset[str]
+    closer: frozenset[str]  # modalities of which an item is looked at more closely when it is ``alone``; usually none
 
-    def prepare(self, data: memoryview, modality: str) -> Prepared:
+    def prepare(self, data: memoryview, modality: str, alone: bool = True) -> Prepared:
         """Decode and preprocess one media file (JPEG, WAV, MP4 bytes). CPU only, thread-safe.
+
+        ``alone`` says that its request has no other item of its modality; only told to encoders of ``closer``.
 
         Raises ``BadMedia`` (unreadable, truncated, empty) and ``TooLarge`` (pixels, frames, seconds).
         The message is fixed text: decoder output is never echoed.
@@ -61,7 +64,7 @@ class Prompt:
     """A tokenised chat: ``ids`` holds one placeholder per media item, still to be expanded."""
 
     ids: tuple[int, ...]
-    modalities: tuple[str, ...]  # of the placeholders, in order
+    modalities: tuple[str, ...]  # of the media, in the order in which the messages name them
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class Layout:
     starts: Sequence[int]  # where the rows of each item begin
     positions: Tensor  # as in Prefill, on the CPU
     delta: int  # as in Prefill
+    media: Tensor  # as in Prefill, on the CPU; between the rows of one item there may be text
 
 
 @dataclass(frozen=True)
@@ -314,6 +318,8 @@ class Family(Protocol):
 @dataclass
 class Loaded:
     """Mixin: every loaded component can say how many parameters it really holds."""
+
+    closer: ClassVar[frozenset[str]] = frozenset()  # see ``Encoder``
 
     module: torch.nn.Module = field(repr=False)
 
