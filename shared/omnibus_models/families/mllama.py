@@ -156,8 +156,7 @@ class VisionEncoder(Loaded):
         }
         module: Any = self.module
         rows = features["mask"].shape[-1] * module.model.vision_model.num_patches
-        # However many rows are looked at, in the prompt a picture is one token.
-        return Prepared("image", features, {"modality": "image", "n_tokens": rows, "places": 1, "tiles": int(tiles)})
+        return Prepared("image", features, {"modality": "image", "n_tokens": rows, "tiles": int(tiles)})
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
