@@ -163,9 +163,10 @@ class VisionEncoder(Loaded):
         """One forward pass: pictures know nothing of each other."""
         if not batch:
             return []
-        model: Any = self.module.model
+        module: Any = self.module
+        model = module.model
         pixels, ratios, masks = (
-            torch.cat([item.features[name] for item in batch]).to(self.module.device)
+            torch.cat([item.features[name] for item in batch]).to(module.device)
             for name in ("pixels", "ratio", "mask")
         )
         seen = model.vision_model(pixel_values=pixels, aspect_ratio_ids=ratios, aspect_ratio_mask=masks)
