@@ -145,9 +145,11 @@ class Gemma3:
         raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
-        """See ``contract.Family``."""
-        checkpoint = Path(checkpoint)
-        return Thinker(_load(checkpoint, [_TOWER, "model.language_model.layers", "lm_head"], "cpu", dtype), checkpoint)
+        """See ``contract.Family``. Always ``Fatal``: engines that run the layers take rows as they are."""
+        raise errors.Fatal(
+            "rows of Gemma 3's encoder are projected by its language model, which no other engine does; "
+            "declare services.engines:transformers for it"
+        )
 
 
 def _load(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:

@@ -166,8 +166,7 @@ class VisionEncoder(Loaded):
         module: Any = self.module
         model = module.model
         pixels, ratios, masks = (
-            torch.cat([item.features[name] for item in batch]).to(module.device)
-            for name in ("pixels", "ratio", "mask")
+            torch.cat([item.features[name] for item in batch]).to(module.device) for name in ("pixels", "ratio", "mask")
         )
         seen = model.vision_model(pixel_values=pixels, aspect_ratio_ids=ratios, aspect_ratio_mask=masks)
         rows = model.multi_modal_projector(seen.last_hidden_state).flatten(1, 3)
@@ -202,10 +201,11 @@ class Mllama:
         raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
-        """See ``contract.Family``."""
-        checkpoint = Path(checkpoint)
-        drop = [*_ENCODER, "model.language_model.layers", "lm_head"]
-        return Thinker(_load(checkpoint, drop, "cpu", dtype), checkpoint)
+        """See ``contract.Family``. Always ``Fatal``: engines that run the layers have none that look aside."""
+        raise errors.Fatal(
+            "layers of Llama 3.2 Vision look at pictures aside, which no other engine does; "
+            "declare services.engines:transformers for it"
+        )
 
 
 def _load(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:

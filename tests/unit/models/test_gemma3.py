@@ -224,18 +224,10 @@ def test_items_of_another_shape_are_refused(parts: dict[str, Any], shape: tuple[
         thinker.assemble(thinker.prompt([user(IMAGE)]), [item])
 
 
-def test_a_reader_knows_prompts_and_has_no_layers(checkpoint: Path, parts: dict[str, Any]) -> None:
-    messages, given = CASES["several turns"]
-    reader = families.family("gemma3").reader(checkpoint)
-    prompt = reader.prompt(messages)
-    items = encode([parts["vision"]], prompt.modalities, given)
-
-    layout, assembled = reader.layout(prompt, items), reader.assemble(prompt, items)
-
-    expected = parts["thinker"].assemble(prompt, items)
-    assert list(layout.ids) == oracle.inputs(checkpoint, messages, given)["input_ids"][0].tolist()
-    assert torch.equal(assembled.inputs, expected.inputs)
-    assert reader.parameters < parts["thinker"].parameters
+@pytest.mark.parametrize("name", ["gemma3", "mllama"])
+def test_an_engine_that_would_take_rows_as_they_are_is_refused_before_it_starts(name: str, tmp_path: Path) -> None:
+    with pytest.raises(Fatal, match="declare services.engines:transformers"):
+        families.family(name).reader(tmp_path)
 
 
 def test_missing_weights_are_named(checkpoint: Path, tmp_path: Path) -> None:
