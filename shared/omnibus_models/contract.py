@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from omnibus_models.attention import Attention
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -86,6 +88,7 @@ class Prefill:
     positions: Tensor  # [axes, T] int64 rotary positions; axes is 3 for M-RoPE families, else 1
     delta: int  # position of decoded token n is n + delta, n counted from 0 over the whole sequence
     media: Tensor  # [T] bool: rows that came from an encoder
+    attention: Attention | None = None  # None: each position looks at all before it
 
 
 class Decoder(Component, Protocol):
@@ -102,15 +105,25 @@ class Decoder(Component, Protocol):
     def embed(self, ids: Tensor) -> Tensor:
         """Token embeddings: [...] int64 to [..., H]."""
 
-    def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
+    def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Any) -> Tensor:
         """Run the backbone: ``inputs`` [B, T, H], ``positions`` [axes, B, T] to hidden [B, T, H'].
 
-        ``cache`` is a ``transformers`` Cache (DynamicCache in prefill, the slot cache in decode);
-        ``mask`` is None (plain causal) or bool [B, 1, T, S], True where attention is allowed.
+        ``cache`` is a ``transformers`` Cache (DynamicCache in prefill, the slot cache in decode) that has all
+        positions in each layer; ``mask`` is None (plain causal) or bool [B, 1, T, S], True where attention is
+        allowed. Layers with a window narrow it down. A ``CrossDecoder`` takes a ``Crossing`` as well.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[B, H'] to float32 [B, V], ids that may never be sampled at -inf."""
+
+
+class CrossDecoder(Decoder, Protocol):
+    """A decoder of which some layers look aside, at rows of an encoder, and not at the sequence.
+
+    A sequence without such rows passes by these layers.
+    """
+
+    crossed: Sequence[int]
 
 
 class Reader(Protocol):

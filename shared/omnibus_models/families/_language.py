@@ -11,20 +11,26 @@ import torch
 from torch import Tensor
 
 from omnibus import errors
+from omnibus_models.attention import Attention
 from omnibus_models.contract import Encoded, Layout, Loaded, Prefill, Prompt
 
 _ROLES = frozenset({"system", "user", "assistant"})
 
 
 class Decoder(Loaded):
-    """A decoder stack: backbone plus head, see ``contract.Decoder``. Every layer attends to all before it."""
+    """A decoder stack: backbone plus head, see ``contract.Decoder``.
+
+    Every layer attends to all before it; a family with ``windows`` sees to those that do not.
+    """
 
     axes = 1
+    windows = False
 
     def __init__(self, module: Any, backbone: Any, head: Any, eos: Iterable[int]) -> None:
         super().__init__(module)
         config = backbone.config
-        _require_full_attention(config)
+        if not self.windows:
+            _require_full_attention(config)
         table = module.get_input_embeddings().weight
         self._backbone, self._head = backbone, head
         self.eos = frozenset(eos)
@@ -43,7 +49,7 @@ class Decoder(Loaded):
         return embedded
 
     @torch.no_grad()
-    def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
+    def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Any) -> Tensor:
         """[B, T, H] at ``positions`` [axes, B, T] to hidden [B, T, H'], after the final norm."""
         # The library takes a mask of four axes as a finished one and passes it to the layers as it is.
         out = self._backbone(
@@ -82,10 +88,7 @@ class Thinker(Decoder, ABC):
         if not messages:
             raise errors.BadRequest("messages is empty; send at least one message", param="messages")
         chat = [self._message(message) for message in messages]
-        text = self._tokenizer.apply_chat_template(
-            chat, chat_template=self._template, tokenize=False, add_generation_prompt=True
-        )
-        ids = self._tokenise(self._framed(text))
+        ids = self._tokenise(self._framed(self._written(chat)))
         found = [self._placeholders[token] for token in ids if token in self._placeholders]
         named = tuple(_media_of(chat))
         if sorted(found) != sorted(named):
@@ -103,8 +106,10 @@ class Thinker(Decoder, ABC):
         layout = self.layout(prompt, media)
         inputs = self.embed(torch.tensor(layout.ids, device=self.device))
         for item, start in zip(media, layout.starts, strict=True):
-            inputs[_places(layout.media, start, item.embeds.shape[0])] = item.embeds.to(self.device, self.dtype)
-        return Prefill(inputs, layout.positions.to(self.device), layout.delta, layout.media.to(self.device))
+            rows = self._embedded(item.embeds.to(self.device, self.dtype))
+            inputs[_places(layout.media, start, rows.shape[0])] = rows
+        positions, is_media = layout.positions.to(self.device), layout.media.to(self.device)
+        return Prefill(inputs, positions, layout.delta, is_media, self._attention(layout, media))
 
     def layout(self, prompt: Prompt, media: Sequence[Encoded]) -> Layout:
         """Each placeholder as often as its item has rows, and positions."""
@@ -136,6 +141,18 @@ class Thinker(Decoder, ABC):
     def _rows(self, meta: Mapping[str, Any]) -> int:
         """How many rows an item with ``meta`` has. Raises ``KeyError``, ``TypeError`` or ``ValueError``."""
 
+    def _row(self, modality: str) -> int:
+        """How wide the rows of an item of ``modality`` are."""
+        return self.width
+
+    def _embedded(self, rows: Tensor) -> Tensor:
+        """The rows of an item as the layers take them: [n, H]."""
+        return rows
+
+    def _attention(self, layout: Layout, media: Sequence[Encoded]) -> Attention | None:
+        """See ``contract.Prefill``."""
+        return None
+
     def _placeholder(self, modality: str) -> int:
         """The id that stands for an item of ``modality`` in a tokenised chat, and for each of its rows."""
         module: Any = self.module
@@ -150,6 +167,22 @@ class Thinker(Decoder, ABC):
         return [token] * item.embeds.shape[0]
 
     # Prompts
+
+    def _written(self, chat: Sequence[Mapping[str, Any]]) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                chat, chat_template=self._template, tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError:
+            # What a template says is meant for programmers, and may hold the user's text.
+            raise errors.BadRequest(
+                "this model's chat template does not take these messages; see to it that user and assistant take "
+                "turns, and that a system message, if the model takes one, comes first",
+                param="messages",
+            ) from None
+        return text
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         role, content = message.get("role"), message.get("content")
@@ -194,9 +227,10 @@ class Thinker(Decoder, ABC):
             rows = self._rows(item.meta)
         except (KeyError, TypeError, ValueError):
             raise errors.BadRequest(f"the meta data of an item of {kind} cannot be used", param="items") from None
-        if tuple(item.embeds.shape) != (rows, self.width):
+        shape = (rows, self._row(kind))
+        if tuple(item.embeds.shape) != shape:
             raise errors.BadRequest(
-                f"an item of {kind} must have an embedding of shape {(rows, self.width)} by its meta data, "
+                f"an item of {kind} must have an embedding of shape {shape} by its meta data, "
                 f"not {tuple(item.embeds.shape)}",
                 param="items",
             )

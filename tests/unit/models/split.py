@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from omnibus_models.attention import Crossing, Mask
 from omnibus_models.contract import Encoded, Encoder, Prefill, Talker, Thinker
 
 Media = Mapping[str, Sequence[bytes]]
@@ -47,13 +48,13 @@ def think(
     prompt = thinker.prompt(messages)
     prefill = thinker.assemble(prompt, encode(encoders, prompt.modalities, media))
     cache = DynamicCache()
-    hidden = thinker.forward(prefill.inputs[None], prefill.positions[:, None], cache, None)
+    hidden = thinker.forward(prefill.inputs[None], prefill.positions[:, None], cache, whole(prefill))
     prompt_rows = thinker.talker_prompt(prefill, hidden[0], voice) if voice else torch.empty(0)
     ids = [int(thinker.logits(hidden[:, -1]).argmax())]
     rows = []
     while len(ids) < max_tokens and ids[-1] not in thinker.eos:
         inputs = thinker.embed(torch.tensor([[ids[-1]]]))
-        hidden = thinker.forward(inputs, _place(cache, prefill, thinker.axes), cache, None)
+        hidden = thinker.forward(inputs, _place(cache, prefill, thinker.axes), cache, later(prefill))
         rows += [thinker.talker_row(inputs[:, 0], hidden[:, 0])[0]] if voice else []
         ids.append(int(thinker.logits(hidden[:, -1]).argmax()))
     return Thought(ids, prefill, prompt_rows, rows)
@@ -76,6 +77,17 @@ def talk(talker: Talker, thought: Thought, max_codes: int) -> list[int]:
         inputs = talker.step_inputs(torch.tensor([code]), row[None])[None]
         hidden = talker.forward(inputs, _place(cache, start, talker.axes), cache, None)
     return codes
+
+
+def whole(prefill: Prefill) -> Mask:
+    """The mask of a prompt in one piece."""
+    return None if prefill.attention is None else prefill.attention.mask(0, len(prefill.inputs))
+
+
+def later(prefill: Prefill) -> Mask:
+    """The mask of a token that was generated."""
+    kept = None if prefill.attention is None else prefill.attention.kept
+    return None if kept is None else Crossing(None, kept[None, None, None], torch.ones(1, 1, dtype=torch.bool))
 
 
 def _place(cache: DynamicCache, prefill: Prefill, axes: int) -> Tensor:
