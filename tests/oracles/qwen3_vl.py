@@ -25,10 +25,13 @@ def inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torc
 
     _, processor = _whole(checkpoint)
     videos = [_frames(data) for data in media.get("video", ())]
+    indices = [list(range(len(frames))) for frames in videos]
+    for number, frames in enumerate(videos):
+        if len(frames) == 1:  # the library takes no fewer than two: the same one twice
+            videos[number], indices[number] = frames.repeat(2, 0), [0, 0]
     more: dict[str, Any] = {}
     if videos:
-        counts = [len(frames) for frames in videos]
-        more["video_metadata"] = [VideoMetadata(n, fps=_FPS, frames_indices=list(range(n))) for n in counts]
+        more["video_metadata"] = [VideoMetadata(len(seen), fps=_FPS, frames_indices=seen) for seen in indices]
         more["do_sample_frames"] = False
     return dict(
         processor(
