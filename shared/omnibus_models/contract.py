@@ -6,10 +6,11 @@ architecture. Shapes: ``B`` rows of a batch, ``T`` positions, ``H`` hidden width
 All tensors live on ``device``; families never keep per-request state on a module.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -28,7 +29,10 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Encoded:
-    """One media item after its encoder: ``embeds`` is [n_tokens, H]."""
+    """One media item after its encoder: ``embeds`` is [n_tokens, H].
+
+    Where an encoder speaks to the first ``k`` layers as well, rows are H * (1 + k) wide: first the embedding.
+    """
 
     embeds: Tensor
     meta: Mapping[str, Any]
@@ -69,6 +73,14 @@ class Prompt:
     modalities: tuple[str, ...]  # of the media, in the order in which the messages name them
 
 
+class Run(NamedTuple):
+    """Rows of one media item that follow one another in a prompt: ``rows`` of the item, from ``start`` on."""
+
+    item: int
+    rows: slice
+    start: int
+
+
 @dataclass(frozen=True)
 class Layout:
     """A prompt as its model counts it."""
@@ -79,12 +91,20 @@ class Layout:
     delta: int  # as in Prefill
     media: Tensor  # as in Prefill, on the CPU; between the rows of one item there may be text
 
+    def runs(self, media: Sequence[Encoded]) -> Iterator[Run]:
+        """Where the rows of ``media`` are; an item with text between its rows has several runs."""
+        for index, (item, start) in enumerate(zip(media, self.starts, strict=True)):
+            places = self.media[start:].nonzero()[: item.embeds.shape[0], 0] + start
+            ends = (places.diff() != 1).nonzero()[:, 0] + 1
+            for first, end in pairwise([0, *ends.tolist(), len(places)] if len(places) else ()):
+                yield Run(index, slice(first, end), int(places[first]))
+
 
 @dataclass(frozen=True)
 class Prefill:
     """What the first forward pass of a request consumes."""
 
-    inputs: Tensor  # [T, H] embeddings
+    inputs: Tensor  # [T, H] embeddings; with media as wide as their rows, zeros behind text
     positions: Tensor  # [axes, T] int64 rotary positions; axes is 3 for M-RoPE families, else 1
     delta: int  # position of decoded token n is n + delta, n counted from 0 over the whole sequence
     media: Tensor  # [T] bool: rows that came from an encoder
@@ -106,7 +126,7 @@ class Decoder(Component, Protocol):
         """Token embeddings: [...] int64 to [..., H]."""
 
     def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Any) -> Tensor:
-        """Run the backbone: ``inputs`` [B, T, H], ``positions`` [axes, B, T] to hidden [B, T, H'].
+        """Run the backbone: ``inputs`` [B, T, H] or wider, ``positions`` [axes, B, T] to hidden [B, T, H'].
 
         ``cache`` is a ``transformers`` Cache (DynamicCache in prefill, the slot cache in decode) that has all
         positions in each layer; ``mask`` is None (plain causal) or bool [B, 1, T, S], True where attention is

@@ -37,6 +37,7 @@ def _import_preprocessing() -> None:
     # Checkpoints name these. The search for one imports what comes before it in the library's list.
     image_processing_auto.get_image_processor_class_from_name("Qwen2VLImageProcessor")
     video_processing_auto.video_processor_class_from_name("Qwen2VLVideoProcessor")
+    video_processing_auto.video_processor_class_from_name("Qwen3VLVideoProcessor")
     feature_extraction_auto.feature_extractor_class_from_name("WhisperFeatureExtractor")
 
 

@@ -35,10 +35,10 @@ class Order:
         self.parcel = Memory() if media else None
         self.media: list[Medium] = []
         if self.parcel is not None:
-            for item, encoded, start in zip(items, media, layout.starts, strict=True):
-                if not layout.media[start : start + len(encoded.embeds)].all():
-                    raise BadRequest("this engine takes no media with text between their rows", param="items")
-                self.media.append(_packed(self.parcel, item, encoded.embeds.to(reader.dtype), start))
+            # An item with text between its rows is as many items for an engine.
+            for run in layout.runs(media):
+                rows = media[run.item].embeds[run.rows].to(reader.dtype)
+                self.media.append(_packed(self.parcel, items[run.item], rows, run.start))
             self.positions = Positions(layout.positions.to(torch.int32), layout.delta)
         self.voice: Voice | None = None if voice is None else Voice(reader, reader.assemble(prompt, media), voice)
 

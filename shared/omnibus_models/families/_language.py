@@ -105,9 +105,11 @@ class Thinker(Decoder, ABC):
         """Put each item's embeddings in the place of its placeholder."""
         layout = self.layout(prompt, media)
         inputs = self.embed(torch.tensor(layout.ids, device=self.device))
-        for item, start in zip(media, layout.starts, strict=True):
-            rows = self._embedded(item.embeds.to(self.device, self.dtype))
-            inputs[_places(layout.media, start, rows.shape[0])] = rows
+        if media:
+            inputs = self._widened(inputs)
+        for run in layout.runs(media):
+            rows = self._embedded(media[run.item].embeds[run.rows].to(self.device, self.dtype))
+            inputs[run.start : run.start + len(rows), : rows.shape[1]] = rows
         positions, is_media = layout.positions.to(self.device), layout.media.to(self.device)
         return Prefill(inputs, positions, layout.delta, is_media, self._attention(layout, media))
 
@@ -139,11 +141,18 @@ class Thinker(Decoder, ABC):
 
     @abstractmethod
     def _rows(self, meta: Mapping[str, Any]) -> int:
-        """How many rows an item with ``meta`` has. Raises ``KeyError``, ``TypeError`` or ``ValueError``."""
+        """How many rows an item with ``meta`` has.
+
+        Raises ``KeyError``, ``OverflowError``, ``TypeError`` or ``ValueError``.
+        """
 
     def _row(self, modality: str) -> int:
         """How wide the rows of an item of ``modality`` are."""
         return self.width
+
+    def _widened(self, inputs: Tensor) -> Tensor:
+        """[T, H] to [T, width of the widest rows], zeros where nothing was."""
+        return inputs
 
     def _embedded(self, rows: Tensor) -> Tensor:
         """The rows of an item as the layers take them: [n, H]."""
@@ -225,7 +234,7 @@ class Thinker(Decoder, ABC):
         kind = str(item.meta.get("modality"))
         try:
             rows = self._rows(item.meta)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, OverflowError, TypeError, ValueError):
             raise errors.BadRequest(f"the meta data of an item of {kind} cannot be used", param="items") from None
         shape = (rows, self._row(kind))
         if tuple(item.embeds.shape) != shape:
@@ -262,13 +271,6 @@ def control_tokens(tokenizer: Any, placeholders: Iterable[int]) -> tuple[str, ..
     """What text from users may not hold: special tokens, and the ``placeholders`` of media."""
     added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return tuple(sorted(added | {tokenizer.convert_ids_to_tokens(token) for token in placeholders}))
-
-
-def _places(media: Tensor, start: int, count: int) -> slice | Tensor:
-    """Where the ``count`` rows of the item that begins at ``start`` are, among the rows of all ``media`` [T]."""
-    if bool(media[start : start + count].all()):
-        return slice(start, start + count)
-    return media[start:].nonzero()[:count, 0] + start
 
 
 def _check_items(prompt: Prompt, media: Sequence[Encoded]) -> None:

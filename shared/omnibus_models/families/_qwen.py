@@ -1,8 +1,8 @@
-"""What the Qwen2.5 families share: M-RoPE and a vision tower."""
+"""What the Qwen families share: M-RoPE and a vision tower."""
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,28 +31,33 @@ AXES = 3  # M-RoPE: time, height, width
 
 
 class Decoder(_language.Decoder):
-    """A Qwen2.5 decoder stack, see ``contract.Decoder``."""
+    """A Qwen decoder stack, see ``contract.Decoder``."""
 
     axes = AXES
 
 
 class Thinker(_language.Thinker, Decoder):
-    """A Qwen2.5 language model that takes media embeddings, see ``contract.Thinker``."""
+    """A Qwen language model that takes media embeddings, see ``contract.Thinker``."""
 
     def _rows(self, meta: Mapping[str, Any]) -> int:
         time, height, width = (operator.index(extent) for extent in meta["grid_thw"])
-        if min(time, height, width) < 1 or (meta["modality"] == "image" and time != 1):
-            raise ValueError("no such grid")
-        if meta["modality"] == "video" and not 0 < float(meta["second_per_grid"]) < math.inf:
-            raise ValueError("no such time")
         module: Any = self.module
         merge = module.config.vision_config.spatial_merge_size
+        if time < 1 or min(height, width) < merge or (meta["modality"] == "image" and time != 1):
+            raise ValueError("no such grid")
+        if meta["modality"] == "video":
+            self._check_time(meta)
         return (height // merge) * (width // merge) * time
+
+    def _check_time(self, meta: Mapping[str, Any]) -> None:
+        """Raises as ``_rows`` for a video whose time cannot be used."""
+        if not 0 < float(meta["second_per_grid"]) < math.inf:
+            raise ValueError("no such time")
 
 
 @dataclass
 class VisionEncoder(Loaded):
-    """Images and videos through one Qwen2.5 vision tower, see ``contract.Encoder``.
+    """Images and videos through one Qwen vision tower, see ``contract.Encoder``.
 
     ``images`` and ``videos`` are the library's processors, ``video_options`` what the joint processor
     passes to the latter.
@@ -82,8 +87,13 @@ class VisionEncoder(Loaded):
         module: Any = self.module
         pixels = torch.cat([item.features["pixels"] for item in batch]).to(module.device)
         grids = torch.cat([item.features["grid"] for item in batch]).to(module.device)
-        rows = module.get_image_features(pixels, grids, return_dict=True).pooler_output
+        rows = self._items(module.get_image_features(pixels, grids, return_dict=True))
         return [Encoded(row, item.meta) for row, item in zip(rows, batch, strict=True)]
+
+    def _items(self, out: Any) -> Iterable[Tensor]:
+        """The rows of each item in what the tower said."""
+        rows: Iterable[Tensor] = out.pooler_output
+        return rows
 
     def _image(self, data: memoryview) -> Prepared:
         picture = media.image(data, self.limits)
@@ -103,14 +113,18 @@ class VisionEncoder(Loaded):
 
 
 def vision_encoder(
-    module: Any, checkpoint: Path, limits: media.Limits, video_options: Mapping[str, Any]
+    module: Any,
+    checkpoint: Path,
+    limits: media.Limits,
+    video_options: Mapping[str, Any],
+    kind: type[VisionEncoder] = VisionEncoder,
 ) -> VisionEncoder:
-    """A vision encoder with the checkpoint's own processors."""
+    """A vision encoder of ``kind`` with the checkpoint's own processors."""
     from transformers import AutoImageProcessor, AutoVideoProcessor
 
     images = AutoImageProcessor.from_pretrained(checkpoint, local_files_only=True)
     videos = AutoVideoProcessor.from_pretrained(checkpoint, local_files_only=True)
-    return VisionEncoder(module, images, videos, video_options, limits)
+    return kind(module, images, videos, video_options, limits)
 
 
 def grids(media: Sequence[Encoded], modality: str) -> Tensor | None:

@@ -50,9 +50,7 @@ def vl_twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_a_twin_has_another_llm_and_all_else_the_same(family: str, tmp_path: Path) -> None:
-    first, twin = (
-        weights_of(tiny.build(family, tmp_path / str(llm_seed), llm_seed=llm_seed)) for llm_seed in (None, 1)
-    )
+    first, twin = (weights_of(tiny.build(family, tmp_path / str(seed), llm_seed=seed)) for seed in (None, 1))
 
     assert first.keys() == twin.keys()
     changed = {name for name in first if not torch.equal(first[name], twin[name])}
