@@ -90,7 +90,8 @@ class Thinker(Decoder, ABC):
         text = self._tokenizer.apply_chat_template(
             chat, chat_template=self._template, tokenize=False, add_generation_prompt=True
         )
-        ids = self._tokenizer(text)["input_ids"]
+        # The template has written what belongs at the begin: a tokenizer that adds it as well would double it.
+        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         found = tuple(self._placeholders[token] for token in ids if token in self._placeholders)
         if found != tuple(_media_of(chat)):
             raise errors.BadRequest("this model's chat template does not take media in this place", param="messages")

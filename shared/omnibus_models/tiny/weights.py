@@ -44,6 +44,14 @@ def speak_words(head: Tensor, tokenizer: PreTrainedTokenizerFast, stop_gain: flo
 
 
 @torch.no_grad()
+def sharpen(module: nn.Module) -> None:
+    """Sharper attention where ``spread`` gives none: in models that bring queries to one length by a norm."""
+    for name, parameter in module.named_parameters():
+        if name.endswith("q_norm.weight"):
+            parameter.mul_(_ATTENTION_GAIN)
+
+
+@torch.no_grad()
 def soften(head: Tensor, ids: Iterable[int]) -> None:
     """Bring the logits of ``ids`` close to 0: in the middle of the others, so hardly ever sampled."""
     for index in ids:

@@ -29,7 +29,7 @@ def test_every_component_has_an_engine(name: str):
 
 
 def test_an_unknown_family_is_refused_with_those_there_are():
-    with pytest.raises(BadRequest, match="no model family 'gpt'; there is qwen2_5_omni, qwen2_5_vl, qwen_image"):
+    with pytest.raises(BadRequest, match=f"no model family 'gpt'; there is .*{', '.join(sorted(catalog.FAMILIES))}"):
         catalog.family("gpt")
 
 
@@ -55,6 +55,28 @@ def test_a_language_model_may_run_in_two_halves(path: str, runs: dict[str, str])
     assert set(made.options) == {*path.split(">")}
     assert made.tasks["prefill"] == "prefill-m-prefill"
     assert {component for component in made.types if "vision" not in component} == {"prefill+decode"}
+
+
+@pytest.mark.parametrize(
+    ("path", "runs"), [("P>D", {"prefill": "P", "decode": "D"}), ("PD", {"prefill": "PD", "decode": "PD"})]
+)
+def test_a_model_that_takes_text_alone_may_run_in_two_halves(path: str, runs: dict[str, str]):
+    made = plans({"m": catalog.split("qwen2", "/m", path)})["m"]
+
+    assert {type: [(each.name, each.options) for each in paths] for type, paths in made.types.items()} == {
+        "prefill+decode": [(path, runs)]
+    }
+    assert (set(made.options), made.encoders) == ({*path.split(">")}, {})
+
+
+def test_a_family_has_no_halves_with_components_that_it_lacks():
+    options = {name: set(catalog.family(name)["options"]) & set(catalog.HALVES) for name in catalog.FAMILIES}
+
+    assert options["qwen2"] == {"P", "D", "PD"}
+    assert options["qwen2_5_vl"] == set(catalog.HALVES)
+    assert options["qwen_image"] == {"D"}  # its own
+    with pytest.raises(BadRequest, match="qwen2 has no option EP; there is D, L, P, PD"):
+        catalog.split("qwen2", "/m", "EP>D")
 
 
 def test_talker_and_vocoder_may_share_an_executor():
