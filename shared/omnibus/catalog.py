@@ -5,7 +5,7 @@ from typing import Any
 
 from omnibus import plugins
 from omnibus.errors import BadRequest
-from omnibus.known import KNOWN, halves
+from omnibus.known import KNOWN, Known, halves
 
 #: The family of models that apps bring: unit tasks with an engine of their own.
 PYTHON = "python"
@@ -58,7 +58,7 @@ def family(name: str) -> dict[str, Any]:
             **FAMILIES[name],
             **DEPLOYMENTS[name],
             "tasks": {**known.tasks, **SPLIT},
-            "options": {**HALVES, **known.more, **known.options},
+            "options": {**_halves(known), **known.more, **known.options},
         }
     found = plugins.family(name) if name != PYTHON else None
     if found is None:
@@ -80,11 +80,13 @@ def declaration(family: str, checkpoint: str) -> dict[str, Any]:
 def split(family: str, checkpoint: str, *paths: str) -> dict[str, Any]:
     """The declaration of a model of ``family`` whose language model runs as prefill and decode.
 
-    ``paths`` name their options, for example ``E>P>D``, ``EP>D``, ``ED>P``, ``E>PD`` or ``EPD``; requests are shared
-    evenly among them.
+    ``paths`` name their options, for example ``E>P>D``, ``EP>D``, ``ED>P``, ``E>PD`` or ``EPD``, and ``P>D`` or ``PD``
+    of a model that takes text alone; requests are shared evenly among them. Raises ``BadRequest`` for other options.
     """
-    options = {**HALVES, **DEPLOYMENTS[family]["options"]}
+    options = {**_halves(KNOWN[family]), **DEPLOYMENTS[family]["options"]}
     named = [path.split(">") for path in paths]
+    if strange := {option for path in named for option in path} - options.keys():
+        raise BadRequest(f"{family} has no option {', '.join(sorted(strange))}; there is {', '.join(sorted(options))}")
     return {
         "family": family,
         "checkpoint": checkpoint,
@@ -94,6 +96,12 @@ def split(family: str, checkpoint: str, *paths: str) -> dict[str, Any]:
         "options": {name: options[name] for path in named for name in path},
         "paths": [{"options": path, "share": 1} for path in named],
     }
+
+
+def _halves(known: Known) -> dict[str, dict[str, Any]]:
+    """The options of ``HALVES`` whose components a family has; none without a language model."""
+    parts = {*known.components, *SPLIT} if "thinker" in known.components else set()
+    return {name: option for name, option in HALVES.items() if parts.issuperset(option["components"])}
 
 
 def twin(name: str, checkpoint: str) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def language(tiny: str, **more: Any) -> Known:
         components=["thinker"],
         tasks={"thinker": "think"},
         options={"L": _option("llm", "thinker")},
-        paths=[{"options": ["L"], "share": 1}],
+        paths=[{"options": ["L"], "share": 100}],
         tiny=tiny,
         **{"weights": {"thinker": ("model.", "lm_head.")}, **more},
     )
