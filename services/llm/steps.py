@@ -41,6 +41,11 @@ class Feed(Protocol[S_in]):
     def stepped(self, batch: Rows[S_in], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
         """What goes with each row's next token. May be called again for the same step."""
 
+    def chosen(
+        self, batch: Rows[S_in], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
+    ) -> list[np.ndarray | None]:
+        """What goes with ``tokens``, which were chosen by ``hidden`` [B, H']: ``sides``, or what else there is."""
+
 
 class Steps(Generic[S]):
     """Up to ``slots`` sequences of up to ``context`` positions on one decoder."""
@@ -150,6 +155,7 @@ class Steps(Generic[S]):
         _check(logits)
         side = self._feed.begun(sequence)
         [token] = choose(logits, [sequence.picker])
+        [side] = self._feed.chosen([sequence], hidden, [token], [side])
         finish = sequence.accept(token)
         if finish is None:
             self._keep(sequence)
@@ -189,6 +195,7 @@ class Steps(Generic[S]):
         _check(logits)
         sides = self._feed.stepped(batch, inputs, hidden)
         tokens = choose(logits, [sequence.picker for sequence in batch])
+        sides = self._feed.chosen(batch, hidden, tokens, sides)
         self._cache.advance(slots)
         self.batches[len(slots)] += 1
         return [
