@@ -37,8 +37,9 @@ class TextEncodeRunner(Hosted[TextEncoder]):
 
     async def run(self, job: Job) -> None:
         given = _prompts(job)
-        texts = [given.prompt] if given.negative_prompt is None else [given.prompt, given.negative_prompt]
-        prepared = [self.model.prepare(text) for text in texts]
+        prepared = [self.model.prepare(given.prompt)]
+        if given.negative_prompt is not None:
+            prepared.append(self.model.unwanted(given.prompt, given.negative_prompt))
         rows = await asyncio.gather(*(self._batcher.encode(each) for each in prepared))
         embeds, mask = _padded(rows)
         await job.put("embeds", {}, embeds)

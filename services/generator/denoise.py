@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,15 +49,16 @@ class _Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     embeds: Any = None
     mask: Any = None
     image: Any = None
+    prior: Any = None
 
 
 class DenoiseRunner(Hosted[Denoiser]):
     """A ``Runner`` for diffusion transformers.
 
     Inputs: ``embeds`` [1 or 2, T, W] and ``mask`` [1 or 2, T] of the prompt and the negative prompt, ``width``,
-    ``height``, ``steps``, ``guidance``, ``seed``, ``every``. Outputs: ``latents``, float32 [channels, frames,
-    height, width]; streamed ``progress`` ``{"step", "steps"}`` after each step, and ``preview`` the same with a
-    uint8 [height, width, 3] after every ``every`` steps but the last.
+    ``height``, ``steps``, ``guidance``, ``seed``, ``every``, and ``prior`` where one is followed. Outputs:
+    ``latents``, float32 [channels, frames, height, width]; streamed ``progress`` ``{"step", "steps"}`` after each
+    step, and ``preview`` the same with a uint8 [height, width, 3] after every ``every`` steps but the last.
     """
 
     def __init__(
@@ -73,11 +75,13 @@ class DenoiseRunner(Hosted[Denoiser]):
         if await job.value("image") is not None:
             raise BadRequest("this model makes pictures from text alone", param="image")
         guides = _guides(await job.value("embeds"), await job.value("mask"))
-        for name in ("embeds", "mask"):
+        more = self._followed(await job.value("prior"))
+        for name in ("embeds", "mask", "prior"):
             job.done(name)
-        denoising = await self._compute(self.model.open, _picture(wish, job.seed), guides)
+        denoising = await self._compute(self.model.open, _picture(wish, job.seed), guides, **more)
         palette = await self._palette() if wish.every and job.wants("preview") else None
-        await self._steps(job, Making(denoising, wish.every, palette))
+        show = None if palette is None else partial(self.model.preview, palette=palette)
+        await self._steps(job, Making(denoising, wish.every, show))
         await job.put("latents", {}, await self._compute(self._latents, denoising))
 
     async def _begin(self) -> None:
@@ -109,6 +113,16 @@ class DenoiseRunner(Hosted[Denoiser]):
         if self._colours is None or (self._colours.done() and self._colours.exception() is not None):
             self._colours = asyncio.create_task(self._aside(self.model.palette), name="colours")
         return await asyncio.shield(self._colours)
+
+    def _followed(self, prior: Any) -> dict[str, Tensor]:
+        """What ``open`` is told of a prior, if there is one."""
+        if prior is None:
+            return {}
+        if not self.model.follows:
+            raise BadRequest("this model follows no prior; leave it out", param="prior")
+        if not isinstance(prior, Item) or prior.array is None:
+            raise BadRequest("the prior came without its tokens; send the request again", param="prior")
+        return {"prior": torch.tensor(prior.array)}
 
     def _latents(self, denoising: Denoising) -> np.ndarray:
         return self.model.latents(denoising).numpy()

@@ -206,6 +206,12 @@ class TextEncoder(Component, Protocol):
         Raises ``BadRequest`` when it holds one of the model's control tokens, and ``ContextTooLong``.
         """
 
+    def unwanted(self, prompt: str, negative: str) -> Prepared:
+        """What ``prompt`` is guided away from: to most models that is ``negative`` by itself.
+
+        Raises as ``prepare`` does, and ``BadRequest`` where a model cannot be told what to leave out.
+        """
+
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
         """Run one batch of prompts of any length and request: [n_tokens, W] each, to 1e-5 as one by one."""
 
@@ -248,14 +254,8 @@ class Denoising(Protocol):
     def done(self) -> int: ...
 
 
-class Denoiser(Component, Protocol):
-    """A diffusion transformer: noise to latents, one step at a time."""
-
-    def open(self, picture: Picture, guides: Sequence[Tensor]) -> Denoising:
-        """Begin a picture. ``guides`` [T, W]: the prompt and, where there is one, the negative prompt.
-
-        Raises ``BadRequest`` for a size or a number of steps that the model cannot make.
-        """
+class Stepper(Component, Protocol):
+    """What makes pictures step by step, many at a time."""
 
     def step(self, batch: Sequence[Any]) -> None:
         """One step of each; all have one shape, none is done. All take it, or none when this raises.
@@ -266,11 +266,41 @@ class Denoiser(Component, Protocol):
     def latents(self, denoising: Any) -> Tensor:
         """[channels, frames, height, width] float32, as a decoder takes them."""
 
+
+class Denoiser(Stepper, Protocol):
+    """A diffusion transformer: noise to latents, one step at a time.
+
+    A language model that makes pictures is one too: a step is a token, and latents are tokens, [1, 1, rows, columns].
+    How many steps there are is then its own choice. ``follows``: whether ``open`` wants the tokens of a ``prior``
+    under this name.
+    """
+
+    follows: bool
+
+    def open(self, picture: Picture, guides: Sequence[Tensor]) -> Denoising:
+        """Begin a picture. ``guides`` [T, W]: the prompt and, where there is one, the negative prompt.
+
+        Raises ``BadRequest`` for a size or a number of steps that the model cannot make.
+        """
+
     def palette(self) -> Tensor:
         """What ``preview`` needs to know of the decoder's colours. May load the decoder for a moment: keep it."""
 
     def preview(self, denoising: Any, palette: Tensor) -> Tensor:
         """A small picture of what the latents promise after the last step, uint8 [height, width, 3]."""
+
+
+class Prior(Stepper, Protocol):
+    """A language model that draws a picture roughly, one token in a step, for a denoiser to follow.
+
+    Its latents are the tokens, [1, 1, rows, columns].
+    """
+
+    def open(self, picture: Picture, prompt: str) -> Denoising:
+        """Begin a picture, of which the sides and the seed count.
+
+        Raises ``BadRequest`` for sides that the model cannot make and for control tokens, and ``ContextTooLong``.
+        """
 
 
 class ImageDecoder(Component, Protocol):

@@ -105,6 +105,25 @@ def pictures(tiny: str, **more: Any) -> Known:
     )
 
 
+def following(tiny: str, **more: Any) -> Known:
+    """Text in, pictures out, each of which follows a rough one."""
+    whole = ["text_encoder", "prior", "dit", "vae"]
+    return Known(
+        components=whole,
+        tasks={"text_encoder": "text-encode", "prior": "prior", "dit": "denoise", "vae": "decode-image"},
+        options={
+            "T": _option("encoder", "text_encoder"),
+            "Pr": _option("generator", "prior"),
+            "D": _option("generator", "dit"),
+            "V": _option("generator", "vae"),
+            "TPrDV": _option("generator", *whole),
+        },
+        paths=[{"options": ["T", "Pr", "D", "V"], "share": 80}, {"options": ["TPrDV"], "share": 20}],
+        tiny=tiny,
+        **more,
+    )
+
+
 def halves() -> dict[str, dict[str, Any]]:
     """Options of a language model that is declared as ``prefill`` and ``decode``."""
     return {

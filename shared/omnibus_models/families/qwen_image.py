@@ -51,6 +51,10 @@ class TextEncoder(Loaded):
             raise errors.ContextTooLong(f"the prompt has {count} tokens; this model takes {TOKENS}", param="prompt")
         return Prepared("text", {"ids": torch.tensor(ids)}, {"modality": "text", "n_tokens": count})
 
+    def unwanted(self, prompt: str, negative: str) -> Prepared:
+        """The negative prompt by itself."""
+        return self.prepare(negative)
+
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
         """One forward pass. What fills up short prompts comes after them, where causal attention does not look."""
@@ -111,6 +115,8 @@ class Denoising:
 
 class Denoiser(Loaded):
     """The transformer with the pipeline's schedule, see ``contract.Denoiser``."""
+
+    follows = False
 
     def __init__(self, module: Any, checkpoint: Path, scheduler: Any, unit: int) -> None:
         super().__init__(module)

@@ -46,6 +46,27 @@ class Preview(Progress):
     array: np.ndarray | None = None
 
 
+class PriorInput(TaskInput):
+    prompt: str
+    #: Pixels.
+    width: int
+    height: int
+    #: Of the lots that are cast. None is the invocation's own, and another one for each equal call.
+    seed: int | None = None
+
+
+class PriorOutput(TaskOutput):
+    #: [1, 1, rows, columns] float32.
+    tokens: OnDemand[Tensor]
+    progress: OnDemand[Stream[Progress]]
+
+
+class Prior(UnitTask[PriorInput, PriorOutput]):
+    """A language model that draws a picture roughly, in tokens, for a denoiser to follow."""
+
+    kind: ClassVar[str] = "prior"
+
+
 class DenoiseInput(TaskInput):
     embeds: Tensor
     mask: Tensor
@@ -63,6 +84,8 @@ class DenoiseInput(TaskInput):
     every: int = 1
     #: Latents to start from, for editing and for video from a picture.
     image: Tensor | None = None
+    #: Tokens of a prior, for models that have one.
+    prior: Tensor | None = None
 
 
 class DenoiseOutput(TaskOutput):
@@ -156,11 +179,15 @@ class ImageOutput(BaseModel):
 
 
 class ImageGeneration(CompositeTask):
-    """Text to picture. The prompt is encoded once, however many pictures are made of it."""
+    """Text to picture. The prompt is encoded once, however many pictures are made of it.
+
+    Where there is a ``prior``, the denoiser follows what that one draws, for each picture anew.
+    """
 
     text_encoder: TextEncode
     denoiser: Denoise
     decoder: DecodeImage
+    prior: Prior | None = None
 
     def invoke(self, request: DrawInput) -> ImageOutput:
         guide = self.text_encoder.invoke(
@@ -178,6 +205,7 @@ class ImageGeneration(CompositeTask):
                     guidance=request.guidance,
                     seed=None if request.seed is None else request.seed + place,
                     every=request.previews or 1,
+                    prior=self._prior(request, place),
                 ),
                 work=request.work,
             )
@@ -188,6 +216,22 @@ class ImageGeneration(CompositeTask):
             progress=[each.progress for each in made] if request.progress else [],
             previews=[each.preview for each in made] if request.previews else [],
         )
+
+    def _prior(self, request: DrawInput, place: int) -> Any:
+        """The tokens of one picture's prior, from the same seed as its noise."""
+        if self.prior is None:
+            return None
+        drawn = self.prior.invoke(
+            PriorInput(
+                prompt=request.prompt,
+                width=request.width,
+                height=request.height,
+                seed=None if request.seed is None else request.seed + place,
+            ),
+            # A token for 32 x 32 pixels, and those of a small picture before them.
+            work=request.width * request.height // 1024 + 256,
+        )
+        return drawn.tokens
 
 
 class VideoInput(BaseModel):
