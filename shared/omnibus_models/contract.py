@@ -61,7 +61,7 @@ class Prompt:
     """A tokenised chat: ``ids`` holds one placeholder per media item, still to be expanded."""
 
     ids: tuple[int, ...]
-    modalities: tuple[str, ...]  # of the placeholders, in order
+    modalities: tuple[str, ...]  # of the media, in the order in which the messages name them
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class Layout:
     starts: Sequence[int]  # where the rows of each item begin
     positions: Tensor  # as in Prefill, on the CPU
     delta: int  # as in Prefill
+    media: Tensor  # as in Prefill, on the CPU; between the rows of one item there may be text
 
 
 @dataclass(frozen=True)
