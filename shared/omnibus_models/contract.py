@@ -9,7 +9,7 @@ All tensors live on ``device``; families never keep per-request state on a modul
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -44,9 +44,12 @@ class Encoder(Component, Protocol):
     """An image/video or audio encoder."""
 
     modalities: frozenset[str]
+    closer: frozenset[str]  # modalities of which an item is looked at more closely when it is ``alone``; usually none
 
-    def prepare(self, data: memoryview, modality: str) -> Prepared:
+    def prepare(self, data: memoryview, modality: str, alone: bool = True) -> Prepared:
         """Decode and preprocess one media file (JPEG, WAV, MP4 bytes). CPU only, thread-safe.
+
+        ``alone`` says that its request has no other item of its modality; only told to encoders of ``closer``.
 
         Raises ``BadMedia`` (unreadable, truncated, empty) and ``TooLarge`` (pixels, frames, seconds).
         The message is fixed text: decoder output is never echoed.
@@ -345,6 +348,8 @@ class Family(Protocol):
 @dataclass
 class Loaded:
     """Mixin: every loaded component can say how many parameters it really holds."""
+
+    closer: ClassVar[frozenset[str]] = frozenset()  # see ``Encoder``
 
     module: torch.nn.Module = field(repr=False)
 
