@@ -350,6 +350,7 @@ class Loaded:
     """Mixin: every loaded component can say how many parameters it really holds."""
 
     closer: ClassVar[frozenset[str]] = frozenset()  # see ``Encoder``
+    follows: ClassVar[bool] = False  # see ``Denoiser``
 
     module: torch.nn.Module = field(repr=False)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from omnibus import errors
 from omnibus_models import loading
 from omnibus_models.contract import Encoded, Loaded, Picture, Prepared
-from omnibus_models.families import _colours, _qwen
+from omnibus_models.families import _colours, _language
 from omnibus_models.families._tokens import Drawer, Drawing
 
 #: Most bytes of a text that is to be written. The pipeline cuts texts off without a word.
@@ -37,7 +37,7 @@ class TextEncoder(Loaded):
     tokenizer: Any
 
     def __post_init__(self) -> None:
-        self._control = _qwen.control_tokens(self.tokenizer, ())
+        self._control = _language.control_tokens(self.tokenizer, ())
 
     def prepare(self, prompt: str) -> Prepared:
         """The texts in quotation marks, one row each: ``ids`` [texts, T], ``mask`` [texts, T]."""
@@ -91,7 +91,7 @@ class Prior(Drawer):
     def __init__(self, module: Any, processor: Any) -> None:
         super().__init__(module, module.model.language_model, module.config.vq_config.num_embeddings)
         self._processor = processor
-        self._control = _qwen.control_tokens(processor.tokenizer, ())
+        self._control = _language.control_tokens(processor.tokenizer, ())
         self._context: int = module.config.text_config.max_position_embeddings
 
     @torch.no_grad()

@@ -1,5 +1,6 @@
 """Janus and Janus-Pro: chats about pictures, and pictures made token by token (``JanusForConditionalGeneration``)."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,9 @@ import torch
 from torch import Tensor
 
 from omnibus import errors
-from omnibus_models import loading
+from omnibus_models import loading, media
 from omnibus_models.contract import Encoded, Loaded, Picture, Prepared
-from omnibus_models.families import _colours, _qwen
+from omnibus_models.families import _colours, _language, _plain
 from omnibus_models.families._tokens import Drawer, Drawing
 
 #: The library's guidance where the checkpoint does not say one.
@@ -24,6 +25,19 @@ _DRAWING = ("model.generation_embeddings", "model.generation_aligner", "model.ge
 _DRAWN = ("model.vqmodel",)
 
 
+class Thinker(_plain.Thinker):
+    """The language model as it chats. Marks stand around the rows of a picture."""
+
+    def __init__(self, module: Any, checkpoint: Path, modalities: Sequence[str]) -> None:
+        super().__init__(module, checkpoint, modalities)
+        self._begin = _system_prompt(checkpoint)
+
+    def _framed(self, text: str) -> str:
+        names = self._tokenizer
+        framed = text.replace(names.image_token, f"{names.boi_token}{names.image_token}{names.eoi_token}")
+        return self._begin + framed
+
+
 @dataclass
 class TextEncoder(Loaded):
     """Prompts to token embeddings, ready for a picture to begin, see ``contract.TextEncoder``."""
@@ -32,7 +46,7 @@ class TextEncoder(Loaded):
     context: int
 
     def __post_init__(self) -> None:
-        self._control = _qwen.control_tokens(self.tokenizer, ())
+        self._control = _language.control_tokens(self.tokenizer, ())
         module: Any = self.module
         told = module.generation_config
         self._pad = _either(told.pad_token_id, self.tokenizer.pad_token_id)
@@ -77,8 +91,6 @@ class Denoiser(Drawer):
 
     A step is one token, so the number of steps is the model's own, whatever is asked for; and so is the size.
     """
-
-    follows = False
 
     def __init__(self, module: Any, checkpoint: Path) -> None:
         config = module.config
@@ -194,10 +206,22 @@ class Janus:
     name = "janus"
     components = ("vision", "thinker", "text_encoder", "dit", "vae")
 
-    def load(self, component: str, checkpoint: Path, device: str = "cpu", dtype: str = "float32") -> Any:
-        """Load one component alone, of the VQ-VAE its decoder."""
+    def load(
+        self,
+        component: str,
+        checkpoint: Path,
+        device: str = "cpu",
+        dtype: str = "float32",
+        limits: media.Limits = media.DEFAULT,
+    ) -> Any:
+        """Load one component alone, of the VQ-VAE its decoder. ``limits`` bound the pictures that ``vision`` takes."""
         checkpoint = Path(checkpoint)
         match component:
+            case "vision":
+                module = _load(checkpoint, [*_LANGUAGE, *_DRAWING, *_DRAWN], device, dtype)
+                return _plain.VisionEncoder(module.model, checkpoint, ("image",), limits)
+            case "thinker":
+                return Thinker(_load(checkpoint, [*_VISION, *_DRAWING, *_DRAWN], device, dtype), checkpoint, ("image",))
             case "text_encoder":
                 return _text_encoder(checkpoint, device, dtype)
             case "dit":
@@ -206,6 +230,11 @@ class Janus:
             case "vae":
                 return _decoder(checkpoint, device, dtype)
         raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
+        """See ``contract.Family``."""
+        drop = [*_VISION, *_DRAWING, *_DRAWN, "model.language_model.layers", "lm_head"]
+        return Thinker(_load(Path(checkpoint), drop, "cpu", dtype), Path(checkpoint), ("image",))
 
 
 def _text_encoder(checkpoint: Path, device: str, dtype: str) -> TextEncoder:
@@ -229,6 +258,15 @@ def _load(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any
     from transformers import JanusForConditionalGeneration
 
     return loading.load(JanusForConditionalGeneration, checkpoint, drop=drop, device=device, dtype=dtype)
+
+
+def _system_prompt(checkpoint: Path) -> str:
+    """What the joint processor puts before every chat, where its configuration wants it."""
+    from transformers.models.janus.processing_janus import DEFAULT_SYSTEM_PROMPT
+
+    told = checkpoint / "processor_config.json"
+    wanted = told.exists() and json.loads(told.read_text()).get("use_default_system_prompt", False)
+    return DEFAULT_SYSTEM_PROMPT if wanted else ""
 
 
 def _context(config: Any) -> int:

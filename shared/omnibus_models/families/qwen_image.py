@@ -116,8 +116,6 @@ class Denoising:
 class Denoiser(Loaded):
     """The transformer with the pipeline's schedule, see ``contract.Denoiser``."""
 
-    follows = False
-
     def __init__(self, module: Any, checkpoint: Path, scheduler: Any, unit: int) -> None:
         super().__init__(module)
         self._checkpoint = checkpoint

@@ -7,25 +7,22 @@ import torch
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import parts, text, weights
+from omnibus_models.tiny import _plain, parts, text, weights
 
 torchvision_cpu.install()
 
-SPECIAL = ("<|endoftext|>", "<|begin|>", "<|im_end|>", "<image_placeholder>", "<begin_of_image>", "<end_of_image>")
+_BEGIN, _END, _PAD = "<|begin|>", "<|end|>", "<|pad|>"
+SPECIAL = (_BEGIN, _END, _PAD, "<image_placeholder>", "<begin_of_image>", "<end_of_image>")
 NAMES = {"image_token": "<image_placeholder>", "boi_token": "<begin_of_image>", "eoi_token": "<end_of_image>"}
-#: In the words of the released model.
+# As the released one: parts alone, each speaker by name.
 TEMPLATE = (
-    "<|begin|>"
     "{%- for message in messages -%}"
-    "{%- if message['role'] == 'user' -%}<|User|>: {% elif message['role'] == 'assistant' -%}<|Assistant|>: "
-    "{%- else -%}{{ message['role'] | capitalize }}: {% endif -%}"
-    "{%- if message['content'] is string -%}{{ message['content'] }}"
-    "{%- else -%}"
+    "{%- if message['role'] == 'user' -%}<|User|>: {% elif message['role'] == 'assistant' -%}<|Assistant|>: {% "
+    "else -%}{{ message['role'] | capitalize }}: {% endif -%}"
     "{%- for part in message['content'] -%}"
     "{%- if part['type'] == 'image' -%}<image_placeholder>{{ '\\n' }}{%- else -%}{{ part['text'] }}{%- endif -%}"
     "{%- endfor -%}"
-    "{%- endif -%}"
-    "{%- if message['role'] == 'assistant' -%}<|im_end|>{%- else -%}{{ '\\n\\n' }}{%- endif -%}"
+    f"{{%- if message['role'] == 'user' -%}}{{{{ '\\n\\n' }}}}{{%- else -%}}{_END}{{%- endif -%}}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|Assistant|>:{%- endif -%}"
 )
@@ -37,8 +34,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the language model alone."""
     from transformers import JanusForConditionalGeneration, JanusImageProcessor, JanusProcessor
 
-    tokenizer = text.tokenizer(SPECIAL, NAMES, TEMPLATE)
-    tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
+    tokenizer = text.tokenizer(SPECIAL, NAMES, TEMPLATE, bos=_BEGIN, eos=_END, pad=_PAD)
     model = JanusForConditionalGeneration(_config(tokenizer)).eval()
     weights.spread(model, seed)
     if llm_seed is not None:
@@ -68,19 +64,7 @@ def _config(tokenizer: Any) -> Any:
     from transformers import JanusConfig
 
     return JanusConfig(
-        text_config={
-            "model_type": "llama",
-            "hidden_size": parts.HIDDEN,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": parts.CONTEXT,
-            "vocab_size": len(tokenizer),
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-        },
+        text_config=_plain.language("llama", tokenizer),
         vision_config={
             "hidden_size": 32,
             "num_hidden_layers": 2,
