@@ -26,7 +26,10 @@ def answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) 
 def inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
     """The joint processor's tensors, from a chat as ``apply_chat_template`` makes them of one."""
     _, processor = _whole(checkpoint)
-    waiting = {"image": map(oracle._picture, media.get("image", ())), "video": map(oracle._frames, media.get("video", ()))}
+    waiting = {
+        "image": map(oracle._picture, media.get("image", ())),
+        "video": map(oracle._frames, media.get("video", ())),
+    }
     chat = [{"role": one["role"], "content": [_part(part, waiting) for part in _parts(one)]} for one in messages]
     options = {"do_sample_frames": False} if media.get("video") else {}
     made = processor.apply_chat_template(

@@ -37,7 +37,8 @@ class TextEncoder(Loaded):
     tokenizer: Any
 
     def __post_init__(self) -> None:
-        self._control = _language.control_tokens(self.tokenizer, ())
+        # This tokenizer does not tell of all that it adds that it is special.
+        self._control = {*_language.control_tokens(self.tokenizer, ()), *self.tokenizer.all_special_tokens}
 
     def prepare(self, prompt: str) -> Prepared:
         """The texts in quotation marks, one row each: ``ids`` [texts, T], ``mask`` [texts, T]."""

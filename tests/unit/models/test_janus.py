@@ -99,7 +99,8 @@ def test_what_the_joint_processor_says_before_a_chat_is_said(checkpoint: Path, t
     family = families.family_of(checkpoint)
 
     said, polite = (
-        list(family.load("thinker", path).prompt(asked("hello there")).ids) for path in (checkpoint, tmp_path / "polite")
+        list(family.load("thinker", path).prompt(asked("hello there")).ids)
+        for path in (checkpoint, tmp_path / "polite")
     )
 
     assert said == oracle.chat_ids(checkpoint, "hello there")
