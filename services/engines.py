@@ -202,6 +202,7 @@ _TRANSFORMERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
     "talker": _talk,
     "vocoder": _vocode,
     "text_encoder": _text_encode,
+    "vae_encoder": _encode,
     "dit": _denoise,
     "vae": _decode_image,
 }

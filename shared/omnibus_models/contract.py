@@ -9,7 +9,7 @@ All tensors live on ``device``; families never keep per-request state on a modul
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -200,10 +200,11 @@ class Vocoding(Protocol):
 class TextEncoder(Component, Protocol):
     """Prompts in, what guides a denoiser out. Prompts are ``Prepared`` of the modality ``text``."""
 
-    def prepare(self, prompt: str) -> Prepared:
+    def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
         """Tokenise one prompt. CPU only, thread-safe.
 
-        Raises ``BadRequest`` when it holds one of the model's control tokens, and ``ContextTooLong``.
+        ``items``: embeddings of the pictures that it is about, on the CPU. Raises ``BadRequest`` when the prompt holds
+        one of the model's control tokens or for pictures that the model does not take, and ``ContextTooLong``.
         """
 
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
@@ -249,12 +250,20 @@ class Denoising(Protocol):
 
 
 class Denoiser(Component, Protocol):
-    """A diffusion transformer: noise to latents, one step at a time."""
+    """A diffusion transformer: noise to latents, one step at a time.
+
+    ``edits``: whether ``open`` takes an ``image``, latents of the picture that this one is made of, as ``latents``
+    gives them; ``unit`` is then how many pixels of it are one latent, on either side.
+    """
+
+    edits: bool
+    unit: int
 
     def open(self, picture: Picture, guides: Sequence[Tensor]) -> Denoising:
         """Begin a picture. ``guides`` [T, W]: the prompt and, where there is one, the negative prompt.
 
-        Raises ``BadRequest`` for a size or a number of steps that the model cannot make.
+        Raises ``BadRequest`` for a size or a number of steps that the model cannot make, and without an image where
+        it needs one.
         """
 
     def step(self, batch: Sequence[Any]) -> None:
@@ -314,6 +323,8 @@ class Family(Protocol):
 @dataclass
 class Loaded:
     """Mixin: every loaded component can say how many parameters it really holds."""
+
+    edits: ClassVar[bool] = False  # see ``Denoiser``
 
     module: torch.nn.Module = field(repr=False)
 
