@@ -210,6 +210,7 @@ _TRANSFORMERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
     "talker": _talk,
     "vocoder": _vocode,
     "text_encoder": _text_encode,
+    "vae_encoder": _encode,
     "prior": _prior,
     "dit": _denoise,
     "vae": _decode_image,

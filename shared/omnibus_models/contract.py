@@ -202,18 +202,24 @@ class Vocoding(Protocol):
 
 
 class TextEncoder(Component, Protocol):
-    """Prompts in, what guides a denoiser out. Prompts are ``Prepared`` of the modality ``text``."""
+    """Prompts in, what guides a denoiser out. Prompts are ``Prepared`` of the modality ``text``.
 
-    def prepare(self, prompt: str) -> Prepared:
+    What guides away from something is another prompt; with ``twins`` it is made of the prompt itself, by ``unwanted``.
+    """
+
+    twins: bool
+
+    def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
         """Tokenise one prompt. CPU only, thread-safe.
 
-        Raises ``BadRequest`` when it holds one of the model's control tokens, and ``ContextTooLong``.
+        ``items``: embeddings of the pictures that it is about, on the CPU. Raises ``BadRequest`` when the prompt holds
+        one of the model's control tokens or for pictures that the model does not take, and ``ContextTooLong``.
         """
 
     def unwanted(self, prompt: str, negative: str) -> Prepared:
-        """What ``prompt`` is guided away from: to most models that is ``negative`` by itself.
+        """What ``prompt`` is guided away from; for models with ``twins`` alone.
 
-        Raises as ``prepare`` does, and ``BadRequest`` where a model cannot be told what to leave out.
+        Raises as ``prepare`` does, and ``BadRequest`` for a ``negative`` prompt where none can be told.
         """
 
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
@@ -275,16 +281,22 @@ class Denoiser(Stepper, Protocol):
     """A diffusion transformer: noise to latents, one step at a time.
 
     A language model that makes pictures is one too: a step is a token, and latents are tokens, [1, 1, rows, columns].
-    How many steps there are is then its own choice. ``follows``: whether ``open`` wants the tokens of a ``prior``
-    under this name.
+    How many steps there are is then its own choice.
+
+    ``edits``: whether ``open`` takes an ``image``, latents of the picture that this one is made of, as ``latents``
+    gives them; ``unit`` is then how many pixels of it are one latent, on either side. ``follows``: whether ``open``
+    takes a ``prior``, the latents of one.
     """
 
+    edits: bool
+    unit: int
     follows: bool
 
     def open(self, picture: Picture, guides: Sequence[Tensor]) -> Denoising:
         """Begin a picture. ``guides`` [T, W]: the prompt and, where there is one, the negative prompt.
 
-        Raises ``BadRequest`` for a size or a number of steps that the model cannot make.
+        Raises ``BadRequest`` for a size or a number of steps that the model cannot make, and without an image or a
+        prior where it needs one.
         """
 
     def palette(self) -> Tensor:
@@ -350,7 +362,9 @@ class Loaded:
     """Mixin: every loaded component can say how many parameters it really holds."""
 
     closer: ClassVar[frozenset[str]] = frozenset()  # see ``Encoder``
+    edits: ClassVar[bool] = False  # see ``Denoiser``
     follows: ClassVar[bool] = False  # see ``Denoiser``
+    twins: ClassVar[bool] = False  # see ``TextEncoder``
 
     module: torch.nn.Module = field(repr=False)
 

@@ -36,14 +36,18 @@ class TextEncoder(Loaded):
 
     tokenizer: Any
 
+    twins = True
+
     def __post_init__(self) -> None:
         # This tokenizer does not tell of all that it adds that it is special.
         self._control = {*_language.control_tokens(self.tokenizer, ()), *self.tokenizer.all_special_tokens}
 
-    def prepare(self, prompt: str) -> Prepared:
+    def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
         """The texts in quotation marks, one row each: ``ids`` [texts, T], ``mask`` [texts, T]."""
         from diffusers import GlmImagePipeline
 
+        if items:
+            raise errors.BadRequest("this encoder reads text alone, no pictures", param="items")
         [texts] = GlmImagePipeline.get_glyph_texts(None, prompt)
         for token in self._control:
             if any(token in text for text in texts):

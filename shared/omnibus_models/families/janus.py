@@ -45,6 +45,8 @@ class TextEncoder(Loaded):
     tokenizer: Any
     context: int
 
+    twins = True
+
     def __post_init__(self) -> None:
         self._control = _language.control_tokens(self.tokenizer, ())
         module: Any = self.module
@@ -52,8 +54,10 @@ class TextEncoder(Loaded):
         self._pad = _either(told.pad_token_id, self.tokenizer.pad_token_id)
         self._kept = {_either(told.bos_token_id, self.tokenizer.bos_token_id), self.tokenizer.boi_token_id}
 
-    def prepare(self, prompt: str) -> Prepared:
+    def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
         """A user's message, and the mark where its picture begins: ``ids`` [T]."""
+        if items:
+            raise errors.BadRequest("this model paints from text alone, no pictures", param="items")
         return self._prepared(self._ids(prompt))
 
     def unwanted(self, prompt: str, negative: str) -> Prepared:

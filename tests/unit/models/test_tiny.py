@@ -19,8 +19,8 @@ def size(checkpoint: Path) -> int:
     return sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
 
 
-def test_tiny_checkpoints_are_small_and_readable_by_all(vl: Path, omni: Path, image: Path) -> None:
-    for checkpoint in (vl, omni, image):
+def test_tiny_checkpoints_are_small_and_readable_by_all(vl: Path, omni: Path, image: Path, edit: Path) -> None:
+    for checkpoint in (vl, omni, image, edit):
         assert 600 * 1024 < size(checkpoint) < 4 * 1024 * 1024
         assert all(path.stat().st_mode & 0o004 for path in (checkpoint, *checkpoint.rglob("*")))
         assert all(path.stat().st_mode & 0o001 for path in checkpoint.rglob("*") if path.is_dir())
@@ -47,6 +47,11 @@ def omni_twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def image_twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build("qwen_image", tmp_path_factory.mktemp("twins") / "image", llm_seed=1)
+
+
+@pytest.fixture(scope="module")
+def edit_twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen_image_edit", tmp_path_factory.mktemp("twins") / "edit", llm_seed=1)
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
