@@ -17,6 +17,7 @@ class Painted(NamedTuple):
     pixels: np.ndarray
 
 
+@functools.cache
 def painted(checkpoint: Path, prompt: str, **wish: Any) -> Painted:
     """The picture of a ``wish``, in the words of ``DrawInput``."""
     pipe = pipeline(checkpoint)

@@ -6,6 +6,7 @@
 
 import copy
 import json
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from omnibus_models.families._tokens import Drawer, Drawing
 TOKENS = 2048
 #: The pipeline's usual guidance.
 GUIDANCE = 1.5
+#: What is to be written, by the kinds of quotation marks that the pipeline knows, in its order.
+_QUOTED = tuple(map(re.compile, (r"'([^']*)'", "\u201c([^\u201c\u201d]*)\u201d", r'"([^"]*)"', "「([^「」]*)」")))
 #: Pixels on a side of what is one token for the prior. For the transformer it is four.
 TOKEN_SIDE = 32
 
@@ -44,11 +47,9 @@ class TextEncoder(Loaded):
 
     def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
         """The texts in quotation marks, one row each: ``ids`` [texts, T], ``mask`` [texts, T]."""
-        from diffusers import GlmImagePipeline
-
         if items:
             raise errors.BadRequest("this encoder reads text alone, no pictures", param="items")
-        [texts] = GlmImagePipeline.get_glyph_texts(None, prompt)
+        texts = [text for marks in _QUOTED for text in marks.findall(prompt)]
         for token in self._control:
             if any(token in text for text in texts):
                 raise errors.BadRequest(f"a text in the prompt holds the control token {token!r}", param="prompt")
@@ -381,7 +382,8 @@ def _prior(checkpoint: Path, device: str, dtype: str) -> Prior:
 
 
 def _denoiser(checkpoint: Path, device: str, dtype: str) -> Denoiser:
-    from diffusers import FlowMatchEulerDiscreteScheduler, GlmImageTransformer2DModel
+    # The pipeline is imported for a function that each picture needs: here nobody waits for it.
+    from diffusers import FlowMatchEulerDiscreteScheduler, GlmImagePipeline, GlmImageTransformer2DModel  # noqa: F401
 
     from omnibus_models import diffusion
 

@@ -93,7 +93,8 @@ class TextEncoder(Loaded):
 class Denoiser(Drawer):
     """The language model as it makes pictures, see ``contract.Denoiser``. Its latents are tokens of the decoder.
 
-    A step is one token, so the number of steps is the model's own, whatever is asked for; and so is the size.
+    A step is one token, so the number of steps is the model's own, whatever is asked for. So is the size: sides are
+    as they are, or 0.
     """
 
     def __init__(self, module: Any, checkpoint: Path) -> None:
@@ -139,7 +140,7 @@ class Denoiser(Drawer):
         if picture.frames != 1:
             raise errors.BadRequest("this model makes pictures, not videos: frames must be 1", param="frames")
         for name, pixels in (("width", picture.width), ("height", picture.height)):
-            if pixels != self._side:
+            if pixels not in (0, self._side):
                 raise errors.BadRequest(
                     f"this model makes pictures of {self._side}x{self._side}: {name} cannot be {pixels}", param=name
                 )

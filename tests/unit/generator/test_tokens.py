@@ -111,7 +111,7 @@ async def test_previews_show_what_is_there(painter: DenoiseRunner) -> None:
     ("changed", "message"),
     [
         ({"width": 128}, "64x64"),
-        ({"height": 0}, "64x64"),
+        ({"height": 32}, "64x64"),
         ({"frames": 2}, "not videos"),
         ({"embeds": Item({}, np.zeros((2, 9, 8), np.float32))}, "embeddings"),
         ({"image": Item({}, np.zeros((1, 1, 4, 4), np.float32))}, "from text alone"),

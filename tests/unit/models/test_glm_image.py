@@ -81,6 +81,21 @@ def test_texts_guide_as_in_the_pipeline_whatever_their_company(parts: dict[str, 
     assert len({len(found) for found in together}) == 3
 
 
+@pytest.mark.parametrize("prompt", [SIGN, RED, BOTH, QUOTES, "it's 'a' \"b'c\" d'", "「“a”」 “「b” c」 '", ""])
+def test_what_is_to_be_written_is_found_as_in_the_pipeline(
+    parts: dict[str, Any], checkpoint: Path, prompt: str
+) -> None:
+    [texts] = oracle.pipeline(checkpoint).get_glyph_texts(prompt)
+
+    rows, mask = (parts["text_encoder"].prepare(prompt).features[name] for name in ("ids", "mask"))
+
+    said = [
+        parts["text_encoder"].tokenizer.decode(row[kept.bool()], skip_special_tokens=True)
+        for row, kept in zip(rows, mask, strict=True)
+    ]
+    assert said == (texts or [""])
+
+
 def test_prompts_that_cannot_be_used_are_refused(parts: dict[str, Any]) -> None:
     encoder = parts["text_encoder"]
 

@@ -233,6 +233,10 @@ def test_another_seed_prompt_or_guidance_makes_another_picture(parts: dict[str, 
     assert first not in others
 
 
+def test_a_picture_has_the_size_that_the_model_makes(parts: dict[str, Any]) -> None:
+    assert made(parts, RED, wished(1, width=0, height=0)).chosen == made(parts, RED, wished(1)).chosen
+
+
 def test_without_a_twin_the_prompt_guides_alone(parts: dict[str, Any]) -> None:
     assert made(parts, RED, wished(1, 5.0), guided=False).chosen == made(parts, RED, wished(1, 1.0)).chosen
 
