@@ -21,6 +21,8 @@ _PARTS = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
 )
+#: Towers and language models that checkpoints of several families name.
+_NAMED = ("clip", "llama", "mistral", "qwen2", "siglip")
 
 
 def _import(names: Iterable[str]) -> None:
@@ -42,6 +44,7 @@ for _name in families.NAMES:
     _import([f"{families.__name__}.{_name}"])
     # A family is named as its architecture is in the library.
     _import(f"transformers.models.{_name}.{part}_{_name}" for part in ("configuration", "modeling", "processing"))
+_import(f"transformers.models.{_name}.modeling_{_name}" for _name in _NAMED)
 _import(_PARTS)
 with suppress(ModuleNotFoundError):
     _import_preprocessing()

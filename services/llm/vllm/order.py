@@ -36,6 +36,8 @@ class Order:
         self.media: list[Medium] = []
         if self.parcel is not None:
             for item, encoded, start in zip(items, media, layout.starts, strict=True):
+                if not layout.media[start : start + len(encoded.embeds)].all():
+                    raise BadRequest("this engine takes no media with text between their rows", param="items")
                 self.media.append(_packed(self.parcel, item, encoded.embeds.to(reader.dtype), start))
             self.positions = Positions(layout.positions.to(torch.int32), layout.delta)
         self.voice: Voice | None = None if voice is None else Voice(reader, reader.assemble(prompt, media), voice)

@@ -15,12 +15,17 @@ class Llava(_plain.Family):
     architecture = "LlavaForConditionalGeneration"
 
     def _load(self, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
-        module = super()._load(checkpoint, drop, device, dtype)
-        tower = module.config.vision_config.model_type
-        if tower == "pixtral":
+        if _tower(checkpoint) == "pixtral":
             # Its pictures are rows with marks at their ends, not tiles.
-            raise errors.Fatal(f"{checkpoint} has a {tower} tower; LLaVA is served with towers of fixed pictures")
-        return module
+            raise errors.Fatal(f"{checkpoint} has a Pixtral tower; LLaVA is served with towers of tiles, as CLIP")
+        return super()._load(checkpoint, drop, device, dtype)
+
+
+def _tower(checkpoint: Path) -> str:
+    from transformers import LlavaConfig
+
+    config: Any = LlavaConfig.from_pretrained(checkpoint, local_files_only=True)
+    return str(config.vision_config.model_type)
 
 
 FAMILY = Llava()

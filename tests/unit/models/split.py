@@ -29,7 +29,8 @@ def encode(encoders: Sequence[Encoder], kinds: Sequence[str], media: Media) -> l
     done = []
     for kind in kinds:
         encoder = next(each for each in encoders if kind in each.modalities)
-        done += encoder.encode([encoder.prepare(memoryview(next(files[kind])), kind)])
+        beside = (False,) if kind in encoder.closer and len(media[kind]) > 1 else ()
+        done += encoder.encode([encoder.prepare(memoryview(next(files[kind])), kind, *beside)])
     return done
 
 
