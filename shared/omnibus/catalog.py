@@ -16,7 +16,7 @@ SPLIT = {"prefill": "prefill", "decode": "decode"}
 
 #: Kinds of the unit tasks of language models that chat, and of those that make pictures.
 CHATTING = frozenset({"think", *SPLIT.values()})
-PAINTING = frozenset({"text-encode", "prior", "denoise", "decode-image"})
+PAINTING = frozenset({"text-encode", "prior", "denoise", "decode-image", "decode-video", "decode-audio"})
 
 #: Components in the order in which data flows, the component that encodes each modality, and the kind of
 #: unit task that runs each component. A language model may be declared as ``prefill`` and ``decode`` in the place
