@@ -1,5 +1,6 @@
 """Model families by their components, and how each is deployed when nobody says otherwise."""
 
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -12,6 +13,10 @@ PYTHON = "python"
 
 #: The halves of a language model, and the kinds of their unit tasks.
 SPLIT = {"prefill": "prefill", "decode": "decode"}
+
+#: Kinds of the unit tasks of language models that chat, and of those that make pictures.
+CHATTING = frozenset({"think", *SPLIT.values()})
+PAINTING = frozenset({"text-encode", "prior", "denoise", "decode-image", "decode-video", "decode-audio"})
 
 #: Components in the order in which data flows, the component that encodes each modality, and the kind of
 #: unit task that runs each component. A language model may be declared as ``prefill`` and ``decode`` in the place
@@ -67,6 +72,16 @@ def family(name: str) -> dict[str, Any]:
     return found
 
 
+def ways(components: Sequence[str], tasks: Mapping[str, str]) -> list[list[str]]:
+    """``components`` by what requests ask for: those that chat, then those that make pictures; one list for all of a
+    model that does not do both. ``tasks`` says the kind of the unit task of each component.
+    """
+    paint = [part for part in components if tasks.get(part) in PAINTING]
+    chat = [part for part in components if part not in paint]
+    both = paint and not CHATTING.isdisjoint(tasks.get(part, "") for part in chat)
+    return [chat, paint] if both else [list(components)]
+
+
 def origin(family: str, checkpoint: str) -> str:
     """What tells executors of one version of an app's own unit tasks from another's; empty for other families."""
     return blake2b(checkpoint.encode(), digest_size=8).hexdigest() if family == PYTHON else ""
@@ -81,18 +96,18 @@ def split(family: str, checkpoint: str, *paths: str) -> dict[str, Any]:
     """The declaration of a model of ``family`` whose language model runs as prefill and decode.
 
     ``paths`` name their options, for example ``E>P>D``, ``EP>D``, ``ED>P``, ``E>PD`` or ``EPD``, and ``P>D`` or ``PD``
-    of a model that takes text alone; requests are shared evenly among them. Raises ``BadRequest`` for other options.
+    of a model that takes text alone; requests are shared evenly among them. A model that also makes pictures is
+    declared without what makes them. Raises ``BadRequest`` for other options.
     """
-    options = {**_halves(KNOWN[family]), **DEPLOYMENTS[family]["options"]}
+    options = {**DEPLOYMENTS[family]["options"], **_halves(KNOWN[family])}
     named = [path.split(">") for path in paths]
     if strange := {option for path in named for option in path} - options.keys():
         raise BadRequest(f"{family} has no option {', '.join(sorted(strange))}; there is {', '.join(sorted(options))}")
+    [usual, *_] = ways(FAMILIES[family]["components"], FAMILIES[family]["tasks"])
     return {
         "family": family,
         "checkpoint": checkpoint,
-        "components": [
-            part for usual in FAMILIES[family]["components"] for part in (SPLIT if usual == "thinker" else [usual])
-        ],
+        "components": [part for each in usual for part in (SPLIT if each == "thinker" else [each])],
         "options": {name: options[name] for path in named for name in path},
         "paths": [{"options": path, "share": 1} for path in named],
     }

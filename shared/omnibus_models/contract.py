@@ -262,12 +262,24 @@ class Vocoding(Protocol):
 
 
 class TextEncoder(Component, Protocol):
-    """Prompts in, what guides a denoiser out. Prompts are ``Prepared`` of the modality ``text``."""
+    """Prompts in, what guides a denoiser out. Prompts are ``Prepared`` of the modality ``text``.
 
-    def prepare(self, prompt: str) -> Prepared:
+    What guides away from something is another prompt; with ``twins`` it is made of the prompt itself, by ``unwanted``.
+    """
+
+    twins: bool
+
+    def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
         """Tokenise one prompt. CPU only, thread-safe.
 
-        Raises ``BadRequest`` when it holds one of the model's control tokens, and ``ContextTooLong``.
+        ``items``: embeddings of the pictures that it is about, on the CPU. Raises ``BadRequest`` when the prompt holds
+        one of the model's control tokens or for pictures that the model does not take, and ``ContextTooLong``.
+        """
+
+    def unwanted(self, prompt: str, negative: str) -> Prepared:
+        """What ``prompt`` is guided away from; for models with ``twins`` alone.
+
+        Raises as ``prepare`` does, and ``BadRequest`` for a ``negative`` prompt where none can be told.
         """
 
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
@@ -312,14 +324,8 @@ class Denoising(Protocol):
     def done(self) -> int: ...
 
 
-class Denoiser(Component, Protocol):
-    """A diffusion transformer: noise to latents, one step at a time."""
-
-    def open(self, picture: Picture, guides: Sequence[Tensor]) -> Denoising:
-        """Begin a picture. ``guides`` [T, W]: the prompt and, where there is one, the negative prompt.
-
-        Raises ``BadRequest`` for a size or a number of steps that the model cannot make.
-        """
+class Stepper(Component, Protocol):
+    """What makes pictures step by step, many at a time."""
 
     def step(self, batch: Sequence[Any]) -> None:
         """One step of each; all have one shape, none is done. All take it, or none when this raises.
@@ -330,11 +336,47 @@ class Denoiser(Component, Protocol):
     def latents(self, denoising: Any) -> Tensor:
         """[channels, frames, height, width] float32, as a decoder takes them."""
 
+
+class Denoiser(Stepper, Protocol):
+    """A diffusion transformer: noise to latents, one step at a time.
+
+    A language model that makes pictures is one too: a step is a token, and latents are tokens, [1, 1, rows, columns].
+    How many steps there are is then its own choice.
+
+    ``edits``: whether ``open`` takes an ``image``, latents of the picture that this one is made of, as ``latents``
+    gives them; ``unit`` is then how many pixels of it are one latent, on either side. ``follows``: whether ``open``
+    takes a ``prior``, the latents of one.
+    """
+
+    edits: bool
+    unit: int
+    follows: bool
+
+    def open(self, picture: Picture, guides: Sequence[Tensor]) -> Denoising:
+        """Begin a picture. ``guides`` [T, W]: the prompt and, where there is one, the negative prompt.
+
+        Raises ``BadRequest`` for a size or a number of steps that the model cannot make, and without an image or a
+        prior where it needs one.
+        """
+
     def palette(self) -> Tensor:
         """What ``preview`` needs to know of the decoder's colours. May load the decoder for a moment: keep it."""
 
     def preview(self, denoising: Any, palette: Tensor) -> Tensor:
         """A small picture of what the latents promise after the last step, uint8 [height, width, 3]."""
+
+
+class Prior(Stepper, Protocol):
+    """A language model that draws a picture roughly, one token in a step, for a denoiser to follow.
+
+    Its latents are the tokens, [1, 1, rows, columns].
+    """
+
+    def open(self, picture: Picture, prompt: str) -> Denoising:
+        """Begin a picture, of which the sides and the seed count.
+
+        Raises ``BadRequest`` for sides that the model cannot make and for control tokens, and ``ContextTooLong``.
+        """
 
 
 class ImageDecoder(Component, Protocol):
@@ -380,6 +422,9 @@ class Loaded:
     """Mixin: every loaded component can say how many parameters it really holds."""
 
     closer: ClassVar[frozenset[str]] = frozenset()  # see ``Encoder``
+    edits: ClassVar[bool] = False  # see ``Denoiser``
+    follows: ClassVar[bool] = False  # see ``Denoiser``
+    twins: ClassVar[bool] = False  # see ``TextEncoder``
 
     module: torch.nn.Module = field(repr=False)
 
