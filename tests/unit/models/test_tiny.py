@@ -14,6 +14,9 @@ from omnibus.errors import Fatal, NotFound
 from omnibus_models import families, tiny
 from tests.unit.models import files
 
+#: Weights that see.
+EYES = ("model.visual.", "model.vision_tower.", "model.multi_modal_projector.", "model.image_newline")
+
 
 def size(checkpoint: Path) -> int:
     return sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
@@ -41,7 +44,9 @@ def vl_twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_a_twin_has_another_llm_and_all_else_the_same(family: str, tmp_path: Path) -> None:
-    first, twin = (weights_of(tiny.build(family, tmp_path / str(seed), llm_seed=seed)) for seed in (None, 1))
+    first, twin = (
+        weights_of(tiny.build(family, tmp_path / str(llm_seed), llm_seed=llm_seed)) for llm_seed in (None, 1)
+    )
 
     assert first.keys() == twin.keys()
     changed = {name for name in first if not torch.equal(first[name], twin[name])}
@@ -52,7 +57,7 @@ def test_a_twin_has_another_llm_and_all_else_the_same(family: str, tmp_path: Pat
 def is_llm(name: str) -> bool:
     """Whether a weight belongs to the LLM that answers, or that reads the prompts of an image model."""
     name = name.removeprefix("thinker.").removeprefix("text_encoder/")
-    return name.startswith(("model.", "lm_head.")) and not name.startswith("model.visual.")
+    return name.startswith(("model.", "lm_head.", "language_model.")) and not name.startswith(EYES)
 
 
 def weights_of(checkpoint: Path) -> dict[str, torch.Tensor]:
