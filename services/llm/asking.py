@@ -16,8 +16,8 @@ from services.llm.thinking import Thinking
 
 
 class Asked(NamedTuple):
-    """One request. ``ids`` are its prompt's, placeholders not expanded; ``layout`` int32 [axes, T] the positions
-    of the prompt; ``counts`` its tokens."""
+    """One request. ``ids`` are its prompt's, placeholders not expanded; ``layout`` int32 [k, S] says a
+    talker where its rows are; ``counts`` are its tokens."""
 
     params: ThinkParams
     sequence: Thinking

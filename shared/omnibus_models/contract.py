@@ -6,7 +6,7 @@ architecture. Shapes: ``B`` rows of a batch, ``T`` positions, ``H`` hidden width
 All tensors live on ``device``; families never keep per-request state on a module.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -103,6 +103,12 @@ class Prefill:
     positions: Tensor  # [axes, T] int64 rotary positions; axes is 3 for M-RoPE families, else 1
     delta: int  # position of decoded token n is n + delta, n counted from 0 over the whole sequence
     media: Tensor  # [T] bool: rows that came from an encoder
+    spoken: Tensor | None = None  # int32 [k, S]: what a talker has to know of its rows' places; None: positions
+
+    @property
+    def layout(self) -> Tensor:
+        """Int32 [k, S]: where the rows of the prompt are, as ``Talker.start`` takes it."""
+        return (self.positions if self.spoken is None else self.spoken).to(torch.int32)
 
 
 class Decoder(Component, Protocol):
@@ -167,34 +173,54 @@ class Reader(Protocol):
         """Decode ids, control tokens left out."""
 
     def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
-        """Rows for the talker after prefill: [T + 3, H]; the last three are begin, end and pad of speech.
+        """Rows for the talker after prefill: [S + 3, H]; the last three are begin, end and pad of speech.
 
-        ``hidden`` [T, H] is the prefill's output. The begin row depends on the voice; an unknown voice
-        raises ``BadRequest`` naming the known ones.
+        ``hidden`` [T, H'] is the prefill's output; S is T, or what ``prefill.spoken`` says. The begin row may depend
+        on the voice; an unknown voice raises ``BadRequest`` naming the known ones.
         """
 
     def talker_row(self, inputs: Tensor, hidden: Tensor) -> Tensor:
-        """Rows for decoded tokens: ``inputs`` and ``hidden`` [B, H] of one decode step to [B, H]."""
+        """Rows for decoded tokens: ``inputs`` [B, H] and ``hidden`` [B, H'] of one decode step to [B, H]."""
 
 
 class Thinker(Reader, Decoder, Protocol):
     """The LLM of a model: text in and out, media embeddings in, hidden rows out for a talker."""
 
 
+#: What a talker says in one step: a code, or a frame of several.
+Code = int | Sequence[int]
+
+
+class CodePredictor(Protocol):
+    """Makes frames of codes out of the first code of each."""
+
+    vocabulary: int
+    sampling: "Sampling"  # how codes are chosen, when a frame's first one is not chosen greedily
+
+    def rest(self, hidden: Tensor, codes: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
+        """The other codes of each frame: ``hidden`` [B, H'] and first ``codes`` [B] to int64 [B, groups - 1].
+
+        ``hidden`` is what the first codes were chosen by. ``choose`` takes float32 logits [B, V] of the next code
+        of each frame and gives the codes [B].
+        """
+
+
 class Talker(Decoder, Protocol):
-    """Thinker rows in, codec codes out, one code per step."""
+    """Thinker rows in, codec codes out: one code per step, or with a ``predictor`` the first code of a frame."""
 
-    max_codes: int
+    max_codes: int  # steps of one answer
+    bunch: int  # steps that share a message, because a vocoder can rarely use fewer
+    predictor: CodePredictor | None
 
-    def start(self, rows: Tensor, positions: Tensor, first: Tensor) -> Prefill:
+    def start(self, rows: Tensor, layout: Tensor, first: Tensor, voice: str) -> Prefill:
         """Prefill of one answer.
 
-        ``rows`` [T + 3, H] from ``Thinker.talker_prompt``, ``positions`` [axes, T] of the thinker's
-        prompt and ``first`` [H], the row of the first generated token.
+        ``rows`` [S + 3, H] from ``Thinker.talker_prompt``, ``layout`` [k, S] of the thinker's prefill and
+        ``first`` [H], the row of the first generated token. Raises ``BadRequest`` for an unknown voice.
         """
 
     def step_inputs(self, codes: Tensor, rows: Tensor) -> Tensor:
-        """Inputs of one step: previous ``codes`` [B] and thinker ``rows`` [B, H] to [B, H']."""
+        """Inputs of one step: previous ``codes`` [B] or frames [B, groups], thinker ``rows`` [B, H] to [B, H']."""
 
 
 class Vocoder(Component, Protocol):
@@ -202,6 +228,7 @@ class Vocoder(Component, Protocol):
 
     rate: int  # samples per second
     samples_per_code: int
+    groups: int  # codes of one frame; 1 where each code is one
 
     def open(self, voice: str, seed: int) -> "Vocoding":
         """Begin one waveform. ``seed`` fixes the noise. Raises ``BadRequest`` for an unknown voice."""
@@ -210,11 +237,11 @@ class Vocoder(Component, Protocol):
 class Vocoding(Protocol):
     """One waveform in the making: a cursor over samples, so that none is lost or doubled."""
 
-    def push(self, codes: Sequence[int], last: bool) -> Tensor:
+    def push(self, codes: Sequence[Code], last: bool) -> Tensor:
         """Take codes and return the samples that have become final, float32 [n] in [-1, 1], n may be 0.
 
         With ``last`` everything that is left comes out. The concatenation over all calls equals the
-        one-shot waveform to 1e-5, however the codes are cut.
+        one-shot waveform to 1e-5, however the codes are cut. Raises ``BadRequest`` for codes that there are not.
         """
 
 

@@ -93,7 +93,7 @@ class Voice(Rest):
 
     def __init__(self, reader: Reader, prefill: Prefill, voice: str) -> None:
         super().__init__(reader, prefill.inputs.shape[0], [])
-        self.layout = prefill.positions.to(torch.int32).numpy()
+        self.layout = prefill.layout.numpy()
         self._prefill = prefill
         self._voice = voice
         # An unknown voice is the client's fault, and better found before the engine works.

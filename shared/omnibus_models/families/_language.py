@@ -107,7 +107,8 @@ class Thinker(Decoder, ABC):
         for run in layout.runs(media):
             rows = media[run.item].embeds[run.rows]
             inputs[run.start : run.start + len(rows), : rows.shape[1]] = rows.to(self.device, self.dtype)
-        return Prefill(inputs, layout.positions.to(self.device), layout.delta, layout.media.to(self.device))
+        positions, is_media = layout.positions.to(self.device), layout.media.to(self.device)
+        return Prefill(inputs, positions, layout.delta, is_media, self._spoken(layout, media))
 
     def layout(self, prompt: Prompt, media: Sequence[Encoded]) -> Layout:
         """Each placeholder as often as its item has rows, and positions."""
@@ -145,6 +146,10 @@ class Thinker(Decoder, ABC):
     def _row(self, modality: str) -> int:
         """How wide the rows of an item of ``modality`` are."""
         return self.width
+
+    def _spoken(self, layout: Layout, media: Sequence[Encoded]) -> Tensor | None:
+        """What a talker has to know of its rows' places, see ``Prefill``."""
+        return None
 
     def _widened(self, inputs: Tensor) -> Tensor:
         """[T, H] to [T, width of the widest rows], zeros where nothing was."""

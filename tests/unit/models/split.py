@@ -59,20 +59,23 @@ def think(
 
 
 @torch.no_grad()
-def talk(talker: Talker, thought: Thought, max_codes: int) -> list[int]:
-    """Greedy codes for a thought; the row of each token arrives one step after the other."""
-    start = talker.start(thought.prompt_rows, thought.prefill.positions, thought.rows[0])
+def talk(talker: Talker, thought: Thought, max_codes: int, voice: str) -> list[Any]:
+    """Greedy codes, or frames, for a thought; the row of each token arrives one step after the other."""
+    start = talker.start(thought.prompt_rows, thought.prefill.layout, thought.rows[0], voice)
     tail = iter([*thought.rows[1:], thought.prompt_rows[-2]])
     cache = DynamicCache()
     hidden = talker.forward(start.inputs[None], start.positions[:, None], cache, None)
-    codes: list[int] = []
+    codes: list[Any] = []
     while len(codes) < max_codes:
-        code = int(talker.logits(hidden[:, -1]).argmax())
-        if code in talker.eos:
+        code = talker.logits(hidden[:, -1]).argmax(-1)
+        if int(code) in talker.eos:
             break
-        codes.append(code)
+        if talker.predictor is not None:
+            rest = talker.predictor.rest(hidden[:, -1], code, lambda logits: logits.argmax(-1))
+            code = torch.cat([code[:, None], rest], dim=1)
+        codes += code.tolist()
         row = next(tail, thought.prompt_rows[-1])
-        inputs = talker.step_inputs(torch.tensor([code]), row[None])[None]
+        inputs = talker.step_inputs(code, row[None])[None]
         hidden = talker.forward(inputs, _place(cache, start, talker.axes), cache, None)
     return codes
 
