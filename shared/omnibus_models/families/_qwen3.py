@@ -6,7 +6,8 @@ whoever moves items, or cuts a prompt into shares, need not know of it.
 """
 
 from abc import ABC
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ _DEEP = frozenset({"image", "video"})
 
 class Thinker(_qwen.Thinker, ABC):
     """A language model whose first layers take rows of their own from images and videos."""
+
+    #: What else its backbone is asked for.
+    _more: Mapping[str, Any] = MappingProxyType({})
 
     @torch.no_grad()
     def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
@@ -37,7 +41,12 @@ class Thinker(_qwen.Thinker, ABC):
             past_key_values=cache,
             use_cache=cache is not None,
             **deeper,
+            **self._more,
         )
+        return self._said(out)
+
+    def _said(self, out: Any) -> Tensor:
+        """[B, T, H'] of what the backbone says."""
         hidden: Tensor = out.last_hidden_state
         return hidden
 
