@@ -2,9 +2,8 @@
 
 import inspect
 import json
-import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,16 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
 
 from omnibus import errors
 from omnibus_models import loading, media
-from omnibus_models.contract import Encoded, Layout, Loaded, Prefill, Prepared, Sampling
-from omnibus_models.families import _code2wav, _qwen, _qwen3, _sound
+from omnibus_models.contract import Encoded, Layout, Loaded, Prefill, Prepared
+from omnibus_models.families import _code2wav, _qwen, _qwen3, _qwen3_talker, _sound
+from omnibus_models.families._qwen3_talker import Talker
 
 RATE = 24_000  # samples per second of the released vocoder; no configuration names it
 _CODE2WAV = {r"^code2wav\.": ""}
-_BANNED = 1024  # ids at the end of the talker's vocabulary that are no codes, as the library has it
 _PREFIX = 3  # tokens that begin an answer: a mark, the role, a line break
 
 
@@ -96,7 +94,7 @@ class Thinker(_qwen3.Thinker):
     @torch.no_grad()
     def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
         """[S + 3, H]: what users say and how the answer begins, then begin, end and pad of speech."""
-        _speaker(self._config.talker_config, voice)
+        _qwen3_talker.speaker(self._config.talker_config, voice)
         if prefill.spoken is None or hidden.shape[-1] != 2 * self.width:
             raise errors.BadRequest(
                 f"speech of this model needs what layer {self._layer} of its thinker says, which this engine does not "
@@ -151,110 +149,6 @@ class Thinker(_qwen3.Thinker):
         return (roles == self._config.user_token_id) | (places >= len(ids) - _PREFIX)
 
 
-class CodePredictor:
-    """The other codes of a frame, one group after the other, see ``contract.CodePredictor``."""
-
-    # As the library chooses them, whatever the talker's own choice.
-    sampling = Sampling(max_tokens=0, temperature=1.0, top_p=0.8, top_k=50)
-
-    def __init__(self, module: Any, first: Any) -> None:
-        self._module = module
-        self._first = first  # embeds the first group
-        self.vocabulary: int = module.config.vocab_size
-
-    @property
-    def tables(self) -> Sequence[Any]:
-        """What embeds each of the other groups."""
-        tables: Sequence[Any] = self._module.get_input_embeddings()
-        return tables
-
-    @torch.no_grad()
-    def rest(self, hidden: Tensor, codes: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
-        """[B, H'] and [B] to [B, groups - 1]."""
-        inputs = torch.stack([hidden, self._first(codes)], dim=1)
-        cache, chosen = DynamicCache(config=self._module.config), []
-        for head, table in zip(self._module.lm_head, self.tables, strict=True):
-            out = self._module.model(inputs_embeds=inputs, past_key_values=cache, use_cache=True)
-            chosen.append(choose(head(out.last_hidden_state[:, -1]).float()))
-            inputs = table(chosen[-1])[:, None]
-        return torch.stack(chosen, dim=1)
-
-
-class Talker(_qwen.Decoder):
-    """Thinker rows in, frames of codes out, see ``contract.Talker``."""
-
-    bunch = 4  # the vocoder can use each; a third of a second
-
-    def __init__(self, module: Any, talker: Any, max_codes: int) -> None:
-        super().__init__(talker, talker.model, talker.codec_head, {talker.config.codec_eos_token_id})
-        self.module = module  # that owns the parameters
-        self.max_codes = max_codes
-        self._talker = talker
-        self._table = talker.get_input_embeddings()
-        self.predictor = CodePredictor(talker.code_predictor, self._table)
-        banned = torch.arange(self.vocabulary, device=self.device) >= self.vocabulary - _BANNED
-        banned[list(self.eos)] = False
-        self._banned = banned
-
-    @torch.no_grad()
-    def embed(self, ids: Tensor) -> Tensor:
-        """First codes: [...] int64 to [..., H']."""
-        embedded: Tensor = self._table(ids)
-        return embedded
-
-    @torch.no_grad()
-    def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
-        """[B, T, H'] at ``positions`` [3, B, T] to hidden [B, T, H'], after the final norm."""
-        out = self._backbone(
-            inputs_embeds=inputs,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=cache is not None,
-        )
-        hidden: Tensor = out.last_hidden_state
-        return hidden
-
-    @torch.no_grad()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[B, H'] to float32 [B, V]; what is no code is never sampled."""
-        return super().logits(hidden).masked_fill(self._banned, -math.inf)
-
-    @torch.no_grad()
-    def start(self, rows: Tensor, layout: Tensor, first: Tensor, voice: str) -> Prefill:
-        """What users say; then the answer's beginning, silence, begin of speech and the first token, with the codec's
-        marks beside all but the beginning."""
-        config = self._talker.config
-        speaker = _speaker(config, voice)
-        rows, layout = rows.to(self.device, self.dtype), layout.to(self.device)
-        prompt, (begin, _, pad) = rows[:-_PREFIX], rows[-_PREFIX:]
-        heard = torch.where(
-            (layout[1] > 0)[:, None], self._talker.hidden_projection(prompt), self._talker.text_projection(prompt)
-        )
-        marks = [
-            config.codec_nothink_id,
-            config.codec_think_bos_id,
-            config.codec_think_eos_id,
-            speaker,
-            config.codec_pad_id,
-            config.codec_bos_id,
-        ]
-        speech = torch.stack([pad, pad, pad, pad, begin, first.to(self.device, self.dtype)])
-        spoken = self._talker.text_projection(speech) + self.embed(torch.tensor(marks, device=self.device))
-        inputs = torch.cat([heard, spoken])
-        more = layout[2:].max() + torch.arange(1, len(marks) + 1, device=self.device)
-        places = torch.cat([layout[2:], more.expand(self.axes, -1)], dim=1)
-        delta = int(places.max()) + 1 - len(inputs)
-        return Prefill(inputs, places, delta, torch.zeros(len(inputs), dtype=torch.bool, device=self.device))
-
-    @torch.no_grad()
-    def step_inputs(self, codes: Tensor, rows: Tensor) -> Tensor:
-        """Previous frames [B, groups] and thinker ``rows`` [B, H] to [B, H']."""
-        groups = zip([self._table, *self.predictor.tables], codes.unbind(1), strict=True)
-        frames = torch.stack([table(code) for table, code in groups], dim=1).sum(1)
-        return frames + self._talker.text_projection(rows.to(self.device, self.dtype))
-
-
 @dataclass
 class Vocoder(Loaded):
     """Code2Wav, see ``contract.Vocoder``. The voice is in the codes."""
@@ -275,7 +169,7 @@ class Vocoder(Loaded):
 
     def open(self, voice: str, seed: int) -> _code2wav.Vocoding:
         """Begin one waveform. There is no noise in it."""
-        _speaker(self.talker, voice)
+        _qwen3_talker.speaker(self.talker, voice)
         return _code2wav.Vocoding(self.code2wav)
 
 
@@ -346,7 +240,7 @@ def _talker(config: Any, checkpoint: Path, device: str, dtype: str) -> Talker:
     # The library knows by the whole model alone how experts are stored.
     drop = ["thinker", "code2wav"]
     module = loading.load(Whole, checkpoint, drop=drop, device=device, dtype=dtype, config=config)
-    return Talker(module, module.talker, _max_codes(checkpoint))
+    return Talker(module, _max_codes(checkpoint))
 
 
 def _vocoder(config: Any, checkpoint: Path, device: str, dtype: str) -> Vocoder:
@@ -404,13 +298,6 @@ def _audio_rows(frames: int, n_window: int) -> int:
     for _ in range(3):
         left = (left - 1) // 2 + 1
     return left + whole * 13
-
-
-def _speaker(talker: Any, voice: str) -> int:
-    """The code of ``voice``, in capitals or not."""
-    known: Mapping[str, int] = talker.speaker_id
-    _sound.require_voice(voice.lower(), known)
-    return known[voice.lower()]
 
 
 FAMILY = Qwen3OmniMoe()
