@@ -20,15 +20,15 @@ class CodePredictor:
     # As the library chooses them, whatever the talker's own choice.
     sampling = Sampling(max_tokens=0, temperature=1.0, top_p=0.8, top_k=50)
 
-    def __init__(self, module: Any, first: Any) -> None:
+    def __init__(self, module: Any, first: Callable[[Tensor], Tensor]) -> None:
         self._module = module
-        self._first = first  # embeds the first group
+        self._first = first  # embeds codes of the first group
         self.vocabulary: int = module.config.vocab_size
 
     @property
-    def tables(self) -> Sequence[Any]:
-        """What embeds each of the other groups."""
-        tables: Sequence[Any] = self._module.get_input_embeddings()
+    def tables(self) -> Sequence[Callable[[Tensor], Tensor]]:
+        """What embeds codes of each of the other groups."""
+        tables: Sequence[Callable[[Tensor], Tensor]] = self._module.get_input_embeddings()
         return tables
 
     @torch.no_grad()
@@ -49,35 +49,13 @@ class Talker(_qwen.Decoder):
     bunch = 4  # the vocoder can use each; a third of a second
 
     def __init__(self, module: Any, max_codes: int) -> None:
-        talker = module.talker
-        super().__init__(talker, talker.model, talker.codec_head, {talker.config.codec_eos_token_id})
-        self.module = module  # that owns the parameters
+        super().__init__(module, module.model, module.codec_head, {module.config.codec_eos_token_id})
         self.max_codes = max_codes
-        self._talker = talker
-        self._table = talker.get_input_embeddings()
-        self.predictor = CodePredictor(talker.code_predictor, self._table)
+        self.predictor = CodePredictor(module.code_predictor, self.embed)
+        self._text, self._media = module.text_projection, module.hidden_projection
         banned = torch.arange(self.vocabulary, device=self.device) >= self.vocabulary - _BANNED
         banned[list(self.eos)] = False
         self._banned = banned
-
-    @torch.no_grad()
-    def embed(self, ids: Tensor) -> Tensor:
-        """First codes: [...] int64 to [..., H']."""
-        embedded: Tensor = self._table(ids)
-        return embedded
-
-    @torch.no_grad()
-    def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
-        """[B, T, H'] at ``positions`` [3, B, T] to hidden [B, T, H'], after the final norm."""
-        out = self._backbone(
-            inputs_embeds=inputs,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=cache is not None,
-        )
-        hidden: Tensor = out.last_hidden_state
-        return hidden
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -88,12 +66,11 @@ class Talker(_qwen.Decoder):
     def start(self, rows: Tensor, layout: Tensor, first: Tensor, voice: str) -> Prefill:
         """What users say; then the answer's beginning, silence, begin of speech and the first token, with the codec's
         marks beside all but the beginning."""
-        config = self._talker.config
+        module: Any = self.module
+        config = module.config
         rows, layout = rows.to(self.device, self.dtype), layout.to(self.device)
         prompt, (begin, _, pad) = rows[:-3], rows[-3:]
-        heard = torch.where(
-            (layout[1] > 0)[:, None], self._talker.hidden_projection(prompt), self._talker.text_projection(prompt)
-        )
+        heard = torch.where((layout[1] > 0)[:, None], self._media(prompt), self._text(prompt))
         marks = [
             config.codec_nothink_id,
             config.codec_think_bos_id,
@@ -103,7 +80,7 @@ class Talker(_qwen.Decoder):
             config.codec_bos_id,
         ]
         speech = torch.stack([pad, pad, pad, pad, begin, first.to(self.device, self.dtype)])
-        spoken = self._talker.text_projection(speech) + self.embed(torch.tensor(marks, device=self.device))
+        spoken = self._text(speech) + self.embed(torch.tensor(marks, device=self.device))
         inputs = torch.cat([heard, spoken])
         more = layout[2:].max() + torch.arange(1, len(marks) + 1, device=self.device)
         places = torch.cat([layout[2:], more.expand(self.axes, -1)], dim=1)
@@ -113,9 +90,9 @@ class Talker(_qwen.Decoder):
     @torch.no_grad()
     def step_inputs(self, codes: Tensor, rows: Tensor) -> Tensor:
         """Previous frames [B, groups] and thinker ``rows`` [B, H] to [B, H']."""
-        groups = zip([self._table, *self.predictor.tables], codes.unbind(1), strict=True)
+        groups = zip([self.embed, *self.predictor.tables], codes.unbind(1), strict=True)
         frames = torch.stack([table(code) for table, code in groups], dim=1).sum(1)
-        return frames + self._talker.text_projection(rows.to(self.device, self.dtype))
+        return frames + self._text(rows.to(self.device, self.dtype))
 
 
 def speaker(talker: Any, voice: str) -> int:

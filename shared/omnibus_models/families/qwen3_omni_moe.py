@@ -240,7 +240,7 @@ def _talker(config: Any, checkpoint: Path, device: str, dtype: str) -> Talker:
     # The library knows by the whole model alone how experts are stored.
     drop = ["thinker", "code2wav"]
     module = loading.load(Whole, checkpoint, drop=drop, device=device, dtype=dtype, config=config)
-    return Talker(module, _max_codes(checkpoint))
+    return Talker(module.talker, _max_codes(checkpoint))
 
 
 def _vocoder(config: Any, checkpoint: Path, device: str, dtype: str) -> Vocoder:
