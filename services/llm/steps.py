@@ -35,11 +35,16 @@ class Feed(Protocol[S_in]):
     def prefilled(self, sequence: S_in, hidden: Tensor) -> None:
         """See ``hidden`` [t, H'] of the next share of the prompt."""
 
-    def begun(self, sequence: S_in, hidden: Tensor, token: int) -> np.ndarray | None:
-        """What goes with the first ``token``; ``hidden`` [1, H'] is what it was chosen by."""
+    def begun(self, sequence: S_in) -> np.ndarray | None:
+        """What goes with the first token."""
 
-    def stepped(self, batch: Rows[S_in], inputs: Tensor, hidden: Tensor, tokens: list[int]) -> list[np.ndarray | None]:
-        """What goes with the next of ``tokens`` of each row. May be called again for the same step."""
+    def stepped(self, batch: Rows[S_in], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
+        """What goes with each row's next token. May be called again for the same step."""
+
+    def chosen(
+        self, batch: Rows[S_in], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
+    ) -> list[np.ndarray | None]:
+        """What goes with ``tokens``, which were chosen by ``hidden`` [B, H']: ``sides``, or what else there is."""
 
 
 class Steps(Generic[S]):
@@ -146,8 +151,9 @@ class Steps(Generic[S]):
     def _begin(self, sequence: S, hidden: Tensor) -> Step:
         logits = self._decoder.logits(hidden)
         _check(logits)
+        side = self._feed.begun(sequence)
         [token] = choose(logits, [sequence.picker])
-        side = self._feed.begun(sequence, hidden, token)
+        [side] = self._feed.chosen([sequence], hidden, [token], [side])
         finish = sequence.accept(token)
         if finish is None:
             self._keep(sequence)
@@ -185,8 +191,9 @@ class Steps(Generic[S]):
         hidden = self._decoder.forward(inputs[:, None], positions, self._cache, self._cache.mask())[:, -1]
         logits = self._decoder.logits(hidden)
         _check(logits)
+        sides = self._feed.stepped(batch, inputs, hidden)
         tokens = choose(logits, [sequence.picker for sequence in batch])
-        sides = self._feed.stepped(batch, inputs, hidden, tokens)
+        sides = self._feed.chosen(batch, hidden, tokens, sides)
         self._cache.advance(slots)
         self.batches[len(slots)] += 1
         return [

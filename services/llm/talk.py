@@ -96,27 +96,27 @@ class TalkFeed:
     def prefilled(self, sequence: Talking, hidden: Tensor) -> None:
         """Nobody follows a talker's hidden states."""
 
-    def begun(self, sequence: Talking, hidden: Tensor, token: int) -> np.ndarray | None:
-        return self._rest([sequence], hidden, [token])[0]
+    def begun(self, sequence: Talking) -> np.ndarray | None:
+        return None
 
-    def stepped(
-        self, batch: Rows[Talking], inputs: Tensor, hidden: Tensor, tokens: list[int]
+    def stepped(self, batch: Rows[Talking], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
+        return [None] * len(batch)
+
+    def chosen(
+        self, batch: Rows[Talking], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
     ) -> list[np.ndarray | None]:
-        return self._rest(batch, hidden, tokens)
-
-    def _rest(self, batch: Rows[Talking], hidden: Tensor, tokens: list[int]) -> list[np.ndarray | None]:
-        """The codes that follow ``tokens`` in their frames."""
+        """The codes that follow ``tokens`` in their frames, if there are any."""
         predictor = self._talker.predictor
         if predictor is None:
-            return [None] * len(batch)
+            return sides
         pickers = [sequence.inner for sequence in batch if sequence.inner is not None]
         greedy = all(picker.greedy for picker in pickers)
 
-        def chosen(logits: Tensor) -> Tensor:
+        def pick(logits: Tensor) -> Tensor:
             # Without a draw nothing has to wait for a device.
             return logits.argmax(-1) if greedy else torch.tensor(choose(logits, pickers), device=logits.device)
 
-        rest = predictor.rest(hidden, torch.tensor(tokens, device=hidden.device), chosen).cpu().numpy()
+        rest = predictor.rest(hidden, torch.tensor(tokens, device=hidden.device), pick).cpu().numpy()
         for sequence, codes in zip(batch, rest, strict=True):
             sequence.rest = codes.tolist()
         return list(rest)

@@ -42,18 +42,21 @@ class ThinkFeed:
         if sequence.voice is not None:
             sequence.hidden.append(hidden)
 
-    def begun(self, sequence: Thinking, hidden: Tensor, token: int) -> np.ndarray | None:
+    def begun(self, sequence: Thinking) -> np.ndarray | None:
         if sequence.voice is None or sequence.prefill is None:
             return None
         return _numpy(self._thinker.talker_prompt(sequence.prefill, torch.cat(sequence.hidden), sequence.voice))
 
-    def stepped(
-        self, batch: Rows[Thinking], inputs: Tensor, hidden: Tensor, tokens: list[int]
-    ) -> list[np.ndarray | None]:
+    def stepped(self, batch: Rows[Thinking], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
         if all(sequence.voice is None for sequence in batch):
             return [None] * len(batch)
         rows = _numpy(self._thinker.talker_row(inputs, hidden))
         return [None if sequence.voice is None else row for sequence, row in zip(batch, rows, strict=True)]
+
+    def chosen(
+        self, batch: Rows[Thinking], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
+    ) -> list[np.ndarray | None]:
+        return sides
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

@@ -108,7 +108,7 @@ class Thinker(Decoder, ABC):
             rows = media[run.item].embeds[run.rows]
             inputs[run.start : run.start + len(rows), : rows.shape[1]] = rows.to(self.device, self.dtype)
         positions, is_media = layout.positions.to(self.device), layout.media.to(self.device)
-        return Prefill(inputs, positions, layout.delta, is_media, self._spoken(layout, media))
+        return Prefill(inputs, positions, layout.delta, is_media, spoken=self._spoken(layout, media))
 
     def layout(self, prompt: Prompt, media: Sequence[Encoded]) -> Layout:
         """Each placeholder as often as its item has rows, and positions."""
