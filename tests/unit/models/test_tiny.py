@@ -19,8 +19,10 @@ def size(checkpoint: Path) -> int:
     return sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
 
 
-def test_tiny_checkpoints_are_small_and_readable_by_all(vl: Path, omni: Path, image: Path, edit: Path) -> None:
-    for checkpoint in (vl, omni, image, edit):
+def test_tiny_checkpoints_are_small_and_readable_by_all(
+    vl: Path, omni: Path, image: Path, edit: Path, ltx2: Path
+) -> None:
+    for checkpoint in (vl, omni, image, edit, ltx2):
         assert 600 * 1024 < size(checkpoint) < 4 * 1024 * 1024
         assert all(path.stat().st_mode & 0o004 for path in (checkpoint, *checkpoint.rglob("*")))
         assert all(path.stat().st_mode & 0o001 for path in checkpoint.rglob("*") if path.is_dir())
@@ -54,6 +56,11 @@ def edit_twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build("qwen_image_edit", tmp_path_factory.mktemp("twins") / "edit", llm_seed=1)
 
 
+@pytest.fixture(scope="module")
+def ltx2_twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("ltx2", tmp_path_factory.mktemp("twins") / "ltx2", llm_seed=1)
+
+
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_a_twin_has_another_llm_and_all_else_the_same(family: str, request: pytest.FixtureRequest) -> None:
     short = family.rpartition("_")[2]
@@ -68,7 +75,7 @@ def test_a_twin_has_another_llm_and_all_else_the_same(family: str, request: pyte
 def is_llm(name: str) -> bool:
     """Whether a weight belongs to the LLM that answers, or that reads the prompts of an image model."""
     name = name.removeprefix("thinker.").removeprefix("text_encoder/")
-    return name.startswith(("model.", "lm_head.")) and not name.startswith("model.visual.")
+    return name.startswith(("model.", "lm_head.", "language_model.")) and not name.startswith("model.visual.")
 
 
 def weights_of(checkpoint: Path) -> dict[str, torch.Tensor]:
