@@ -184,6 +184,14 @@ def _denoise(component: str, settings: ExecutorSettings) -> Runner:
     return DenoiseRunner(component, *_source(settings), limits)
 
 
+def _prior(component: str, settings: ExecutorSettings) -> Runner:
+    from services.generator.denoise import DenoiseSettings
+    from services.generator.prior import PriorRunner
+
+    limits = DenoiseSettings(pictures=settings.batch, threads=settings.threads)
+    return PriorRunner(component, *_source(settings), limits)
+
+
 def _decode_latents(component: str, settings: ExecutorSettings) -> Runner:
     from services.generator.pictures import DecodeAudioRunner, DecodeImageRunner, DecodeVideoRunner, PictureSettings
 
@@ -209,6 +217,7 @@ _TRANSFORMERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
     "vocoder": _vocode,
     "text_encoder": _text_encode,
     "vae_encoder": _encode,
+    "prior": _prior,
     "dit": _denoise,
     "vae": _decode_latents,
     "audio_vae": _decode_latents,

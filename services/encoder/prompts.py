@@ -39,9 +39,10 @@ class TextEncodeRunner(Hosted[TextEncoder]):
 
     async def run(self, job: Job) -> None:
         given = _prompts(job)
-        texts = [given.prompt] if given.negative_prompt is None else [given.prompt, given.negative_prompt]
         items = _pictures(await job.value("items"))
-        prepared = [self.model.prepare(text, items) for text in texts]
+        prepared = [self.model.prepare(given.prompt, items)]
+        if given.negative_prompt is not None:
+            prepared.append(self._unwanted(given.prompt, given.negative_prompt, items))
         rows = await asyncio.gather(*(self._batcher.encode(each) for each in prepared))
         embeds, mask = _padded(rows)
         await job.put("embeds", {}, embeds)
@@ -53,6 +54,10 @@ class TextEncodeRunner(Hosted[TextEncoder]):
             "waiting": self._batcher.waiting,
             "batches": by_size(self._batcher.sizes),
         }
+
+    def _unwanted(self, prompt: str, negative: str, items: Sequence[Encoded]) -> Prepared:
+        model = self.model
+        return model.unwanted(prompt, negative) if model.twins else model.prepare(negative, items)
 
     async def _batch(self, prompts: Sequence[Prepared]) -> list[np.ndarray]:
         return await self._compute(self._encode, prompts)

@@ -16,7 +16,7 @@ import msgspec
 
 from omnibus.errors import BadRequest, DeadlineExceeded, OmnibusError, TooLarge
 from omnibus.plan import ModelPlan
-from omnibus.task import ChatInput, ChatOutput, CompositeTask, record, replay, use
+from omnibus.task import MLLM, ChatInput, ChatOutput, CompositeTask, record, replay, use
 from omnibus.task.running import run as run_task
 from services.gateway.dispatch import ATTEMPTS
 from services.gateway.fetch import Fetcher
@@ -99,16 +99,21 @@ class Chat:
         """
         model = self._router.model(request.model)  # first: from here on its name is one of ours, not the client's
         run = self._runs.open(APP, request.model, seed=request.seed, pinned=pinned)
-        asked = await self.understand(request, model)
         task = self.task(request.model)
+        asked = await self.understand(request, model, task)
         if inspect.iscoroutinefunction(task.invoke):
             return run, await self._live(run, task, asked)
         return run, await self._static(run, task, asked)
 
-    async def understand(self, request: ChatRequest, model: ModelPlan | None) -> Asked:
-        """Check ``request``, for ``model`` if it is one's, and fetch its media."""
+    async def understand(
+        self, request: ChatRequest, model: ModelPlan | None, task: CompositeTask | None = None
+    ) -> Asked:
+        """Check ``request``, for ``model`` and its ``task`` if it is one's, and fetch its media."""
         voice = _voice(request, model)
         messages, refs = conversation(request)
+        if isinstance(task, MLLM):
+            for ref in refs:
+                task.encoder(ref.modality)  # what no encoder takes is not fetched
         items = await openai_media.load(refs, self._fetcher, self._limits) if refs else []
         return Asked(request, messages, items, voice)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,17 +52,18 @@ class _Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     embeds: Any = None
     mask: Any = None
     image: Any = None
+    prior: Any = None
 
 
 class DenoiseRunner(Hosted[Denoiser]):
     """A ``Runner`` for diffusion transformers.
 
     Inputs: ``embeds`` [1 or 2, T, W] and ``mask`` [1 or 2, T] of the prompt and the negative prompt, ``width``,
-    ``height``, ``steps``, ``guidance``, ``seed``, ``every``, and ``image``, latents of a picture to make this one of,
-    whose sides stand for a ``width`` or ``height`` of 0; for a video also ``frames`` and ``fps``. Outputs:
-    ``latents``, float32 [channels, frames, height, width], and where there is one ``sound``, float32 [channels, time,
-    bins]; streamed ``progress`` ``{"step", "steps"}`` after each step, and ``preview`` the same with a uint8
-    [height, width, 3] after every ``every`` steps but the last.
+    ``height``, ``steps``, ``guidance``, ``seed``, ``every``, ``image``, latents of a picture to make this one of,
+    whose sides stand for a ``width`` or ``height`` of 0, and ``prior``, tokens of a picture to follow; for a video
+    also ``frames`` and ``fps``. Outputs: ``latents``, float32 [channels, frames, height, width], and where there is
+    one ``sound``, float32 [channels, time, bins]; streamed ``progress`` ``{"step", "steps"}`` after each step, and
+    ``preview`` the same with a uint8 [height, width, 3] after every ``every`` steps but the last.
     """
 
     def __init__(
@@ -76,13 +78,14 @@ class DenoiseRunner(Hosted[Denoiser]):
     async def run(self, job: Job) -> None:
         wish = self._wish(job)
         guides = _guides(await job.value("embeds"), await job.value("mask"))
-        image = self._image(await job.value("image"))
-        more = {} if image is None else {"image": image}
-        for name in ("embeds", "mask", "image"):
+        image, prior = self._image(await job.value("image")), self._followed(await job.value("prior"))
+        more = {name: given for name, given in (("image", image), ("prior", prior)) if given is not None}
+        for name in ("embeds", "mask", "image", "prior"):
             job.done(name)
         denoising = await self._compute(self.model.open, self._picture(wish, job.seed, image), guides, **more)
         palette = await self._palette() if wish.every and job.wants("preview") else None
-        await self._steps(job, Making(denoising, wish.every, palette))
+        show = None if palette is None else partial(self.model.preview, palette=palette)
+        await self._steps(job, Making(denoising, wish.every, show))
         await job.put("latents", {}, await self._compute(self._latents, denoising))
         if job.wants("sound"):
             await job.put("sound", {}, await self._compute(self._sound, denoising))
@@ -161,6 +164,16 @@ class DenoiseRunner(Hosted[Denoiser]):
         if not isinstance(image, Item) or image.array is None or image.array.ndim != 4:
             raise BadRequest("image must be latents [channels, frames, height, width]", param="image")
         return torch.tensor(image.array)
+
+    def _followed(self, prior: Any) -> Tensor | None:
+        """A copy, as of an image."""
+        if prior is None:
+            return None
+        if not self.model.follows:
+            raise BadRequest("this model follows no prior; leave it out", param="prior")
+        if not isinstance(prior, Item) or prior.array is None:
+            raise BadRequest("the prior came without its tokens; send the request again", param="prior")
+        return torch.tensor(prior.array)
 
 
 def _guides(embeds: Any, mask: Any) -> list[Tensor]:

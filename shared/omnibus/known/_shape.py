@@ -36,7 +36,7 @@ def language(tiny: str, **more: Any) -> Known:
         components=["thinker"],
         tasks={"thinker": "think"},
         options={"L": _option("llm", "thinker")},
-        paths=[{"options": ["L"], "share": 1}],
+        paths=[{"options": ["L"], "share": 100}],
         tiny=tiny,
         **{"weights": {"thinker": ("model.", "lm_head.")}, **more},
     )
@@ -100,6 +100,25 @@ def pictures(tiny: str, **more: Any) -> Known:
             "TDV": _option("generator", *whole),
         },
         paths=[{"options": ["T", "D", "V"], "share": 80}, {"options": ["TDV"], "share": 20}],
+        tiny=tiny,
+        **more,
+    )
+
+
+def following(tiny: str, **more: Any) -> Known:
+    """Text in, pictures out, each of which follows a rough one."""
+    whole = ["text_encoder", "prior", "dit", "vae"]
+    return Known(
+        components=whole,
+        tasks={"text_encoder": "text-encode", "prior": "prior", "dit": "denoise", "vae": "decode-image"},
+        options={
+            "T": _option("encoder", "text_encoder"),
+            "Pr": _option("generator", "prior"),
+            "D": _option("generator", "dit"),
+            "V": _option("generator", "vae"),
+            "TPrDV": _option("generator", *whole),
+        },
+        paths=[{"options": ["T", "Pr", "D", "V"], "share": 80}, {"options": ["TPrDV"], "share": 20}],
         tiny=tiny,
         **more,
     )

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from omnibus import errors
-from omnibus_models import drawing, loading
+from omnibus_models import loading
 from omnibus_models.contract import Encoded, Loaded, Prepared
-from omnibus_models.families import _qwen
+from omnibus_models.families import _colours, _language, _schedule
 from omnibus_models.families._ltx2 import Denoiser, Geometry
 
 #: Tokens that every prompt is filled up to, in front. The pipeline cuts longer ones off without a word.
@@ -34,7 +34,7 @@ class TextEncoder(Loaded):
     tokenizer: Any
 
     def __post_init__(self) -> None:
-        self._control = _qwen.control_tokens(self.tokenizer, ())
+        self._control = _language.control_tokens(self.tokenizer, ())
 
     def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
         """Tokenise: ``ids`` [T]."""
@@ -91,7 +91,7 @@ class FilmDecoder(Loaded):
                 f"not {list(latents.shape)}",
                 param="latents",
             )
-        return drawing.to_bytes(self.paint(latents[None])[0].permute(1, 2, 3, 0)).cpu()
+        return _colours.to_bytes(self.paint(latents[None])[0].permute(1, 2, 3, 0)).cpu()
 
     @torch.no_grad()
     def paint(self, latents: Tensor) -> Tensor:
@@ -185,12 +185,12 @@ def _denoiser(checkpoint: Path, device: str, dtype: str) -> Denoiser:
     from omnibus_models import diffusion
 
     module = diffusion.load(LTX2VideoTransformer3DModel, checkpoint, "transformer", device=device, dtype=dtype)
-    return Denoiser(module, drawing.scheduler(checkpoint), _geometry(checkpoint), partial(_palette, checkpoint, device))
+    return Denoiser(module, _schedule.load(checkpoint), _geometry(checkpoint), partial(_palette, checkpoint, device))
 
 
 def _palette(checkpoint: Path, device: str, channels: int) -> Tensor:
     decoder = _film_decoder(checkpoint, device, "float32")
-    return drawing.palette(channels, lambda latents: decoder.paint(latents)[:, :, 0])
+    return _colours.of_plain(channels, lambda latents: decoder.paint(latents)[:, :, 0])
 
 
 def _film_decoder(checkpoint: Path, device: str, dtype: str) -> FilmDecoder:

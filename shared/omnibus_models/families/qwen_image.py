@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from omnibus import errors
-from omnibus_models import drawing, loading
+from omnibus_models import loading
 from omnibus_models.contract import Encoded, Loaded, Picture, Prepared
-from omnibus_models.families import _qwen
+from omnibus_models.families import _colours, _qwen, _schedule
 
 #: What the pipeline says around a prompt, and how many tokens of that are left out again at the beginning.
 TEMPLATE = (
@@ -133,7 +133,7 @@ class Denoiser(Loaded):
         plane = self._plane(picture)
         if any(guide.dim() != 2 or guide.shape[1] != self._width or not len(guide) for guide in guides):
             raise errors.BadRequest(f"a prompt's embeddings must be [tokens, {self._width}] here", param="embeds")
-        sigmas, times = drawing.schedule(self._scheduler, picture.steps, plane[1] * plane[2])
+        sigmas, times = _schedule.laid_out(self._scheduler, picture.steps, plane[1] * plane[2])
         guidance = GUIDANCE if picture.guidance is None else picture.guidance
         chosen = guides if guidance > 1 else guides[:1]
         return Denoising(
@@ -172,14 +172,14 @@ class Denoiser(Loaded):
 
     def palette(self) -> Tensor:
         """[channels + 1, 3]: the colour that each latent adds to a plain surface, and what the latter has by itself."""
-        return drawing.palette(self._channels, decoder(self._checkpoint, str(self._device), "float32").paint)
+        return _colours.of_plain(self._channels, decoder(self._checkpoint, str(self._device), "float32").paint)
 
     def preview(self, denoising: Denoising, palette: Tensor) -> Tensor:
         """A pixel for each latent, of where the last velocity would lead if it stayed as it is."""
         latents = denoising.latents
         if denoising.velocity is not None:
             latents = latents - denoising.sigmas[denoising.done] * denoising.velocity
-        return drawing.shown(self._unpacked(latents, denoising.shape[0])[:, 0], palette)
+        return _colours.shown(self._unpacked(latents, denoising.shape[0])[:, 0], palette)
 
     def _plane(self, picture: Picture) -> Plane:
         side = self.unit * _PATCH
@@ -227,7 +227,7 @@ class ImageDecoder(Loaded):
                 f"this decoder takes latents [{self._mean.shape[1]}, 1, height, width], not {list(latents.shape)}",
                 param="latents",
             )
-        return drawing.to_bytes(self.paint(latents[None])[0].permute(1, 2, 0).cpu())
+        return _colours.to_bytes(self.paint(latents[None])[0].permute(1, 2, 0).cpu())
 
     @torch.no_grad()
     def paint(self, latents: Tensor) -> Tensor:
@@ -280,7 +280,7 @@ def denoiser(checkpoint: Path, device: str, dtype: str, kind: type[Denoiser] = D
         halvings = len(json.loads((checkpoint / "vae" / "config.json").read_text())["temperal_downsample"])
     except (OSError, ValueError, KeyError) as error:
         raise errors.Fatal(f"{checkpoint} lacks the configuration of its VAE: {error}") from error
-    return kind(module, checkpoint, drawing.scheduler(checkpoint), 2**halvings)
+    return kind(module, checkpoint, _schedule.load(checkpoint), 2**halvings)
 
 
 def decoder(checkpoint: Path, device: str, dtype: str) -> ImageDecoder:

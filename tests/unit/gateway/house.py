@@ -37,7 +37,7 @@ from tests.unit.executor.arithmetic import LIMIT, Place, Work, place
 from tests.unit.gateway.samples import picture
 from tests.unit.sidecar import node as nodes
 
-VL, OMNI = "toy-vl", "toy.omni"
+VL, OMNI, TEXT = "toy-vl", "toy.omni", "toy-text"
 RATE = 24000
 PNG = picture("PNG")
 
@@ -123,7 +123,7 @@ class House:
 
     def serve(self, *models: str) -> None:
         """A plan of the usual declarations; ``toy.omni`` speaks."""
-        families = {VL: "qwen2_5_vl", OMNI: "qwen2_5_omni"}
+        families = {VL: "qwen2_5_vl", OMNI: "qwen2_5_omni", TEXT: "qwen2"}
         declared = {name: catalog.declaration(families[name], "") for name in models}
         plans = declare.plans(msgspec.convert(declared, dict[str, declare.Declared]))
         epoch = self.router.plan.epoch + 1 if self.router.plan else 1

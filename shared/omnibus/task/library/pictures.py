@@ -50,6 +50,27 @@ class Preview(Progress):
     array: np.ndarray | None = None
 
 
+class PriorInput(TaskInput):
+    prompt: str
+    #: Pixels.
+    width: int
+    height: int
+    #: Of the lots that are cast. None is the invocation's own, and another one for each equal call.
+    seed: int | None = None
+
+
+class PriorOutput(TaskOutput):
+    #: [1, 1, rows, columns] float32.
+    tokens: OnDemand[Tensor]
+    progress: OnDemand[Stream[Progress]]
+
+
+class Prior(UnitTask[PriorInput, PriorOutput]):
+    """A language model that draws a picture roughly, in tokens, for a denoiser to follow."""
+
+    kind: ClassVar[str] = "prior"
+
+
 class DenoiseInput(TaskInput):
     embeds: Tensor
     mask: Tensor
@@ -67,6 +88,8 @@ class DenoiseInput(TaskInput):
     every: int = 1
     #: Latents of a picture, [channels, 1, height, width], for editing and for video from a picture.
     image: Tensor | None = None
+    #: Tokens of a prior, for models that have one.
+    prior: Tensor | None = None
 
 
 class DenoiseOutput(TaskOutput):
@@ -160,18 +183,22 @@ class ImageOutput(BaseModel):
 
 
 class ImageGeneration(CompositeTask):
-    """Text to picture. The prompt is encoded once, however many pictures are made of it."""
+    """Text to picture. The prompt is encoded once, however many pictures are made of it.
+
+    Where there is a ``prior``, the denoiser follows what that one draws, for each picture anew.
+    """
 
     text_encoder: TextEncode
     denoiser: Denoise
     decoder: DecodeImage
+    prior: Prior | None = None
 
     def invoke(self, request: DrawInput) -> ImageOutput:
         guide = self.text_encoder.invoke(
             TextEncodeInput(prompt=request.prompt, negative_prompt=request.negative_prompt if request.guided else None),
             work=len(request.prompt) // 4,
         )
-        return _drawn(self.denoiser, self.decoder, request, embeds=guide.embeds, mask=guide.mask)
+        return _drawn(self.denoiser, self.decoder, request, self.prior, embeds=guide.embeds, mask=guide.mask)
 
 
 class EditInput(DrawInput):
@@ -215,7 +242,9 @@ class ImageEdit(CompositeTask):
         return _drawn(self.denoiser, self.decoder, request, embeds=guide.embeds, mask=guide.mask, image=image)
 
 
-def _drawn(denoiser: Denoise, decoder: DecodeImage, request: DrawInput, **given: Any) -> ImageOutput:
+def _drawn(
+    denoiser: Denoise, decoder: DecodeImage, request: DrawInput, prior: Prior | None = None, **given: Any
+) -> ImageOutput:
     """The pictures of ``request``; ``given`` are the tensors that they are made of."""
     made = [
         denoiser.invoke(
@@ -225,8 +254,9 @@ def _drawn(denoiser: Denoise, decoder: DecodeImage, request: DrawInput, **given:
                 height=request.height,
                 steps=request.steps,
                 guidance=request.guidance,
-                seed=None if request.seed is None else request.seed + place,
+                seed=_seed(request, place),
                 every=request.previews or 1,
+                prior=None if prior is None else _rough(prior, request, place),
             ),
             work=request.work,
         )
@@ -237,6 +267,20 @@ def _drawn(denoiser: Denoise, decoder: DecodeImage, request: DrawInput, **given:
         progress=[each.progress for each in made] if request.progress else [],
         previews=[each.preview for each in made] if request.previews else [],
     )
+
+
+def _rough(prior: Prior, request: DrawInput, place: int) -> Any:
+    """The tokens of one picture's prior, from the same seed as its noise."""
+    drawn = prior.invoke(
+        PriorInput(prompt=request.prompt, width=request.width, height=request.height, seed=_seed(request, place)),
+        # A token for 32 x 32 pixels, and those of a small picture before them.
+        work=request.width * request.height // 1024 + 256,
+    )
+    return drawn.tokens
+
+
+def _seed(request: DrawInput, place: int) -> int | None:
+    return None if request.seed is None else request.seed + place
 
 
 class VideoInput(BaseModel):
