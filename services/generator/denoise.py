@@ -80,7 +80,7 @@ class DenoiseRunner(Hosted[Denoiser]):
         guides = _guides(await job.value("embeds"), await job.value("mask"))
         image, prior = self._image(await job.value("image")), self._followed(await job.value("prior"))
         more = {name: given for name, given in (("image", image), ("prior", prior)) if given is not None}
-        for name in ("embeds", "mask", "image", "prior"):
+        for name in ("embeds", "mask", *more):
             job.done(name)
         denoising = await self._compute(self.model.open, self._picture(wish, job.seed, image), guides, **more)
         palette = await self._palette() if wish.every and job.wants("preview") else None
