@@ -290,7 +290,8 @@ class TextEncoder(Component, Protocol):
 class Picture:
     """A picture that is to be made; a video when it has more than one frame. Sizes are in pixels.
 
-    ``guidance`` None is the family's usual one. ``seed`` fixes the noise, the same on every device.
+    ``guidance`` None is the family's usual one. ``seed`` fixes the noise, the same on every device. ``fps`` are the
+    frames per second of a video.
     """
 
     width: int
@@ -299,6 +300,7 @@ class Picture:
     seed: int
     guidance: float | None = None
     frames: int = 1
+    fps: float = 24.0
 
 
 class Denoising(Protocol):
@@ -345,12 +347,13 @@ class Denoiser(Stepper, Protocol):
 
     ``edits``: whether ``open`` takes an ``image``, latents of the picture that this one is made of, as ``latents``
     gives them; ``unit`` is then how many pixels of it are one latent, on either side. ``follows``: whether ``open``
-    takes a ``prior``, the latents of one.
+    takes a ``prior``, the latents of one. ``sounds``: whether it makes the sound of a video as well.
     """
 
     edits: bool
     unit: int
     follows: bool
+    sounds: bool
 
     def open(self, picture: Picture, guides: Sequence[Tensor]) -> Denoising:
         """Begin a picture. ``guides`` [T, W]: the prompt and, where there is one, the negative prompt.
@@ -358,6 +361,9 @@ class Denoiser(Stepper, Protocol):
         Raises ``BadRequest`` for a size or a number of steps that the model cannot make, and without an image or a
         prior where it needs one.
         """
+
+    def sound(self, denoising: Any) -> Tensor:
+        """[channels, time, bins] float32 of the sound, as a decoder takes them, where it ``sounds``."""
 
     def palette(self) -> Tensor:
         """What ``preview`` needs to know of the decoder's colours. May load the decoder for a moment: keep it."""
@@ -384,6 +390,22 @@ class ImageDecoder(Component, Protocol):
 
     def decode(self, latents: Tensor) -> Tensor:
         """[channels, 1, height, width] latents to a picture, uint8 [H, W, 3]. Raises ``BadRequest`` for others."""
+
+
+class VideoDecoder(Component, Protocol):
+    """The decoder of a video's VAE, one call at a time."""
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """[channels, frames, height, width] latents to a video, uint8 [frames', H, W, 3]. Raises ``BadRequest``."""
+
+
+class AudioDecoder(Component, Protocol):
+    """The decoder of a sound's VAE with its vocoder, one call at a time."""
+
+    rate: int  # samples per second
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """[channels, time, bins] latents to float32 [samples, channels'] in [-1, 1]. Raises ``BadRequest``."""
 
 
 @dataclass(frozen=True)
@@ -424,6 +446,7 @@ class Loaded:
     closer: ClassVar[frozenset[str]] = frozenset()  # see ``Encoder``
     edits: ClassVar[bool] = False  # see ``Denoiser``
     follows: ClassVar[bool] = False  # see ``Denoiser``
+    sounds: ClassVar[bool] = False  # see ``Denoiser``
     twins: ClassVar[bool] = False  # see ``TextEncoder``
 
     module: torch.nn.Module = field(repr=False)
