@@ -14,6 +14,7 @@ from torch import Tensor
 from omnibus import errors
 from omnibus_models.contract import Loaded, Picture
 from omnibus_models.families import _colours
+from omnibus_models.families._glm_decoder import decoder
 
 #: The pipeline's usual guidance.
 GUIDANCE = 1.5
@@ -117,10 +118,10 @@ class Denoiser(Loaded):
 
     def palette(self) -> Tensor:
         """[channels + 1, 3]: the colour that each latent adds, and that of nothing."""
-        decoder = _decoder(self._checkpoint, str(self._device), "float32")
+        vae = decoder(self._checkpoint, str(self._device), "float32")
         size = (_colours.COUNT, self._channels, _colours.SIDE, _colours.SIDE)
         drawn = torch.randn(size, generator=torch.Generator().manual_seed(0))
-        return _colours.fitted(drawn.permute(0, 2, 3, 1), decoder.paint(drawn))
+        return _colours.fitted(drawn.permute(0, 2, 3, 1), vae.paint(drawn))
 
     def preview(self, denoising: Denoising, palette: Tensor) -> Tensor:
         """A pixel for each latent, of where the last velocity would lead if it stayed as it is."""
