@@ -8,6 +8,7 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models.contract import Loaded
+from omnibus_models.families import _colours
 
 
 class ImageDecoder(Loaded):
