@@ -20,7 +20,7 @@ from omnibus.task import ChatInput, ChatOutput, CompositeTask, record, replay, u
 from omnibus.task.running import run as run_task
 from services.gateway.dispatch import ATTEMPTS
 from services.gateway.fetch import Fetcher
-from services.gateway.models import composite
+from services.gateway.models import Known, composite
 from services.gateway.openai import media as openai_media
 from services.gateway.openai.conversation import conversation
 from services.gateway.openai.media import Limits, Media
@@ -79,17 +79,11 @@ class Chat:
         self._router = runs.router
         self._fetcher = fetcher
         self._limits = Limits(body_bytes=runs.settings.max_body)
-        self._tasks: dict[tuple[int, str], CompositeTask] = {}
+        self._tasks = Known(runs.router, composite)
 
     def task(self, name: str) -> CompositeTask:
         """The composite task of model ``name``, made once per plan epoch."""
-        plan = self._router.plan
-        key = (plan.epoch if plan else 0, name)
-        if key not in self._tasks:
-            self._router.model(name)
-            self._tasks = {known: task for known, task in self._tasks.items() if known[0] == key[0]}
-            self._tasks[key] = composite(name, plan)  # type: ignore[arg-type]
-        return self._tasks[key]
+        return self._tasks.task(name)
 
     async def start(self, request: ChatRequest, pinned: str = "") -> tuple[Run, ChatOutput]:
         """Send ``request`` on its way; returns its run and its streams. ``pinned`` names its path.

@@ -22,6 +22,7 @@ from services.gateway.apps.service import Apps
 from services.gateway.chat import Chat
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fetch import Fetcher, FetchRules
+from services.gateway.files import Files
 from services.gateway.http import Frontend
 from services.gateway.keep import MediaKeep
 from services.gateway.load import Loads
@@ -29,6 +30,7 @@ from services.gateway.members import Members
 from services.gateway.records import Records
 from services.gateway.replay import Replayer
 from services.gateway.route import Router
+from services.gateway.routes.table import Table
 from services.gateway.run import Runs
 from services.gateway.server import Server, server
 
@@ -50,6 +52,7 @@ class GatewayService:
         self._tensors: TensorClient | None = None
         self._dispatcher: Dispatcher | None = None
         self._keep = MediaKeep(self._settings.media_dir, self._settings.media_bytes)
+        self._files = Files(self._settings)
         self._apps: Apps | None = None
         self._server: Server | None = None
         self._router: Router | None = None
@@ -82,7 +85,8 @@ class GatewayService:
         self._tasks.append(loop.create_task(self._follow_plan(router)))
         self._apps = Apps(settings, self._store, router, runs, chat)
         self._apps.startup()
-        self._listen(Frontend(settings, chat, router, self._dispatcher, self._apps))
+        table = Table(runs, self._files)
+        self._listen(Frontend(settings, chat, router, self._dispatcher, table, self._apps))
         log.info("gateway %s on http://%s:%d", gateway, settings.host, settings.port)
 
     async def _follow_plan(self, router: Router) -> None:
@@ -155,6 +159,7 @@ class GatewayService:
         if self._tensors is not None:
             await self._tensors.close()
         self._keep.close()
+        self._files.close()
         await self._store.close()
 
 

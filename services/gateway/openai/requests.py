@@ -71,7 +71,7 @@ def parse_chat(body: bytes | bytearray | memoryview, *, app: bool = False) -> Ch
     try:
         request = (_OF_APP if app else _DECODER).decode(body)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from None
+        raise invalid(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
     except RecursionError:
@@ -89,7 +89,7 @@ def _check_body(nbytes: int, limit: int) -> None:
         raise TooLarge(f"The request body has more than {limit} bytes, the most accepted.")
 
 
-def _invalid(complaint: str) -> BadRequest:
+def invalid(complaint: str) -> BadRequest:
     """The decoder's complaint in OpenAI's words and with OpenAI's way to name the place."""
     place = _PLACE.fullmatch(complaint)
     text, param = (place["text"], place["param"] or "") if place else (complaint, "")

@@ -18,6 +18,7 @@ from omnibus.task.library.language import (
 )
 from omnibus.task.library.media import Encode, EncodeInput, EncodeOutput
 from omnibus.task.library.pictures import (
+    PAINTERS,
     DecodeAudio,
     DecodeAudioOutput,
     DecodeImage,
@@ -59,6 +60,7 @@ from omnibus.task.library.speech import (
 
 __all__ = [
     "MLLM",
+    "PAINTERS",
     "Audio",
     "ChatInput",
     "ChatOutput",

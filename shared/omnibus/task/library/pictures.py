@@ -24,6 +24,8 @@ class TextEncodeOutput(TaskOutput):
     embeds: Tensor
     #: [1 or 2, tokens] bool: which of them count.
     mask: Tensor
+    #: Tokens of the prompt.
+    tokens: OnDemand[int]
 
 
 class TextEncode(UnitTask[TextEncodeInput, TextEncodeOutput]):
@@ -120,7 +122,8 @@ class DrawInput(BaseModel):
     """A picture to be made, ``n`` times.
 
     With a ``seed`` the first one has that, the next one the next. ``progress`` tells of each step, and
-    ``previews`` is the number of steps from one preview to the next; 0: none are made.
+    ``previews`` is the number of steps from one preview to the next; 0: none are made. With ``count`` the prompt's
+    tokens are counted.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -135,6 +138,7 @@ class DrawInput(BaseModel):
     seed: int | None = Field(None, ge=0, lt=2**62)
     progress: bool = False
     previews: int = Field(0, ge=0)
+    count: bool = False
 
     @property
     def guided(self) -> bool:
@@ -148,11 +152,13 @@ class DrawInput(BaseModel):
 
 
 class ImageOutput(BaseModel):
-    """``images`` [height, width, 3] uint8 each; streams of ``progress`` and ``previews``, where asked for."""
+    """``images`` [height, width, 3] uint8 each; where asked for streams of ``progress`` and ``previews``, and the
+    prompt's ``tokens``."""
 
     images: list[Any]
     progress: list[Any] = []
     previews: list[Any] = []
+    tokens: Any = None
 
 
 class ImageGeneration(CompositeTask):
@@ -187,7 +193,12 @@ class ImageGeneration(CompositeTask):
             images=[self.decoder.invoke(DecodeInputs(latents=each.latents)).image for each in made],
             progress=[each.progress for each in made] if request.progress else [],
             previews=[each.preview for each in made] if request.previews else [],
+            tokens=guide.tokens if request.count else None,
         )
+
+
+#: What makes pictures, whatever a model's components are: the one of these that uses most of them.
+PAINTERS: tuple[type[CompositeTask], ...] = (ImageGeneration,)
 
 
 class VideoInput(BaseModel):
