@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from omnibus.encoding.sound import pcm16
 from omnibus.errors import OmnibusError
 from omnibus.task import ChatOutput
 from services.gateway.arrivals import arrivals
 from services.gateway.collected import Collected
-from services.gateway.openai import answers, audio
+from services.gateway.openai import answers
 from services.gateway.openai.schema import ChatRequest
 from services.gateway.openai.stream import DONE, ChatStream
 from services.gateway.run import Run
+from services.gateway.sounding import Sounding, render
 from services.gateway.streams import merge
 
 #: Seconds that an answer's audio id may be referred to.
@@ -31,7 +33,7 @@ async def collect(output: ChatOutput, got: Collected) -> np.ndarray:
                 sound.append(item.array)
     samples = np.concatenate(sound) if sound else np.zeros(0, np.float32)
     if output.audio is not None:
-        got.heard(audio.pcm16(samples))
+        got.heard(pcm16(samples))
     return samples
 
 
@@ -42,7 +44,7 @@ async def whole(run: Run, request: ChatRequest, output: ChatOutput, got: Collect
     if request.audio is not None and request.speaks:
         spoken = answers.Audio(
             id=f"audio_{token_hex(16)}",
-            data=await audio.render(samples, got.rate, request.audio.format),
+            data=await render(samples, got.rate, request.audio.format),
             expires_at=int(time.time()) + AUDIO_KEPT,
             transcript=got.text,
         )
@@ -65,13 +67,11 @@ async def events(
 
     ``done`` is called with the status before the last frame leaves.
     """
-    wav = request.audio is not None and request.speaks and request.audio.format == "wav"
     stream = ChatStream(
         f"chatcmpl-{run.id}",
         run.model,
         int(run.created),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
-        wav=got.rate if wav else None,
         fingerprint=f"epoch-{run.epoch}",
     )
     head = [stream.role("" if request.writes else None)]
@@ -79,24 +79,30 @@ async def events(
         head.append(stream.audio_start(f"audio_{token_hex(16)}"))
     yield b"".join(head)
     say = stream.text if request.writes else stream.transcript
+    sounding = Sounding(request.audio.format if request.audio is not None else "pcm16")
     try:
         async for batch in merge(arrivals(output)):
-            yield b"".join([frame for name, item in batch if (frame := _frame(stream, say, got, name, item))])
+            frames = [say(text) for name, item in batch if (text := _text(got, name, item))]
+            samples = [item.array for _, item in batch if item.array is not None]
+            if samples:
+                frames.append(stream.audio(await _sound(sounding, samples, got)))
+            yield b"".join(frames)
+        tail = [] if output.audio is None else [stream.audio(await sounding.close(got.rate))]
     except OmnibusError as error:
         done("failed")
         yield stream.error(error, run.id)
         return
     done("done")
-    tail = [stream.audio_end(int(time.time()) + AUDIO_KEPT)] if output.audio is not None else []
+    tail += [] if output.audio is None else [stream.audio_end(int(time.time()) + AUDIO_KEPT)]
     yield b"".join([*tail, stream.finish(got.finish), stream.usage(got.usage()), DONE])  # type: ignore[arg-type]
 
 
-def _frame(stream: ChatStream, say: Callable[[str], bytes], got: Collected, name: str, item: Any) -> bytes:
+def _text(got: Collected, name: str, item: Any) -> str:
     got.take(name, item.data, item.array)
-    if name == "text":
-        return say(text) if (text := item.data.get("text")) else b""
-    if item.array is None:
-        return b""
-    pcm = audio.pcm16(item.array)
-    got.heard(pcm)
-    return stream.audio(pcm)
+    return item.data.get("text", "") if name == "text" else ""
+
+
+async def _sound(sounding: Sounding, samples: list[np.ndarray], got: Collected) -> bytes:
+    whole = samples[0] if len(samples) == 1 else np.concatenate(samples)
+    got.heard(pcm16(whole))
+    return await sounding.push(whole, got.rate)

@@ -120,8 +120,6 @@ def _check_audio(request: ChatRequest) -> None:
 def _check_stream(request: ChatRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
-    if request.stream and request.speaks and request.audio and request.audio.format not in ("wav", "pcm16"):
-        raise BadRequest("Streamed audio is pcm16 or wav: other formats need stream=false.", param="audio.format")
 
 
 def _check_message(message: Message, param: str) -> None:

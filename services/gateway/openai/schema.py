@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from omnibus.encoding.sound import SoundFormat
+
 ImageDetail = Literal["auto", "low", "high", "original"]
 InputFormat = Literal["wav", "mp3", "flac", "ogg", "opus", "aac", "m4a"]
-OutputFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
 Modality = Literal["text", "audio"]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
@@ -120,7 +121,7 @@ class AudioOutput(Struct, frozen=True):
     """``max_tokens`` is an extra: the most codec codes to speak, which bounds the seconds of sound."""
 
     voice: Annotated[str, Meta(min_length=1, max_length=128)] | VoiceId
-    format: OutputFormat
+    format: SoundFormat
     max_tokens: Count | None = None
 
 
