@@ -48,9 +48,14 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class Asked:
-    """A chat request as it was understood: what a composite task gets, and the media not yet placed."""
+    """A chat request as it was understood: what a composite task gets, and the media not yet placed.
 
-    def __init__(self, request: ChatRequest, messages: list[dict[str, Any]], items: list[Media], voice: str) -> None:
+    With ``say`` that is the answer, and only its sound is to be made.
+    """
+
+    def __init__(
+        self, request: ChatRequest, messages: list[dict[str, Any]], items: list[Media], voice: str = "", say: str = ""
+    ) -> None:
         self.body = _encode(messages)
         self.items = items
         speech = _speech(request)
@@ -58,11 +63,11 @@ class Asked:
             messages=msgspec.Raw(self.body),
             media=tuple({"modality": item.info.modality, "sha256": item.info.sha256} for item in items),
             modalities=tuple(item.info.modality for item in items),
-            params=_json(_params(request)),
+            params=_json(_params(request) | ({"say": say} if say else {})),
             voice=voice,
             speech=_json(speech) if speech is not None else None,
             tokens=tuple(openai_media.estimate_tokens(item.info) for item in items),
-            answer=request.limit or USUAL_ANSWER,
+            answer=len(say) // 4 + 1 if say else request.limit or USUAL_ANSWER,
         )
 
     @property
@@ -93,11 +98,19 @@ class Chat:
         """
         model = self._router.model(request.model)  # first: from here on its name is one of ours, not the client's
         run = self._runs.open(APP, request.model, seed=request.seed, pinned=pinned)
-        asked = await self.understand(request, model)
-        task = self.task(request.model)
+        return run, await self.begin(run, await self.understand(request, model))
+
+    def open(self, model: str, seed: int | None = None, pinned: str = "") -> Run:
+        """A new request to ``model`` that is a chat in the end. Raises as ``start``."""
+        self._router.model(model)
+        return self._runs.open(APP, model, seed=seed, pinned=pinned)
+
+    async def begin(self, run: Run, asked: Asked) -> ChatOutput:
+        """Send what was ``asked`` of the run's model on its way; returns the streams of the answer."""
+        task = self.task(run.model)
         if inspect.iscoroutinefunction(task.invoke):
-            return run, await self._live(run, task, asked)
-        return run, await self._static(run, task, asked)
+            return await self._live(run, task, asked)
+        return await self._static(run, task, asked)
 
     async def understand(self, request: ChatRequest, model: ModelPlan | None) -> Asked:
         """Check ``request``, for ``model`` if it is one's, and fetch its media."""
@@ -105,6 +118,10 @@ class Chat:
         messages, refs = conversation(request)
         items = await openai_media.load(refs, self._fetcher, self._limits) if refs else []
         return Asked(request, messages, items, voice)
+
+    def voice(self, name: str, model: str) -> str:
+        """The voice of ``model`` that is called ``name``. Raises ``BadRequest`` for one that it has not."""
+        return _chosen(name, self._router.model(model), model)
 
     async def _static(self, run: Run, task: CompositeTask, asked: Asked) -> ChatOutput:
         """A graph that follows from the request alone: one segment."""
@@ -173,6 +190,12 @@ def _voice(request: ChatRequest, model: ModelPlan | None) -> str:
         return name
     if not model.speaks:
         raise BadRequest(f"{request.model} has no audio output: leave modalities out", param="modalities")
+    return _chosen(name, model, request.model)
+
+
+def _chosen(name: str, model: ModelPlan, called: str) -> str:
+    if not model.speaks:
+        raise BadRequest(f"{called} does not speak", param="model")
     if name in model.voices or not model.voices:
         return name
     if name in OPENAI_VOICES:

@@ -85,7 +85,7 @@ class GatewayService:
         self._tasks.append(loop.create_task(self._follow_plan(router)))
         self._apps = Apps(settings, self._store, router, runs, chat)
         self._apps.startup()
-        table = Table(runs, self._files)
+        table = Table(runs, chat, self._files)
         self._listen(Frontend(settings, chat, router, self._dispatcher, table, self._apps))
         log.info("gateway %s on http://%s:%d", gateway, settings.host, settings.port)
 

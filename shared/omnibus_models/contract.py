@@ -132,6 +132,9 @@ class Reader(Protocol):
         unknown role or an empty list.
         """
 
+    def words(self, text: str) -> Sequence[int]:
+        """The ids of ``text`` as it stands, without a template. Raises ``BadRequest`` as ``prompt`` does."""
+
     def layout(self, prompt: Prompt, media: Sequence[Encoded]) -> Layout:
         """Expand placeholders and count positions.
 

@@ -13,6 +13,7 @@ from omnibus.errors import DeadlineExceeded, Fatal, NotFound, OmnibusError
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from services.gateway.chatting import chunks
+from services.gateway.collected import Collected
 from services.gateway.exchange import EVENTS, ClientLeft, about, while_connected
 from services.gateway.openai.requests import read_body
 from services.gateway.run import Run
@@ -78,30 +79,35 @@ def _called(scope: Scope, headers: dict[bytes, bytes]) -> str:
 
 
 @asynccontextmanager
-async def conduct(run: Run, sending: Sending) -> AsyncIterator[None]:
-    """See ``run`` to its one end, however the block is left; its deadline holds inside."""
+async def conduct(run: Run, sending: Sending, got: Collected | None = None) -> AsyncIterator[None]:
+    """See ``run`` to its one end, however the block is left; its deadline holds inside.
+
+    ``got`` is what came of a chat, for its record.
+    """
     sending.id = run.id
     try:
         async with asyncio.timeout(max(0.0, run.left)):
             yield
     except TimeoutError:
         run.expire()
-        run.end("expired")
+        run.end("expired", got)
         raise DeadlineExceeded("the request took longer than its deadline") from None
     except (asyncio.CancelledError, GeneratorExit):
         run.fail(Fatal("the client left"))
-        run.end("cancelled")
+        run.end("cancelled", got)
         raise
     except BaseException as error:
         if isinstance(error, OmnibusError):
             run.fail(error)
-        run.end("failed")
+        run.end("failed", got)
         raise
-    run.end("done")
+    run.end("done", got)
     GATEWAY.seconds(run.model).observe(run.age)
 
 
-async def stream(sending: Sending, run: Run, parts: AsyncIterator[bytes], kind: bytes = EVENTS) -> None:
+async def stream(
+    sending: Sending, run: Run, parts: AsyncIterator[bytes], kind: bytes = EVENTS, got: Collected | None = None
+) -> None:
     """Send ``parts`` as they come. What fails before the first one is an error like any other."""
     async with aclosing(parts):  # type: ignore[type-var]
         first = await anext(parts, None)
@@ -110,5 +116,5 @@ async def stream(sending: Sending, run: Run, parts: AsyncIterator[bytes], kind: 
             await sending.part(first)
             async for part in parts:
                 await sending.part(part)
-    run.end("done")
+    run.end("done", got)
     await sending.end()

@@ -1,22 +1,26 @@
 """All OpenAI routes beside chat, by their paths."""
 
+from services.gateway.chat import Chat
 from services.gateway.files import Files
 from services.gateway.openai import images as pictures
+from services.gateway.openai import speech
 from services.gateway.painting import Painters
 from services.gateway.routes.files import FileRoutes
 from services.gateway.routes.images import Edits, Generations, Variations
 from services.gateway.routes.serving import Route
+from services.gateway.routes.speech import Speech
 from services.gateway.run import Runs
 
 
 class Table:
     """``posts`` answer POST requests of their path; ``files`` are plain handlers."""
 
-    def __init__(self, runs: Runs, files: Files) -> None:
+    def __init__(self, runs: Runs, chat: Chat, files: Files) -> None:
         settings, painters = runs.settings, Painters(runs)
         self.posts: dict[str, Route] = {
             pictures.PATH: Generations(settings, painters, files),
             pictures.EDITS: Edits(settings, painters, files),
             pictures.VARIATIONS: Variations(settings),
+            speech.PATH: Speech(settings, chat),
         }
         self.files = FileRoutes(files)

@@ -96,6 +96,10 @@ class Thinker(Decoder, ABC):
             raise errors.BadRequest("this model's chat template does not take media in this place", param="messages")
         return Prompt(tuple(ids), found)
 
+    def words(self, text: str) -> tuple[int, ...]:
+        """The ids of ``text`` as it stands."""
+        return tuple(self._tokenizer(self._clean(text), add_special_tokens=False)["input_ids"])
+
     def text(self, ids: Sequence[int]) -> str:
         """Decode ids, control tokens left out."""
         decoded: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)

@@ -69,6 +69,8 @@ async def think(job: Job) -> None:
     seen = [f"saw {int(item.array.sum())}" for item in items]
     words = [f"{word} " for word in ["You", "said", *said.split(), *seen, f"[{job.seed % 97}]"]]
     words = words[: job.inputs["params"]["max_tokens"] or len(words)]
+    if say := job.inputs["params"].get("say"):
+        words = [f"{word} " for word in say.split()]
     if job.wants("rows"):
         await job.put("prompt", {}, np.zeros((3, 4), np.float32))
         await job.put("layout", {}, np.zeros((3, 1), np.int64))
@@ -159,7 +161,7 @@ class House:
         self.chat = Chat(self.runs, fetcher)
         self.replayer = Replayer(self.router, self.dispatcher, self.tensors, self.records, self.keep)
         self.files = Files(settings)
-        self.table = Table(self.runs, self.files)
+        self.table = Table(self.runs, self.chat, self.files)
         self.app = Frontend(settings, self.chat, self.router, self.dispatcher, self.table).application()
         transport = httpx.ASGITransport(app=self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")

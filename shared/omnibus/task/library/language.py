@@ -28,8 +28,8 @@ class ThinkInput(TaskInput):
     messages: Any
     #: Embeddings, in the order in which the messages mention them.
     items: list[Tensor] = []
-    #: ``max_tokens``, ``temperature``, ``top_p``, ``top_k``, ``repetition_penalty``, ``stop``, ``ignore_eos``;
-    #: a dict, or its JSON as ``msgspec.Raw``.
+    #: ``max_tokens``, ``temperature``, ``top_p``, ``top_k``, ``repetition_penalty``, ``stop``, ``ignore_eos``, and
+    #: ``say``, an answer that is given; a dict, or its JSON as ``msgspec.Raw``.
     params: Any = {}
     voice: str | None = None
 
