@@ -123,6 +123,13 @@ class Chat:
         """The voice of ``model`` that is called ``name``. Raises ``BadRequest`` for one that it has not."""
         return _chosen(name, self._router.model(model), model)
 
+    def require(self, model: str, modality: str) -> None:
+        """Raises ``BadRequest`` for a model without an encoder of ``modality``."""
+        takes = self._router.model(model).encoders
+        if modality not in takes:
+            named = ", ".join(sorted(takes)) or "text only"
+            raise BadRequest(f"{model} takes no {modality} input (it takes: {named})", param="model")
+
     async def _static(self, run: Run, task: CompositeTask, asked: Asked) -> ChatOutput:
         """A graph that follows from the request alone: one segment."""
         wanted = asked.input

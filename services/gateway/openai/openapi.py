@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.openai import files, images
+from omnibus.encoding.sound import MIME
+from services.gateway.openai import files, images, speech, transcriptions
 from services.gateway.openai.answers import ChatCompletion
 from services.gateway.openai.problems import ErrorBody
 from services.gateway.openai.schema import ChatRequest
@@ -33,6 +34,14 @@ _SHAPES = (
     images.ImagesResponse,
     images.PartialImage,
     images.CompletedImage,
+    speech.SpeechRequest,
+    speech.SpeechDelta,
+    speech.SpeechDone,
+    transcriptions.TranscriptionForm,
+    transcriptions.Transcription,
+    transcriptions.VerboseTranscription,
+    transcriptions.TranscriptDelta,
+    transcriptions.TranscriptDone,
     files.FileObject,
     files.FileDeleted,
 )
@@ -43,7 +52,11 @@ def openapi_components() -> dict[str, Any]:
     """The schemas of requests, answers, stream chunks and errors, by name, for ``components.schemas``."""
     _, components = msgspec.json.schema_components(_SHAPES, ref_template=_REF)
     several = {"type": "array", "items": _FILE, "minItems": 1}
-    return {**components, "EditForm": _with_files(components["EditForm"], image=several)}
+    return {
+        **components,
+        "EditForm": _with_files(components["EditForm"], image=several),
+        "TranscriptionForm": _with_files(components["TranscriptionForm"], file=_FILE),
+    }
 
 
 def openapi_paths() -> dict[str, Any]:
@@ -52,6 +65,8 @@ def openapi_paths() -> dict[str, Any]:
         PATH: {"post": _chat()},
         images.PATH: {"post": _generation()},
         images.EDITS: {"post": _edit()},
+        speech.PATH: {"post": _speech()},
+        transcriptions.PATH: {"post": _transcription()},
         **_files(),
     }
 
@@ -81,6 +96,33 @@ def _pictures() -> dict[str, Any]:
         "description": said,
         "content": {**_json("ImagesResponse"), **_events("PartialImage", "CompletedImage")},
     }
+
+
+def _speech() -> dict[str, Any]:
+    sound = {mime: {"schema": _FILE} for mime in sorted(MIME.values())}
+    said = "The sound, while it is being made; with `stream_format` sse, events with pieces of it."
+    return _post(
+        "create_speech",
+        "Speak a text as it is.",
+        "Audio",
+        _json("SpeechRequest"),
+        {"description": said, "content": {**sound, **_events("SpeechDelta", "SpeechDone")}},
+    )
+
+
+def _transcription() -> dict[str, Any]:
+    either = {"application/json": {"schema": {"anyOf": [_ref("Transcription"), _ref("VerboseTranscription")]}}}
+    text = {"text/plain": {"schema": {"type": "string"}}}
+    return _post(
+        "create_transcription",
+        "Write what is said in a sound.",
+        "Audio",
+        _form("TranscriptionForm"),
+        {
+            "description": "The text; with `stream`, server-sent events with pieces of it.",
+            "content": {**either, **text, **_events("TranscriptDelta", "TranscriptDone")},
+        },
+    )
 
 
 def _files() -> dict[str, Any]:

@@ -3,12 +3,13 @@
 from services.gateway.chat import Chat
 from services.gateway.files import Files
 from services.gateway.openai import images as pictures
-from services.gateway.openai import speech
+from services.gateway.openai import speech, transcriptions
 from services.gateway.painting import Painters
 from services.gateway.routes.files import FileRoutes
 from services.gateway.routes.images import Edits, Generations, Variations
 from services.gateway.routes.serving import Route
 from services.gateway.routes.speech import Speech
+from services.gateway.routes.transcriptions import Transcriptions
 from services.gateway.run import Runs
 
 
@@ -22,5 +23,6 @@ class Table:
             pictures.EDITS: Edits(settings, painters, files),
             pictures.VARIATIONS: Variations(settings),
             speech.PATH: Speech(settings, chat),
+            transcriptions.PATH: Transcriptions(settings, chat),
         }
         self.files = FileRoutes(files)
