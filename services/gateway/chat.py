@@ -9,6 +9,7 @@ answer     JSON or server-sent events; then one ``end``
 
 import asyncio
 import inspect
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -22,11 +23,12 @@ from services.gateway.dispatch import ATTEMPTS
 from services.gateway.fetch import Fetcher
 from services.gateway.models import Known, composite
 from services.gateway.openai import media as openai_media
-from services.gateway.openai.conversation import conversation
+from services.gateway.openai.conversation import MediaRef, conversation
 from services.gateway.openai.media import Limits, Media
 from services.gateway.openai.schema import ChatRequest
 from services.gateway.placing import MANY, place
 from services.gateway.run import Run, Runs
+from services.gateway.spoken import Spoken, forgotten, references
 
 APP = "chat"
 #: Bytes of messages above which they travel by handle.
@@ -79,8 +81,9 @@ class Asked:
 class Chat:
     """Serves chat requests for every model of the plan."""
 
-    def __init__(self, runs: Runs, fetcher: Fetcher) -> None:
+    def __init__(self, runs: Runs, fetcher: Fetcher, spoken: Spoken | None = None) -> None:
         self._runs = runs
+        self.spoken = spoken
         self._router = runs.router
         self._fetcher = fetcher
         self._limits = Limits(body_bytes=runs.settings.max_body)
@@ -115,13 +118,24 @@ class Chat:
     async def understand(self, request: ChatRequest, model: ModelPlan | None) -> Asked:
         """Check ``request``, for ``model`` if it is one's, and fetch its media."""
         voice = _voice(request, model)
-        messages, refs = conversation(request)
-        items = await openai_media.load(refs, self._fetcher, self._limits) if refs else []
-        return Asked(request, messages, items, voice)
+        messages, refs = conversation(await self._recalled(request))
+        return Asked(request, messages, await self.media(refs), voice)
+
+    async def _recalled(self, request: ChatRequest) -> ChatRequest:
+        """``request`` with earlier spoken answers in the place of their ids."""
+        if self.spoken is not None:
+            return await self.spoken.recalled(request)
+        for index, _ in references(request):
+            raise forgotten(index)
+        return request
 
     def voice(self, name: str, model: str) -> str:
         """The voice of ``model`` that is called ``name``. Raises ``BadRequest`` for one that it has not."""
         return _chosen(name, self._router.model(model), model)
+
+    async def media(self, refs: Sequence[MediaRef]) -> list[Media]:
+        """The media items of a request, fetched and inspected."""
+        return await openai_media.load(refs, self._fetcher, self._limits) if refs else []
 
     def require(self, model: str, modality: str) -> None:
         """Raises ``BadRequest`` for a model without an encoder of ``modality``."""

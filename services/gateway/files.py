@@ -134,6 +134,11 @@ def new(kind: str) -> str:
     return f"{kind}{token_hex(24)}"
 
 
+def url(base: str, ticket: Ticket) -> str:
+    """Where a file can be fetched, at a gateway whose URLs begin with ``base``."""
+    return f"{base}/v1/files/{ticket.id}/content"
+
+
 def _remove_older(path: Path, than: float) -> None:
     with suppress(FileNotFoundError):  # another gateway was faster
         if path.stat().st_mtime < than:

@@ -41,7 +41,7 @@ class Frontend:
         apps: Apps | None = None,
     ) -> None:
         self._settings = settings
-        self._chat = ChatRoute(settings, chat, apps.chats if apps is not None else None)
+        self._chat = ChatRoute(settings, chat, apps.chats if apps is not None else None, table.draw)
         self._router = router
         self._dispatcher = dispatcher
         self._table = table

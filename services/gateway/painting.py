@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from omnibus.encoding import picture
 from omnibus.encoding.picture import PictureFormat
 from omnibus.errors import BadRequest, OmnibusError, Rejected
+from omnibus.metrics import GATEWAY
 from omnibus.task import CompositeTask, use
 from omnibus.task.library import ImageOutput
 from omnibus.task.running import run as run_task
@@ -91,6 +92,30 @@ def steps_of(task: CompositeTask, wish: Mapping[str, Any]) -> int:
     """How many steps a wish takes: its own, or the usual ones of ``task``."""
     usual = request_of(task).model_fields["steps"].default
     return int(wish.get("steps", usual))
+
+
+class Drawn(NamedTuple):
+    """Pictures as files, their width and height, and the tokens of what was read and made."""
+
+    files: list[bytes]
+    size: tuple[int, int]
+    text: int
+    pixels: int
+
+
+async def drawn(run: Run, output: ImageOutput, format: PictureFormat, quality: int) -> Drawn:
+    """The pictures of ``output`` when all of them are made."""
+    made = await asyncio.gather(*(_picture(run, image) for image in output.images))
+    files = await asyncio.gather(*(encoded(each, format, quality) for each in made))
+    text = await output.tokens if output.tokens is not None else 0
+    height, width, _ = made[0].shape
+    return Drawn(list(files), (width, height), text, sum(each.shape[0] * each.shape[1] for each in made))
+
+
+async def _picture(run: Run, result: Any) -> NDArray[np.uint8]:
+    picture: NDArray[np.uint8] = await result
+    GATEWAY.first_output(run.model, "image").observe(run.age)
+    return picture
 
 
 async def encoded(

@@ -33,6 +33,7 @@ from services.gateway.route import Router
 from services.gateway.routes.table import Table
 from services.gateway.run import Runs
 from services.gateway.server import Server, server
+from services.gateway.spoken import Spoken
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class GatewayService:
         fetcher = Fetcher(rules)
         loads = self._loads = Loads(router, self._bus, limit)
         runs = Runs(settings, router, self._dispatcher, self._tensors, records, self._keep, loads)
-        chat = Chat(runs, fetcher)
+        chat = Chat(runs, fetcher, Spoken(self._store, self._files, settings.file_seconds))
         replayer = Replayer(router, self._dispatcher, self._tensors, records, self._keep)
         await self._bus.respond(subjects.REPLAY, replayer.respond, queue="gateways")
         await self._bus.subscribe(subjects.event(subjects.CENSUS), lambda _: self._announce("ready"))

@@ -13,13 +13,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from omnibus.encoding.picture import PictureFormat
 from omnibus.errors import BadRequest
 from services.gateway.openai.requests import invalid
+from services.gateway.openai.schema import Guidance, Size, Steps
 
 PATH, EDITS, VARIATIONS = "/v1/images/generations", "/v1/images/edits", "/v1/images/variations"
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
-
-Guidance = Annotated[float, Meta(ge=0, le=100)]
-Steps = Annotated[int, Meta(ge=1, le=1000)]
 
 
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,7 +27,7 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     n: Annotated[int, Meta(ge=1, le=10)] | None = None
     #: Width and height, as 1024x768; ``auto``: the model's usual size, or that of the picture to edit.
-    size: Annotated[str, Meta(max_length=16, pattern=r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$")] | None = None
+    size: Size | None = None
     response_format: Literal["url", "b64_json"] | None = None
     output_format: Literal["png", "jpeg", "webp"] | None = None
     #: Quality of jpeg and webp in percent.
@@ -107,19 +105,6 @@ class EditForm(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of ``POST /v1/images/edits`` that are no files."""
 
     input_fidelity: str | None = None
-
-
-class ImageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a chat's pictures are made: ``image_config``, an extra. The fields are those of ``ImageRequest``."""
-
-    size: Annotated[str, Meta(max_length=16, pattern=r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$")] | None = None
-    n: Annotated[int, Meta(ge=1, le=10)] | None = None
-    response_format: Literal["url", "b64_json"] | None = None
-    output_format: Literal["png", "jpeg", "webp"] | None = None
-    output_compression: Annotated[int, Meta(ge=0, le=100)] | None = None
-    negative_prompt: Annotated[str, Meta(max_length=32_000)] | None = None
-    steps: Steps | None = None
-    guidance: Guidance | None = None
 
 
 # Answers

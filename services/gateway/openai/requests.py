@@ -78,6 +78,7 @@ def parse_chat(body: bytes | bytearray | memoryview, *, app: bool = False) -> Ch
         raise BadRequest("The request body is nested too deeply.") from None
     _check_supported(request)
     _check_audio(request)
+    _check_images(request)
     _check_stream(request)
     for index, message in enumerate(request.messages):
         _check_message(message, f"messages[{index}]")
@@ -117,6 +118,13 @@ def _check_audio(request: ChatRequest) -> None:
         raise BadRequest("Audio output needs audio: {voice, format}.", param="audio")
 
 
+def _check_images(request: ChatRequest) -> None:
+    if request.draws and request.speaks:
+        raise BadRequest("An answer has pictures or sound, not both.", param="modalities")
+    if request.image_config is not None and not request.draws:
+        raise BadRequest("image_config is only allowed when modalities hold image.", param="image_config")
+
+
 def _check_stream(request: ChatRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
@@ -134,9 +142,7 @@ def _check_assistant(message: AssistantMessage, param: str) -> None:
         raise _unsupported(f"{param}.tool_calls")
     if message.function_call is not None:
         raise _unsupported(f"{param}.function_call")
-    if message.audio is not None:
-        raise BadRequest("Earlier audio is not kept: send the answer's transcript as content.", param=f"{param}.audio")
-    if message.content is None and message.refusal is None:
+    if message.content is None and message.refusal is None and message.audio is None:
         raise BadRequest(f"Missing required parameter: '{param}.content'.", param=f"{param}.content")
 
 

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from omnibus.errors import OmnibusError, Problem
-from services.gateway.openai.answers import FinishReason, Usage
+from services.gateway.openai.answers import FinishReason, Picture, Usage
 from services.gateway.openai.problems import error_body
 
 DONE = b"data: [DONE]\n\n"
@@ -32,6 +32,7 @@ class Delta(Struct, frozen=True, omit_defaults=True):
     content: str | UnsetType | None = UNSET
     refusal: UnsetType | None = UNSET
     audio: DeltaAudio | UnsetType = UNSET
+    images: list[Picture] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct, frozen=True):
@@ -57,7 +58,7 @@ class ChatStream:
     """Builds the frames of one streamed answer, as bytes ready to send.
 
     Order: ``role``, then ``text`` and, with audio, ``audio_start``, ``audio`` and ``transcript`` in any
-    mix, ``audio_end``; then ``finish``, ``usage`` and ``DONE``. ``error`` may replace the rest at any
+    mix, ``audio_end``; or ``images``; then ``finish``, ``usage`` and ``DONE``. ``error`` may replace the rest at any
     time. A method may return b"": there is nothing to send yet.
     """
 
@@ -111,6 +112,10 @@ class ChatStream:
         """The bytes still held, if any, and the frame with only the expiry (Unix seconds)."""
         rest, self._held = self._sound(self._held), b""
         return b"".join((rest, self._audio, b'"expires_at":%d' % expires_at, self._end_audio))
+
+    def images(self, images: list[Picture]) -> bytes:
+        """Pictures, all at once."""
+        return b"".join((self._open, b'{"images":', _json(images), self._end_text))
 
     def finish(self, reason: FinishReason) -> bytes:
         return self._open + b'{},"logprobs":null,"finish_reason":%b}]' % _json(reason) + self._tail

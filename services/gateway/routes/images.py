@@ -4,7 +4,6 @@ A generation is one graph of the model's composite task: the prompt is encoded o
 by itself. Previews of the denoiser are the partial images of a stream.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
@@ -13,15 +12,13 @@ import numpy as np
 
 from omnibus.encoding.picture import MIME
 from omnibus.errors import BadRequest, NotFound, OmnibusError
-from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
-from omnibus.task.library import ImageOutput
 from services.gateway.exchange import JSON, about
-from services.gateway.files import Files
+from services.gateway.files import Files, url
 from services.gateway.openai import images, multipart
 from services.gateway.openai.images import CompletedImage, Image, Options, PartialImage
 from services.gateway.openai.media import Limits, Media, received
-from services.gateway.painting import Painters, between, check_count, encoded, renamed, steps_of
+from services.gateway.painting import Painters, between, check_count, drawn, encoded, renamed, steps_of
 from services.gateway.routes.serving import Asked, Route, conduct, stream
 from services.gateway.run import Run
 from services.gateway.sending import Sending
@@ -68,17 +65,15 @@ class Generations(Route):
         self, run: Run, wanted: Options, wish: dict[str, Any], pictures: Sequence[Media], base: str
     ) -> bytes:
         output = await self._painters.paint(run, wish, pictures)
-        made = await asyncio.gather(*(_picture(run, image) for image in output.images))
-        files = await asyncio.gather(*(encoded(each, wanted.format, wanted.compression) for each in made))
-        data = [await self._image(file, wanted, base) for file in files]
-        used = await _usage(output, made)
-        return images.response(int(run.created), data, wanted.format, _size(made[0]), used)
+        made = await drawn(run, output, wanted.format, wanted.compression)
+        data = [await self._image(file, wanted, base) for file in made.files]
+        used = images.usage(made.text, made.pixels)
+        return images.response(int(run.created), data, wanted.format, _size(*made.size), used)
 
     async def _image(self, file: bytes, wanted: Options, base: str) -> Image:
         if not wanted.url:
             return Image(b64_json=file)
-        ticket = await self._files.put(file, MIME[wanted.format])
-        return Image(url=f"{base}/v1/files/{ticket.id}/content")
+        return Image(url=url(base, await self._files.put(file, MIME[wanted.format])))
 
     async def _events(
         self, run: Run, wanted: Options, wish: dict[str, Any], kind: Kind, pictures: Sequence[Media]
@@ -96,22 +91,20 @@ class Generations(Route):
                         file,
                         index,
                         int(time.time()),
-                        f"{size[0]}x{size[1]}",
+                        _size(*size),
                         wanted.format,
                     )
                 )
                 index += 1
-        picture = await _picture(run, output.images[0])
-        file = await encoded(picture, wanted.format, wanted.compression)
-        used = await _usage(output, [picture])
+        made = await drawn(run, output, wanted.format, wanted.compression)
         yield images.event(
             CompletedImage(
                 f"{kind}.completed",  # type: ignore[arg-type]
-                file,
+                made.files[0],
                 int(time.time()),
-                _size(picture),
+                _size(*made.size),
                 wanted.format,
-                used,
+                images.usage(made.text, made.pixels),
             )
         )
 
@@ -142,19 +135,8 @@ class Variations(Route):
         raise NotFound("variations are not made here: send the picture and a prompt to /v1/images/edits")
 
 
-async def _picture(run: Run, result: Any) -> np.ndarray:
-    picture: np.ndarray = await result
-    GATEWAY.first_output(run.model, "image").observe(run.age)
-    return picture
-
-
-async def _usage(output: ImageOutput, made: Sequence[np.ndarray]) -> images.ImageUsage:
-    text = await output.tokens if output.tokens is not None else 0
-    return images.usage(text, sum(each.shape[0] * each.shape[1] for each in made))
-
-
-def _size(picture: np.ndarray) -> str:
-    return f"{picture.shape[1]}x{picture.shape[0]}"
+def _size(width: int, height: int) -> str:
+    return f"{width}x{height}"
 
 
 def _eightfold(preview: np.ndarray) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing, asynccontextmanager
 from typing import NamedTuple
 
@@ -47,35 +47,46 @@ class Route(ABC):
         """Answer one request. Raises ``OmnibusError``."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending, code = Sending(send), "ok"
-        try:
-            asked = await self._read(scope, receive)
-            await while_connected(scope, receive, self.answer(asked, sending))
-        except ClientLeft:
-            code = "cancelled"
-        except OmnibusError as error:
-            code = error.code
-            if isinstance(error, NotFound):
-                sending.model = ""
-            await sending.fail(error)
-        except Exception:  # a defect of ours: the client gets an error in the usual shape, the log the rest
-            log.exception("%s failed", sending.id)
-            code = Fatal.code
-            await sending.fail(Fatal("internal error: the gateway's log has more under this request id"))
-        GATEWAY.outcome(sending.model, code).inc()
+        sending = Sending(send)
+        await serve(sending, self._respond(scope, receive, sending))
 
-    async def _read(self, scope: Scope, receive: Receive) -> Asked:
+    async def _respond(self, scope: Scope, receive: Receive, sending: Sending) -> None:
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"")
         declared = int(length) if length.isdigit() else None
         body = await read_body(chunks(receive), self._settings.max_body, declared)
-        pinned = headers.get(b"x-omnibus-path", b"").decode("latin-1")
-        return Asked(body, headers, pinned, self._settings.public_url.rstrip("/") or _called(scope, headers))
+        asked = Asked(body, headers, pinned(scope), base(scope, self._settings))
+        await while_connected(scope, receive, self.answer(asked, sending))
 
 
-def _called(scope: Scope, headers: dict[bytes, bytes]) -> str:
+async def serve(sending: Sending, work: Awaitable[None]) -> None:
+    """Do the ``work`` that answers a request. What it raises is the answer; it is counted, and raised no further."""
+    code = "ok"
+    try:
+        await work
+    except ClientLeft:
+        code = "cancelled"
+    except OmnibusError as error:
+        code = error.code
+        if isinstance(error, NotFound):
+            sending.model = ""
+        await sending.fail(error)
+    except Exception:  # a defect of ours: the client gets an error in the usual shape, the log the rest
+        log.exception("%s failed", sending.id)
+        code = Fatal.code
+        await sending.fail(Fatal("internal error: the gateway's log has more under this request id"))
+    GATEWAY.outcome(sending.model, code).inc()
+
+
+def pinned(scope: Scope) -> str:
+    """The path that the client asks for."""
+    return dict(scope["headers"]).get(b"x-omnibus-path", b"").decode("latin-1")
+
+
+def base(scope: Scope, settings: GatewaySettings) -> str:
     """The beginning of URLs of this gateway, as the client sees it."""
-    return f"{scope.get('scheme', 'http')}://{headers.get(b'host', b'localhost').decode('latin-1')}"
+    host = dict(scope["headers"]).get(b"host", b"localhost").decode("latin-1")
+    return settings.public_url.rstrip("/") or f"{scope.get('scheme', 'http')}://{host}"
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from services.gateway.files import Files
 from services.gateway.openai import images as pictures
 from services.gateway.openai import speech, transcriptions
 from services.gateway.painting import Painters
+from services.gateway.routes.drawn import DrawnChats
 from services.gateway.routes.files import FileRoutes
 from services.gateway.routes.images import Edits, Generations, Variations
 from services.gateway.routes.serving import Route
@@ -18,6 +19,8 @@ class Table:
 
     def __init__(self, runs: Runs, chat: Chat, files: Files) -> None:
         settings, painters = runs.settings, Painters(runs)
+        #: Answers chats that want pictures.
+        self.draw = DrawnChats(settings, chat, painters, files)
         self.posts: dict[str, Route] = {
             pictures.PATH: Generations(settings, painters, files),
             pictures.EDITS: Edits(settings, painters, files),

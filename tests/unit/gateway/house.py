@@ -23,6 +23,7 @@ from omnibus.errors import BadRequest
 from omnibus.executor.contract import Item, Job
 from omnibus.plan import Plan
 from omnibus.settings import GatewaySettings
+from omnibus.store import Store
 from services.gateway.chat import Chat
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fetch import Fetcher, FetchRules
@@ -36,6 +37,7 @@ from services.gateway.replay import Replayer
 from services.gateway.route import Router
 from services.gateway.routes.table import Table
 from services.gateway.run import Runs
+from services.gateway.spoken import Spoken
 from services.planner import declare
 from tests.unit.executor.arithmetic import LIMIT, Place, Work, place
 from tests.unit.gateway.samples import picture
@@ -145,7 +147,7 @@ TOYS: dict[str, Work] = {
 
 
 class House:
-    def __init__(self, place: Place, settings: GatewaySettings) -> None:
+    def __init__(self, place: Place, settings: GatewaySettings, store: Store | None = None) -> None:
         self.place = place
         self.bus = place.bus
         self.tensors = place.office.tensors
@@ -158,9 +160,10 @@ class House:
         fetcher = Fetcher(FetchRules())
         self.loads = Loads(self.router, self.bus, LIMIT)
         self.runs = Runs(settings, self.router, self.dispatcher, self.tensors, self.records, self.keep, self.loads)
-        self.chat = Chat(self.runs, fetcher)
-        self.replayer = Replayer(self.router, self.dispatcher, self.tensors, self.records, self.keep)
         self.files = Files(settings)
+        spoken = Spoken(store, self.files, settings.file_seconds) if store is not None else None
+        self.chat = Chat(self.runs, fetcher, spoken)
+        self.replayer = Replayer(self.router, self.dispatcher, self.tensors, self.records, self.keep)
         self.table = Table(self.runs, self.chat, self.files)
         self.app = Frontend(settings, self.chat, self.router, self.dispatcher, self.table).application()
         transport = httpx.ASGITransport(app=self.app)
@@ -231,10 +234,10 @@ class House:
 
 
 @asynccontextmanager
-async def house(directory: File, **changes: Any) -> AsyncIterator[House]:
+async def house(directory: File, store: Store | None = None, **changes: Any) -> AsyncIterator[House]:
     usual = {"media_dir": str(directory / "kept"), "deadline": 30.0}
     async with place(directory) as made:
-        built = House(made, GatewaySettings(**{**usual, **changes}))
+        built = House(made, GatewaySettings(**{**usual, **changes}), store)
         await built.open()
         try:
             yield built

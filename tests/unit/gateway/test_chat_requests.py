@@ -157,7 +157,8 @@ def test_options_that_would_change_the_answer_are_refused_by_name(field: str, va
         (body(messages=[{"role": "user", "content": 7}]), "messages[0].content"),
         (body(messages=[{"role": "user", "content": []}]), "messages[0].content"),
         (body(messages=[{"role": "assistant"}]), "messages[0].content"),
-        (body(messages=[{"role": "assistant", "content": "a", "audio": {"id": "audio_1"}}]), "messages[0].audio"),
+        (body(messages=[{"role": "assistant", "content": "a", "audio": {"id": ""}}]), "messages[0].audio.id"),
+        (body(messages=[{"role": "assistant", "content": None}]), "messages[0].content"),
         (body(messages=[{"role": "assistant", "tool_calls": [{"id": "1"}]}]), "messages[0].tool_calls"),
         (body(messages=[{"role": "assistant", "function_call": {"name": "f"}}]), "messages[0].function_call"),
         (
