@@ -183,6 +183,14 @@ def _denoise(component: str, settings: ExecutorSettings) -> Runner:
     return DenoiseRunner(component, *_source(settings), limits)
 
 
+def _prior(component: str, settings: ExecutorSettings) -> Runner:
+    from services.generator.denoise import DenoiseSettings
+    from services.generator.prior import PriorRunner
+
+    limits = DenoiseSettings(pictures=settings.batch, threads=settings.threads)
+    return PriorRunner(component, *_source(settings), limits)
+
+
 def _decode_image(component: str, settings: ExecutorSettings) -> Runner:
     from services.generator.pictures import DecodeImageRunner, PictureSettings
 
@@ -202,6 +210,8 @@ _TRANSFORMERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
     "talker": _talk,
     "vocoder": _vocode,
     "text_encoder": _text_encode,
+    "vae_encoder": _encode,
+    "prior": _prior,
     "dit": _denoise,
     "vae": _decode_image,
 }

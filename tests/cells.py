@@ -21,8 +21,8 @@ BEGIN, END = "<!-- cells: python -m tests.cells -->\n", "<!-- end of cells -->\n
 
 #: What may be equal, and what that means.
 KINDS = {
-    "tokens": "a greedy answer, as ids where a test sees them and as text, is that of `generate` of the whole model; "
-    "of a language model by itself (`L`, `Th`) that of `transformers`",
+    "tokens": "a greedy answer, as ids where a test sees them and as text, is that of `generate` of the whole model, "
+    "or of `transformers` where a test has the language model alone",
     "sampled": "a sampled answer with a seed is the same in all shapes that say so",
     "rows": "what a talker is given is what `transformers` gives it, to 1e-4",
     "waveform": "speech is that of `generate` of the whole model, to one step of 16 bits",

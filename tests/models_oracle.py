@@ -28,7 +28,7 @@ _FPS = 2
 
 
 def vl_answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) -> tuple[list[int], str]:
-    """Greedy ids and text of Qwen2.5-VL."""
+    """Greedy ids and text of Qwen2-VL or Qwen2.5-VL."""
     model, processor = _vl(checkpoint)
     inputs = vl_inputs(checkpoint, messages, media)
     out = model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)
@@ -46,7 +46,7 @@ def vl_margin(checkpoint: Path, messages: Messages, media: Media, max_tokens: in
 
 
 def vl_inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
-    """The joint processor's tensors for Qwen2.5-VL."""
+    """The joint processor's tensors for Qwen2-VL or Qwen2.5-VL."""
     from transformers.video_utils import VideoMetadata
 
     _, processor = _vl(checkpoint)
@@ -141,9 +141,9 @@ def omni_inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str,
 
 @functools.cache
 def _vl(checkpoint: Path) -> tuple[Any, Any]:
-    from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+    from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(checkpoint).eval()
+    model = AutoModelForImageTextToText.from_pretrained(checkpoint).eval()
     return model, AutoProcessor.from_pretrained(checkpoint)
 
 

@@ -17,11 +17,11 @@ class Identity:
         for part in (family, component, device, dtype, *_revision(checkpoint)):
             _add(self._begun, part.encode())
 
-    def key(self, data: memoryview, modality: str, salt: str) -> bytes:
-        """32 bytes; equal for equal ``data`` of one modality and salt, and for nothing else."""
+    def key(self, data: memoryview, modality: str, salt: str, alone: bool = True) -> bytes:
+        """32 bytes; equal for equal ``data`` of one modality and salt, looked at in one way, and for nothing else."""
         found = self._begun.copy()
-        _add(found, modality.encode())
-        _add(found, salt.encode())
+        for part in (modality, salt, str(alone)):
+            _add(found, part.encode())
         found.update(data)
         return found.digest()
 

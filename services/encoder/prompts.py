@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 
 from omnibus.errors import BadRequest
-from omnibus.executor.contract import Job
-from omnibus_models.contract import Prepared, TextEncoder
+from omnibus.executor.contract import Item, Job
+from omnibus_models.contract import Encoded, Prepared, TextEncoder
 from services.compute import Hosted, Source, by_size
 from services.encoder.batcher import Batcher
 from services.encoder.runner import EncodeSettings
@@ -25,9 +26,9 @@ class _Prompts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TextEncodeRunner(Hosted[TextEncoder]):
     """A ``Runner`` for text encoders.
 
-    Inputs: ``prompt``, ``negative_prompt``. Outputs: ``embeds``, float32 [1 or 2, T, W], the negative prompt's in
-    the second place where there is one, and ``mask``, bool [1 or 2, T]: the shorter one is filled up. ``tokens``: how
-    many the prompt has.
+    Inputs: ``prompt``, ``negative_prompt``, ``items`` (embeddings of the pictures that both are about). Outputs:
+    ``embeds``, float32 [1 or 2, T, W], the negative prompt's in the second place where there is one, and ``mask``,
+    bool [1 or 2, T]: the shorter one is filled up. ``tokens``: how many the prompt has.
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class TextEncodeRunner(Hosted[TextEncoder]):
 
     async def run(self, job: Job) -> None:
         given = _prompts(job)
-        texts = [given.prompt] if given.negative_prompt is None else [given.prompt, given.negative_prompt]
-        prepared = [self.model.prepare(text) for text in texts]
+        items = _pictures(await job.value("items"))
+        prepared = [self.model.prepare(given.prompt, items)]
+        if given.negative_prompt is not None:
+            prepared.append(self._unwanted(given.prompt, given.negative_prompt, items))
         rows = await asyncio.gather(*(self._batcher.encode(each) for each in prepared))
         embeds, mask = _padded(rows)
         await job.put("embeds", {}, embeds)
@@ -53,6 +56,10 @@ class TextEncodeRunner(Hosted[TextEncoder]):
             "waiting": self._batcher.waiting,
             "batches": by_size(self._batcher.sizes),
         }
+
+    def _unwanted(self, prompt: str, negative: str, items: Sequence[Encoded]) -> Prepared:
+        model = self.model
+        return model.unwanted(prompt, negative) if model.twins else model.prepare(negative, items)
 
     async def _batch(self, prompts: Sequence[Prepared]) -> list[np.ndarray]:
         return await self._compute(self._encode, prompts)
@@ -69,9 +76,14 @@ def _prompts(job: Job) -> _Prompts:
         given = msgspec.convert(dict(job.inputs), _Prompts)
     except msgspec.ValidationError as error:
         raise BadRequest(f"this prompt cannot be used: {error}", param="prompt") from None
-    if given.items:
-        raise BadRequest("this model reads text alone, no pictures", param="items")
     return given
+
+
+def _pictures(items: Any) -> list[Encoded]:
+    given = items or []
+    if not isinstance(given, list) or not all(isinstance(one, Item) and one.array is not None for one in given):
+        raise BadRequest("items must be a list of embeddings", param="items")
+    return [Encoded(torch.from_numpy(one.array), one.data) for one in given]
 
 
 def _padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

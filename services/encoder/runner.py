@@ -45,11 +45,12 @@ _INLINE = 1 << 16
 
 
 class _Media(NamedTuple):
-    """One file, and whose it is."""
+    """One file, whose it is, and whether it is looked at as one that is alone in its request."""
 
     data: memoryview
     modality: str
     salt: str
+    alone: bool
 
 
 class SharedLoop(Loop, Protocol):
@@ -105,7 +106,7 @@ class EncodeRunner(Hosted[Encoder]):
         return self._results is not None
 
     async def run(self, job: Job) -> None:
-        media = self._media(await job.value("media"))
+        media = self._media(await job.value("media"), job)
         if self._results is None:
             result = await self._batcher.encode(await self._read(media))
         else:
@@ -137,14 +138,15 @@ class EncodeRunner(Hosted[Encoder]):
             **({"cache": self._results.stats()} if self._results is not None else {}),
         }
 
-    def _media(self, media: Any) -> _Media:
+    def _media(self, media: Any, job: Job) -> _Media:
         if not isinstance(media, Item) or media.array is None:
             raise BadMedia("the media came without its bytes; upload it again", param="media")
         modality = media.data.get("modality")
         if modality not in self.model.modalities:
             known = ", ".join(sorted(self.model.modalities))
             raise BadRequest(f"this encoder reads {known}, not {modality}", param="media")
-        return _Media(media.array.data, modality, str(media.data.get("salt", "")))
+        alone = modality not in self.model.closer or _alike(job, modality) < 2
+        return _Media(media.array.data, modality, str(media.data.get("salt", "")), alone)
 
     async def _once(self, results: Results[Prepared], media: _Media) -> Result:
         key = partial(self._identity.key, *media)
@@ -153,7 +155,8 @@ class EncodeRunner(Hosted[Encoder]):
 
     async def _read(self, media: _Media) -> Prepared:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._decoders, self.model.prepare, media.data, media.modality)
+        beside = () if media.alone else (False,)
+        return await loop.run_in_executor(self._decoders, self.model.prepare, media.data, media.modality, *beside)
 
     async def _batch(self, items: Sequence[Prepared]) -> list[Result]:
         return await self._compute(self._encode, items)
@@ -179,6 +182,12 @@ class EncodeRunner(Hosted[Encoder]):
         decode = 0.0 if self._loop is None else self._loop.decode_seconds
         beside, alone = found(seconds, self._settings.goals, decode, Sizes(1, most, most))
         self._batcher.budget = budget._replace(beside=beside * size, alone=alone * size)
+
+
+def _alike(job: Job, modality: str) -> int:
+    """How many items of ``modality`` go where that of ``job`` goes; what another node makes may be of any."""
+    given = [media for peer in job.peers if isinstance(media := peer.get("media"), dict)]
+    return sum(media.get("modality", modality) == modality for media in given)
 
 
 def _own(rows: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import msgspec
 
 from omnibus.errors import BadRequest, DeadlineExceeded, OmnibusError, TooLarge
 from omnibus.plan import ModelPlan
-from omnibus.task import ChatInput, ChatOutput, CompositeTask, record, replay, use
+from omnibus.task import MLLM, ChatInput, ChatOutput, CompositeTask, record, replay, use
 from omnibus.task.running import run as run_task
 from services.gateway.dispatch import ATTEMPTS
 from services.gateway.fetch import Fetcher
@@ -101,7 +101,8 @@ class Chat:
         """
         model = self._router.model(request.model)  # first: from here on its name is one of ours, not the client's
         run = self._runs.open(APP, request.model, seed=request.seed, pinned=pinned)
-        return run, await self.begin(run, await self.understand(request, model))
+        task = self.task(request.model)
+        return run, await self.begin(run, await self.understand(request, model, task))
 
     def open(self, model: str, seed: int | None = None, pinned: str = "") -> Run:
         """A new request to ``model`` that is a chat in the end. Raises as ``start``."""
@@ -115,10 +116,15 @@ class Chat:
             return await self._live(run, task, asked)
         return await self._static(run, task, asked)
 
-    async def understand(self, request: ChatRequest, model: ModelPlan | None) -> Asked:
-        """Check ``request``, for ``model`` if it is one's, and fetch its media."""
+    async def understand(
+        self, request: ChatRequest, model: ModelPlan | None, task: CompositeTask | None = None
+    ) -> Asked:
+        """Check ``request``, for ``model`` and its ``task`` if it is one's, and fetch its media."""
         voice = _voice(request, model)
         messages, refs = conversation(await self._recalled(request))
+        if isinstance(task, MLLM):
+            for ref in refs:
+                task.encoder(ref.modality)  # what no encoder takes is not fetched
         return Asked(request, messages, await self.media(refs), voice)
 
     async def _recalled(self, request: ChatRequest) -> ChatRequest:

@@ -200,7 +200,9 @@ class Dispatcher:
 
     def _on_failed(self, running: Running, failed: Failed) -> None:
         error = from_problem(failed.problem)
-        if isinstance(error, StaleHandle | ProtocolError | SequenceGap) and running.invocation.attempt + 1 < ATTEMPTS:
+        if isinstance(error, StageUnavailable):  # it lives, but its engine does not: others can take the work
+            self._move(running, error.executor, error, "unavailable")
+        elif isinstance(error, StaleHandle | ProtocolError | SequenceGap) and running.invocation.attempt + 1 < ATTEMPTS:
             self._again(running, error, "retry")
         else:
             running.fail(error)

@@ -120,19 +120,24 @@ def _own(name: str, model: ModelPlan) -> CompositeTask | None:
 def _parts(kind: type[CompositeTask], model: ModelPlan) -> dict[str, tuple[type[UnitTask], str]] | None:
     """The unit task and the component of ``model`` for each field of ``kind``; None when one is missing.
 
-    A component fits by the kind of its unit task; of several that do, the one that is called as the field.
+    A component fits by the kind of its unit task, and fits one field: the one that is called as it, else the only
+    one of its kind.
     """
     kinds = {} if model.family == catalog.PYTHON else catalog.family(model.family)["tasks"]
-    found: dict[str, tuple[type[UnitTask], str]] = {}
-    for name, field in kind.model_fields.items():
-        task = _unit(field.annotation)
-        fitting = [part for part in model.components if task is not None and kinds.get(part) == task.kind]
-        chosen = name if name in fitting else fitting[0] if len(fitting) == 1 else ""
-        if task is not None and chosen:
-            found[name] = (task, chosen)
-        elif field.is_required():
-            return None
-    return found
+    tasks = {name: task for name, field in kind.model_fields.items() if (task := _unit(field.annotation)) is not None}
+    found = {name: (task, name) for name, task in tasks.items() if _is(name, task, model, kinds)}
+    for name, task in tasks.items():
+        used = {part for _, part in found.values()}
+        left = [part for part in model.components if part not in used and _is(part, task, model, kinds)]
+        if name not in found and len(left) == 1:
+            found[name] = (task, left[0])
+    missing = [name for name, field in kind.model_fields.items() if field.is_required() and name not in found]
+    return None if missing else found
+
+
+def _is(part: str, task: type[UnitTask], model: ModelPlan, kinds: dict[str, str]) -> bool:
+    """Whether the component ``part`` of ``model`` runs unit tasks of this class."""
+    return part in model.components and kinds.get(part) == task.kind
 
 
 def _unit(annotation: Any) -> type[UnitTask] | None:

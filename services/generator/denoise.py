@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,7 @@ class DenoiseSettings:
     """Limits of one denoiser.
 
     ``pictures`` and ``tokens``: most in one step, the latter over all rows of the batch. ``pixels``: of one
-    picture, all frames. ``threads``: of torch in the compute thread.
+    picture, all frames, and of one that it is made of. ``threads``: of torch in the compute thread.
     """
 
     pictures: int = 16
@@ -32,13 +33,14 @@ class DenoiseSettings:
 
 
 _Whole = Annotated[int, msgspec.Meta(ge=1)]
+_Side = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The literal inputs; ``embeds`` and the like may be among them when somebody sends handles by hand."""
 
-    width: _Whole
-    height: _Whole
+    width: _Side
+    height: _Side
     steps: _Whole
     frames: _Whole = 1
     fps: float | None = None
@@ -48,15 +50,17 @@ class _Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     embeds: Any = None
     mask: Any = None
     image: Any = None
+    prior: Any = None
 
 
 class DenoiseRunner(Hosted[Denoiser]):
     """A ``Runner`` for diffusion transformers.
 
     Inputs: ``embeds`` [1 or 2, T, W] and ``mask`` [1 or 2, T] of the prompt and the negative prompt, ``width``,
-    ``height``, ``steps``, ``guidance``, ``seed``, ``every``. Outputs: ``latents``, float32 [channels, frames,
-    height, width]; streamed ``progress`` ``{"step", "steps"}`` after each step, and ``preview`` the same with a
-    uint8 [height, width, 3] after every ``every`` steps but the last.
+    ``height``, ``steps``, ``guidance``, ``seed``, ``every``, ``image``, latents of a picture to make this one of,
+    whose sides stand for a ``width`` or ``height`` of 0, and ``prior``, tokens of a picture to follow. Outputs:
+    ``latents``, float32 [channels, frames, height, width]; streamed ``progress`` ``{"step", "steps"}`` after each
+    step, and ``preview`` the same with a uint8 [height, width, 3] after every ``every`` steps but the last.
     """
 
     def __init__(
@@ -70,14 +74,15 @@ class DenoiseRunner(Hosted[Denoiser]):
 
     async def run(self, job: Job) -> None:
         wish = self._wish(job)
-        if await job.value("image") is not None:
-            raise BadRequest("this model makes pictures from text alone", param="image")
         guides = _guides(await job.value("embeds"), await job.value("mask"))
-        for name in ("embeds", "mask"):
+        image, prior = self._image(await job.value("image")), self._followed(await job.value("prior"))
+        more = {name: given for name, given in (("image", image), ("prior", prior)) if given is not None}
+        for name in ("embeds", "mask", "image", "prior"):
             job.done(name)
-        denoising = await self._compute(self.model.open, _picture(wish, job.seed), guides)
+        denoising = await self._compute(self.model.open, self._picture(wish, job.seed, image), guides, **more)
         palette = await self._palette() if wish.every and job.wants("preview") else None
-        await self._steps(job, Making(denoising, wish.every, palette))
+        show = None if palette is None else partial(self.model.preview, palette=palette)
+        await self._steps(job, Making(denoising, wish.every, show))
         await job.put("latents", {}, await self._compute(self._latents, denoising))
 
     async def _begin(self) -> None:
@@ -118,18 +123,46 @@ class DenoiseRunner(Hosted[Denoiser]):
             wish = msgspec.convert(dict(job.inputs), _Wish)
         except msgspec.ValidationError as error:
             raise BadRequest(f"this picture cannot be made: {error}") from None
-        pixels = wish.width * wish.height * wish.frames
-        if pixels > self._settings.pixels:
-            raise TooLarge(f"{pixels} pixels are over the limit of {self._settings.pixels}", param="width")
+        self._check(wish.width * wish.height * wish.frames, "width")
         if job.wants("sound"):
             raise BadRequest("this model makes no sound", param="sound")
         return wish
 
+    def _picture(self, wish: _Wish, seed: int, image: Tensor | None) -> Picture:
+        height, width = (0, 0) if image is None else (side * self.model.unit for side in image.shape[2:])
+        self._check(width * height, "image")
+        return Picture(
+            width=wish.width or width,
+            height=wish.height or height,
+            steps=wish.steps,
+            seed=seed if wish.seed is None else wish.seed,
+            guidance=wish.guidance,
+            frames=wish.frames,
+        )
 
-def _picture(wish: _Wish, seed: int) -> Picture:
-    return Picture(
-        wish.width, wish.height, wish.steps, seed if wish.seed is None else wish.seed, wish.guidance, wish.frames
-    )
+    def _check(self, pixels: int, param: str) -> None:
+        if pixels > self._settings.pixels:
+            raise TooLarge(f"{pixels} pixels are over the limit of {self._settings.pixels}", param=param)
+
+    def _image(self, image: Any) -> Tensor | None:
+        """A copy: the memory belongs to whoever sent it."""
+        if image is None:
+            return None
+        if not self.model.edits:
+            raise BadRequest("this model makes pictures from text alone", param="image")
+        if not isinstance(image, Item) or image.array is None or image.array.ndim != 4:
+            raise BadRequest("image must be latents [channels, frames, height, width]", param="image")
+        return torch.tensor(image.array)
+
+    def _followed(self, prior: Any) -> Tensor | None:
+        """A copy, as of an image."""
+        if prior is None:
+            return None
+        if not self.model.follows:
+            raise BadRequest("this model follows no prior; leave it out", param="prior")
+        if not isinstance(prior, Item) or prior.array is None:
+            raise BadRequest("the prior came without its tokens; send the request again", param="prior")
+        return torch.tensor(prior.array)
 
 
 def _guides(embeds: Any, mask: Any) -> list[Tensor]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from omnibus.errors import BadRequest
 from omnibus.executor.contract import Item, Job
-from omnibus_models.contract import Vocoder, Vocoding
+from omnibus_models.contract import Code, Vocoder, Vocoding
 from services.compute import Hosted, Source
 from services.generator.playback import Floor, Playback
 
@@ -21,7 +21,7 @@ from services.generator.playback import Floor, Playback
 class VocodeSettings:
     """Limits of one vocoder.
 
-    ``codes``: most codes of one waveform before another waveform has its turn. ``patience``: seconds that
+    ``codes``: most codes (or frames) of one waveform before another waveform has its turn. ``patience``: seconds that
     a listener may wait for the first sound before those who would run out of it. ``ahead``: seconds of sound that
     are enough to wait for as many codes as go in together. ``threads``: of torch in the compute thread.
     """
@@ -41,7 +41,7 @@ class VocodeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class VocodeRunner(Hosted[Vocoder]):
     """A ``Runner`` for vocoders.
 
-    Inputs: ``codes`` (stream of ``{"codes": [int]}``), ``voice``, ``params``. Output: streamed
+    Inputs: ``codes`` (stream of ``{"codes": [int]}``, or of lists for frames), ``voice``, ``params``. Output: streamed
     ``audio``: ``{"rate"}`` with float32 [n] in [-1, 1]. Waveforms take turns, first the one whose listener
     would run out of sound first.
     """
@@ -67,7 +67,7 @@ class VocodeRunner(Hosted[Vocoder]):
         return {"parameters": self.model.parameters, "used": self._open, "samples": self._samples}
 
     async def _waveform(self, job: Job) -> int:
-        arrivals = Arrivals(job.stream("codes"), self._settings.codes)
+        arrivals = Arrivals(job.stream("codes"), self.model.groups, self._settings.codes)
         filling = asyncio.create_task(arrivals.fill())
         try:
             return await self._sound(job, arrivals)
@@ -111,12 +111,16 @@ class VocodeRunner(Hosted[Vocoder]):
 
 
 class Arrivals:
-    """Codes of one stream: what came while the vocoder was busy goes in together, ``most`` at a time."""
+    """Codes, or frames of ``groups`` codes, of one stream: what came while the vocoder was busy goes in together.
 
-    def __init__(self, stream: AsyncIterator[Item], most: int) -> None:
+    That is ``most`` at a time.
+    """
+
+    def __init__(self, stream: AsyncIterator[Item], groups: int, most: int) -> None:
         self._stream = stream
+        self._groups = groups
         self._most = most
-        self._codes: list[int] = []
+        self._codes: list[Code] = []
         self._ended = False
         self._error: Exception | None = None
         self._news = asyncio.Event()
@@ -125,7 +129,7 @@ class Arrivals:
         """Follow the stream to its end."""
         try:
             async for item in self._stream:
-                self._codes += _codes(item)
+                self._codes += _codes(item, self._groups)
                 self._news.set()
         except Exception as error:  # noqa: BLE001 - a task boundary: raised again in ``take``
             self._error = error
@@ -140,21 +144,28 @@ class Arrivals:
         if self._error is not None:
             raise self._error
 
-    def take(self) -> tuple[list[int], bool]:
+    def take(self) -> tuple[list[Code], bool]:
         """The codes that are there, and whether they are the last."""
         codes, self._codes = self._codes[: self._most], self._codes[self._most :]
         return codes, self._ended and not self._codes
 
 
-def _samples(vocoding: Vocoding, codes: Sequence[int], last: bool) -> np.ndarray:
+def _samples(vocoding: Vocoding, codes: Sequence[Code], last: bool) -> np.ndarray:
     return vocoding.push(codes, last).float().cpu().numpy()
 
 
-def _codes(item: Item) -> list[int]:
+def _codes(item: Item, groups: int) -> list[Code]:
     codes = item.data.get("codes", [])  # what the talker says at the end has none
-    if not isinstance(codes, list) or not all(type(code) is int for code in codes):
+    frames = codes if groups > 1 else [codes]
+    if not isinstance(codes, list) or not all(_numbers(frame) for frame in frames):
         raise BadRequest("a chunk of codes must be a list of whole numbers", param="codes")
+    if groups > 1 and any(len(frame) != groups for frame in frames):
+        raise BadRequest(f"a frame of this codec has {groups} codes", param="codes")
     return codes
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is int for each in value)
 
 
 def _seed(job: Job) -> int:

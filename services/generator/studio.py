@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from omnibus.errors import StageUnavailable
-from omnibus_models.contract import Denoiser, Denoising
+from omnibus_models.contract import Denoising, Stepper
 from services.compute import Compute
 from services.generator.turns import Size, Turns
 
@@ -23,12 +23,12 @@ class Step(NamedTuple):
 
 
 class Making:
-    """A picture on its way through the loop. ``every`` steps there is a preview, painted with ``palette``."""
+    """A picture on its way through the loop. ``every`` steps there is a preview, which ``show`` paints."""
 
-    def __init__(self, denoising: Denoising, every: int = 0, palette: Tensor | None = None) -> None:
+    def __init__(self, denoising: Denoising, every: int = 0, show: Callable[[Denoising], Tensor] | None = None) -> None:
         self.denoising = denoising
         self.every = every
-        self.palette = palette
+        self.show = show
         self._news: asyncio.Queue[Step | Exception] = asyncio.Queue()  # never more than its steps
 
     def tell(self, news: Step | Exception) -> None:
@@ -60,7 +60,7 @@ class Studio:
     def __init__(self, compute: Compute, pictures: int, tokens: int) -> None:
         self._compute = compute
         self._turns: Turns[Making] = Turns(pictures, tokens)
-        self._denoiser: Denoiser
+        self._denoiser: Stepper
         self._wake = asyncio.Event()
         self._failed: Exception | None = None
         self.sizes: Counter[int] = Counter()
@@ -83,7 +83,7 @@ class Studio:
         finally:
             self._turns.leave(making)
 
-    async def serve(self, denoiser: Denoiser) -> None:
+    async def serve(self, denoiser: Stepper) -> None:
         """Step for ever; sleeps while nobody is there."""
         self._denoiser = denoiser
         try:
@@ -127,9 +127,9 @@ class Studio:
     def _done(self, making: Making) -> Step | Exception:
         """The step that was taken; a preview that cannot be made is this picture's failure alone."""
         number = making.denoising.done
-        if making.palette is None or not making.previewed:
+        if making.show is None or not making.previewed:
             return Step(number, None)
         try:
-            return Step(number, self._denoiser.preview(making.denoising, making.palette).numpy())
+            return Step(number, making.show(making.denoising).numpy())
         except Exception as error:  # noqa: BLE001 - told to whom it concerns
             return error

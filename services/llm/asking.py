@@ -16,8 +16,8 @@ from services.llm.thinking import Thinking
 
 
 class Asked(NamedTuple):
-    """One request. ``ids`` are its prompt's, placeholders not expanded; ``layout`` int32 [axes, T] the positions
-    of the prompt; ``counts`` its tokens."""
+    """One request. ``ids`` are its prompt's, placeholders not expanded; ``layout`` int32 [k, S] says a
+    talker where its rows are; ``counts`` are its tokens."""
 
     params: ThinkParams
     sequence: Thinking
@@ -38,7 +38,8 @@ async def ask(core: Core, job: Job) -> Asked:
     limit = len(script) or core.limit(length, params.max_tokens)
     picker = Picker(sampling(params, limit, job.seed), core.thinker.vocabulary, prompt.ids, script)
     sequence = Thinking(prefill, picker, ends(core, params), voice)
-    return Asked(params, sequence, prompt.ids, layout, counts(length, items))
+    aside = prefill.attention is not None and prefill.attention.kept is not None
+    return Asked(params, sequence, prompt.ids, layout, counts(length, items, aside))
 
 
 def ends(core: Core, params: ThinkParams) -> frozenset[int]:
@@ -75,10 +76,10 @@ async def read_items(job: Job) -> list[Item]:
     return items
 
 
-def counts(prompt: int, items: Rows[Item]) -> dict[str, int]:
-    """Tokens of the prompt, and of the media in it."""
+def counts(prompt: int, items: Rows[Item], aside: bool = False) -> dict[str, int]:
+    """Tokens of the prompt, and of the media in it: one for each row, or one for an item that is looked at aside."""
     media: Counter[str] = Counter()
     for item in items:
-        media[item.data.get("modality", "")] += 0 if item.array is None else item.array.shape[0]
+        media[item.data.get("modality", "")] += 0 if item.array is None else 1 if aside else item.array.shape[0]
     named = {f"{modality}_tokens": media[modality] for modality in ("image", "audio", "video")}
     return {"prompt_tokens": prompt, **named}

@@ -1,7 +1,8 @@
 """Keys and values of one sequence as one array, so that they can go to another executor. No pickle."""
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,38 +17,67 @@ Layers = Sequence[tuple[Tensor, Tensor]]
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
+class Layout(NamedTuple):
+    """What a model stores: ``layers`` that look back and, behind them, ``aside`` that look at rows of their own."""
+
+    layers: int
+    heads: int
+    width: int
+    aside: int = 0
+
+
 def layers(cache: DynamicCache) -> Layers:
     """The one sequence of ``cache``, without a copy."""
     return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
 
 
-def pack(filled: Layers) -> tuple[dict[str, Any], np.ndarray]:
+def pack(filled: Layers, aside: int = 0) -> tuple[dict[str, Any], np.ndarray]:
     """``filled`` as an array [layers, 2, heads, T, head_dim] and what it holds: ``dtype``.
 
-    numpy has no bfloat16, so its words travel as int16.
+    When the last layers look ``aside``, at R rows, it is flat, theirs last, and ``rows`` says R. numpy has no
+    bfloat16, so its words travel as int16.
     """
-    keys = filled[0][0]
-    packed = torch.empty((len(filled), 2, *keys.shape), dtype=keys.dtype)
-    for index, pair in enumerate(filled):
-        for part, stored in enumerate(pair):
-            packed[index, part].copy_(stored)
+    parts = [filled[: len(filled) - aside], filled[len(filled) - aside :]]
+    shapes = [(len(part), 2, *part[0][0].shape) for part in parts if part]
+    packed = torch.empty(sum(map(math.prod, shapes)), dtype=filled[0][0].dtype)
+    for place, part in zip(_places(packed, shapes), parts, strict=False):
+        for index, pair in enumerate(part):
+            for half, stored in enumerate(pair):
+                place[index, half].copy_(stored)
+    about: dict[str, Any] = {"dtype": str(packed.dtype).removeprefix("torch.")}
+    if aside:
+        about["rows"] = shapes[1][3]
+    else:
+        packed = packed.view(shapes[0])
     words = packed.view(torch.int16) if packed.dtype == torch.bfloat16 else packed
-    return {"dtype": str(packed.dtype).removeprefix("torch.")}, words.numpy()
+    return about, words.numpy()
 
 
-def unpack(about: dict[str, Any], packed: np.ndarray | None, length: int, layout: tuple[int, int, int]) -> Layers:
-    """What ``pack`` made, without a copy.
+def unpack(about: Mapping[str, Any], packed: np.ndarray | None, length: int, layout: Layout) -> Layers:
+    """The sequence of ``length`` positions that ``pack`` made ``packed`` of, without a copy.
 
-    ``layout`` is layers, heads and head_dim of the model that is to go on with it. Raises ``ProtocolError``
-    for keys and values of another model or another length.
+    ``layout`` is that of the model that is to go on with it. Raises ``ProtocolError`` for keys and values of
+    another model or another length.
     """
     dtype = _DTYPES.get(str(about.get("dtype")))
-    count, heads, width = layout
-    wanted = (count, 2, heads, length, width)
+    rows = about.get("rows") if layout.aside else 0
+    shapes = _shapes(layout, length, rows) if isinstance(rows, int) and rows >= 0 else []
+    wanted = (sum(map(math.prod, shapes)),) if layout.aside else tuple(*shapes)
     if dtype is None or packed is None or packed.shape != wanted or packed.dtype.itemsize != dtype.itemsize:
         found = "nothing" if packed is None else f"{packed.dtype} {packed.shape}"
         raise ProtocolError(
             f"the cache is {found} of {about.get('dtype')}, not {wanted}: prefill and decode must run one model"
         )
-    whole = torch.from_numpy(packed).view(dtype)
-    return [(pair[0], pair[1]) for pair in whole]
+    whole = torch.from_numpy(packed).view(dtype).flatten()
+    return [(pair[0], pair[1]) for place in _places(whole, shapes) for pair in place]
+
+
+def _shapes(layout: Layout, length: int, rows: int) -> list[tuple[int, ...]]:
+    each = [(layout.layers, length), *([(layout.aside, rows)] if layout.aside else [])]
+    return [(count, 2, layout.heads, size, layout.width) for count, size in each]
+
+
+def _places(whole: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """``whole`` [n] cut into one tensor for each of ``shapes``, without a copy."""
+    pieces = whole.split([math.prod(shape) for shape in shapes])
+    return [piece.view(*shape) for piece, shape in zip(pieces, shapes, strict=True)]

@@ -126,13 +126,13 @@ class Core(HostedDecoder[Thinker, Thinking]):
         return script
 
     async def assemble(self, prompt: Prompt, items: Rows[Item]) -> tuple[Prefill, np.ndarray]:
-        """What the prefill consumes, and its positions int32 [axes, T]. Raises ``BadRequest``."""
+        """What the prefill consumes, and its layout for a talker, int32 [k, S]. Raises ``BadRequest``."""
         return await self._compute(self._assemble, prompt, items)
 
     def _assemble(self, prompt: Prompt, items: Rows[Item]) -> tuple[Prefill, np.ndarray]:
         media = [Encoded(self._embeds(item), item.data) for item in items]
         prefill = self.thinker.assemble(prompt, media)
-        return prefill, prefill.positions.to(torch.int32).cpu().numpy()
+        return prefill, prefill.layout.cpu().numpy()
 
     def _embeds(self, item: Item) -> Tensor:
         if item.array is None or item.array.ndim != 2:

@@ -116,7 +116,7 @@ class Engine(Generic[S]):
         One that was handed over in the meantime goes on.
         """
         self.check()
-        self.schedule.prompt(sequence, sequence.length, time.monotonic())
+        self.schedule.prompt(sequence, sequence.length, time.monotonic(), sequence.spans)
         with self._owned(sequence):
             yield sequence
 

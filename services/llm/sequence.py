@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from collections.abc import Sequence as Rows
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import DynamicCache
 
+from omnibus_models.attention import Attention
 from omnibus_models.contract import Prefill
 from services.llm.sampling import Picker
 
@@ -70,6 +72,7 @@ class Sequence:
         self.positions = prefill.positions
         self.length = prefill.inputs.shape[0]
         self.delta = prefill.delta
+        self.attention: Attention | None = prefill.attention
         self.picker = picker
         self.limit = limit
         self.ends = ends
@@ -89,6 +92,11 @@ class Sequence:
     def prefilled(self) -> bool:
         return self.done == self.length
 
+    @property
+    def spans(self) -> Rows[tuple[int, int]]:
+        """What no share of the prompt may cut."""
+        return () if self.attention is None else self.attention.spans
+
     def accept(self, token: int) -> str | None:
         """Take the next token and return the reason to end with it, if there is one."""
         self.token = token
@@ -100,6 +108,7 @@ class Sequence:
     def release(self) -> None:
         """Let go of what only the prefill needs."""
         self.inputs = self.positions = _NOTHING
+        self.attention = None
         self.cache = DynamicCache()
 
     def fail(self, error: Exception) -> None:

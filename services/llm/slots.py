@@ -1,13 +1,16 @@
 """Keys and values of many sequences in one cache, each sequence at its own length."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache
 
-from services.llm.caches import Layers
+from omnibus_models.attention import Attention, Mask
+from services.llm import caches
+from services.llm.caches import Layers, Layout
 
 
 class SlotCache(Cache):
@@ -30,10 +33,22 @@ class SlotCache(Cache):
         self._high = 0
 
     @property
-    def layout(self) -> tuple[int, int, int]:
-        """Layers, heads and head_dim of what is stored; known from the first ``insert`` on."""
+    def layout(self) -> Layout:
+        """Of what is stored; known from the first ``insert`` on."""
         _, heads, _, width = self._keys[0].shape
-        return len(self._keys), heads, width
+        return Layout(len(self._keys), heads, width)
+
+    def filled(self, cache: DynamicCache, attention: Attention | None) -> Layers:
+        """What there is to keep of the one sequence in ``cache``, without a copy; ``attention`` is its prompt's."""
+        return caches.layers(cache)
+
+    def pack(self, filled: Layers) -> tuple[dict[str, Any], np.ndarray]:
+        """``filled`` as an array, to go elsewhere, and what is said of it."""
+        return caches.pack(filled)
+
+    def unpack(self, about: Mapping[str, Any], packed: np.ndarray | None, length: int) -> Layers:
+        """What ``pack`` has made of a sequence of ``length`` positions. Raises ``ProtocolError``."""
+        return caches.unpack(about, packed, length, self.layout)
 
     def insert(self, filled: Layers) -> int:
         """Copy one sequence, keys and values [heads, T, head_dim] per layer, into the next free slot: returns it."""
@@ -83,7 +98,7 @@ class SlotCache(Cache):
         for slot in slots:
             self.lengths[slot] += 1
 
-    def mask(self) -> Tensor:
+    def mask(self) -> Mask:
         """Where each row may look in the next forward pass: bool [B, 1, 1, S]."""
         positions = torch.arange(self._high, device=self._ends.device)
         return (positions[None] <= self._ends[:, None])[:, None, None]

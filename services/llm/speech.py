@@ -8,8 +8,8 @@ from omnibus.executor.contract import Job, RowWriter
 class Speech:
     """The talker's inputs of one answer.
 
-    ``most`` is the largest number of rows. ``layout`` int32 [axes, T] are the positions of the prompt; None
-    when somebody else has sent it, and the prompt's rows.
+    ``most`` is the largest number of rows. ``layout`` int32 [k, S] says where the prompt's rows are; None
+    when somebody else has sent it, and the rows.
     """
 
     def __init__(self, job: Job, most: int, layout: np.ndarray | None = None) -> None:
@@ -21,7 +21,7 @@ class Speech:
         self._written = 0
 
     def add(self, side: np.ndarray | None) -> None:
-        """Take what came with a token: the prompt's rows [T + 3, H] with the first, a row [H] with each other."""
+        """Take what came with a token: the prompt's rows [S + 3, H] with the first, a row [H] with each other."""
         if side is not None:
             self._sides.append(side)
 
@@ -47,6 +47,6 @@ class Speech:
 
 
 async def begin(job: Job, layout: np.ndarray, prompt: np.ndarray) -> None:
-    """Send ``layout`` and the ``prompt``'s rows [T + 3, H]."""
+    """Send ``layout`` and the ``prompt``'s rows [S + 3, H]."""
     await job.put("layout", {}, layout)
     await job.put("prompt", {}, prompt)

@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicCache
 
 from omnibus.errors import Fatal
 from omnibus_models.contract import Decoder
-from services.llm import caches
+from services.llm.crossing import CrossCache
 from services.llm.sampling import choose
 from services.llm.sequence import Outcome, Sequence, Step
 from services.llm.slots import SlotCache
@@ -41,6 +41,11 @@ class Feed(Protocol[S_in]):
     def stepped(self, batch: Rows[S_in], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
         """What goes with each row's next token. May be called again for the same step."""
 
+    def chosen(
+        self, batch: Rows[S_in], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
+    ) -> list[np.ndarray | None]:
+        """What goes with ``tokens``, which were chosen by ``hidden`` [B, H']: ``sides``, or what else there is."""
+
 
 class Steps(Generic[S]):
     """Up to ``slots`` sequences of up to ``context`` positions on one decoder."""
@@ -48,15 +53,16 @@ class Steps(Generic[S]):
     def __init__(self, decoder: Decoder, feed: Feed[S], slots: int, context: int) -> None:
         self._decoder = decoder
         self._feed = feed
-        self._cache = SlotCache(slots, context)
+        crossed = getattr(decoder, "crossed", ())
+        self._cache = CrossCache(slots, context, decoder.layers, crossed) if crossed else SlotCache(slots, context)
         self.active: list[S] = []  # the sequence in slot i is number i
         self.batches: Counter[int] = Counter()
 
     def warm(self, decodes: bool) -> None:
         """Pay for whatever the first passes cost, and take the memory of all slots if anything ``decodes`` here."""
-        filled = caches.layers(self._filled(1))
+        filled = self._filled(1)
         if decodes:
-            self._cache.insert(filled)
+            self._cache.insert(self._cache.filled(filled, None))
             self._pass([0])
             self._cache.remove(0)
 
@@ -109,7 +115,7 @@ class Steps(Generic[S]):
     def _insert(self, sequence: S) -> Exception | None:
         try:
             about, packed = sequence.came
-            filled = caches.unpack(about, packed, sequence.length, self._cache.layout)
+            filled = self._cache.unpack(about, packed, sequence.length)
             # Until its owner says that the memory it came from was there to the end, it may hold anything.
             sequence.broken = True
             self._cache.insert(filled)
@@ -138,7 +144,8 @@ class Steps(Generic[S]):
     def _extend(self, sequence: S, size: int) -> Step | None:
         start, end = sequence.done, sequence.done + size
         inputs, positions = sequence.inputs[None, start:end], sequence.positions[:, None, start:end]
-        hidden = self._decoder.forward(inputs, positions, sequence.cache, None)
+        mask = None if sequence.attention is None else sequence.attention.mask(start, end)
+        hidden = self._decoder.forward(inputs, positions, sequence.cache, mask)
         self._feed.prefilled(sequence, hidden[0])
         sequence.done = end
         return self._begin(sequence, hidden[:, -1]) if sequence.prefilled else None
@@ -148,6 +155,7 @@ class Steps(Generic[S]):
         _check(logits)
         side = self._feed.begun(sequence)
         [token] = choose(logits, [sequence.picker])
+        [side] = self._feed.chosen([sequence], hidden, [token], [side])
         finish = sequence.accept(token)
         if finish is None:
             self._keep(sequence)
@@ -155,12 +163,12 @@ class Steps(Generic[S]):
         return Step(token, finish, side)
 
     def _keep(self, sequence: S) -> None:
-        filled = caches.layers(sequence.cache)
+        filled = self._cache.filled(sequence.cache, sequence.attention)
         if sequence.stays:
             self._cache.insert(filled)
             self.active.append(sequence)
         else:
-            sequence.goes = caches.pack(filled)
+            sequence.goes = self._cache.pack(filled)
 
     # Tokens
 
@@ -187,6 +195,7 @@ class Steps(Generic[S]):
         _check(logits)
         sides = self._feed.stepped(batch, inputs, hidden)
         tokens = choose(logits, [sequence.picker for sequence in batch])
+        sides = self._feed.chosen(batch, hidden, tokens, sides)
         self._cache.advance(slots)
         self.batches[len(slots)] += 1
         return [

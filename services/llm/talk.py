@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Rows
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +15,40 @@ from torch import Tensor
 
 from omnibus.errors import BadRequest, ContextTooLong
 from omnibus.executor.contract import Item, Job
-from omnibus_models.contract import Prefill, Talker
+from omnibus_models.contract import Code, Prefill, Talker
 from services.compute import Source
 from services.llm.engine import Limits
 from services.llm.hosted import HostedDecoder
 from services.llm.params import TalkParams, read, sampling
-from services.llm.sampling import Picker
-from services.llm.sequence import Sequence, relayed
+from services.llm.sampling import Picker, choose
+from services.llm.sequence import Sequence, Step, relayed
 
 
 @dataclass(frozen=True)
 class TalkSettings:
     """Limits of one talker.
 
-    ``slots``, ``context``, ``share``, ``threads``: as for a thinker. ``first``: codes in the first
-    chunk, ``chunk``: codes in every other (a vocoder can rarely use fewer).
+    ``slots``, ``context``, ``share``, ``threads``: as for a thinker. ``first``: codes, or frames, in the first
+    chunk, ``chunk``: in every other; 0: as the model's vocoder likes them.
     """
 
     slots: int = 16
     context: int = 0
     share: int = 512
     threads: int = 1
-    first: int = 12
-    chunk: int = 12
+    first: int = 0
+    chunk: int = 0
 
 
 class Talking(Sequence):
     """One answer of a talker, and the thinker's rows that it has not used yet (each [H], on the CPU)."""
 
-    def __init__(self, prefill: Prefill, picker: Picker, ends: frozenset[int], tail: Tensor) -> None:
+    def __init__(
+        self, prefill: Prefill, picker: Picker, ends: frozenset[int], tail: Tensor, inner: Picker | None
+    ) -> None:
         super().__init__(prefill, picker, picker.settings.max_tokens, ends)
+        self.inner = inner  # chooses the other codes of a frame
+        self.rest: list[int] = []  # the codes after the token in its frame
         self._rows: deque[Tensor] = deque()
         self._tail = tail  # [2, H]: the row that ends the text, and the one that pads it for ever
         self._ended = False
@@ -75,7 +79,7 @@ class Talking(Sequence):
 
 
 class TalkFeed:
-    """A talker eats its own last code together with the thinker's next row, and waits for that row."""
+    """A talker eats its own last code, or frame, together with the thinker's next row, and waits for that row."""
 
     def __init__(self, talker: Talker) -> None:
         self._talker = talker
@@ -84,7 +88,8 @@ class TalkFeed:
         return sequence.ready
 
     def inputs(self, batch: Rows[Talking]) -> Tensor:
-        codes = torch.tensor([sequence.token for sequence in batch], device=self._talker.device)
+        frames = [[sequence.token, *sequence.rest] if sequence.rest else sequence.token for sequence in batch]
+        codes = torch.tensor(frames, device=self._talker.device)
         rows = torch.stack([sequence.row for sequence in batch])
         return self._talker.step_inputs(codes, rows.to(self._talker.device, self._talker.dtype))
 
@@ -97,12 +102,31 @@ class TalkFeed:
     def stepped(self, batch: Rows[Talking], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
         return [None] * len(batch)
 
+    def chosen(
+        self, batch: Rows[Talking], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
+    ) -> list[np.ndarray | None]:
+        """The codes that follow ``tokens`` in their frames, if there are any."""
+        predictor = self._talker.predictor
+        if predictor is None:
+            return sides
+        pickers = [sequence.inner for sequence in batch if sequence.inner is not None]
+        greedy = all(picker.greedy for picker in pickers)
+
+        def pick(logits: Tensor) -> Tensor:
+            # Without a draw nothing has to wait for a device.
+            return logits.argmax(-1) if greedy else torch.tensor(choose(logits, pickers), device=logits.device)
+
+        rest = predictor.rest(hidden, torch.tensor(tokens, device=hidden.device), pick).cpu().numpy()
+        for sequence, codes in zip(batch, rest, strict=True):
+            sequence.rest = codes.tolist()
+        return list(rest)
+
 
 class TalkRunner(HostedDecoder[Talker, Talking]):
     """A ``Runner`` for talkers.
 
-    Inputs: ``prompt`` (rows [T + 3, H]) and ``layout`` (positions [axes, T]) as ``Item``s, ``rows``
-    (stream of [k, H]), ``params`` (``TalkParams``). Output: streamed ``codes``.
+    Inputs: ``prompt`` (rows [S + 3, H]) and ``layout`` ([k, S]) as ``Item``s, ``rows`` (stream of [k, H]), ``voice``,
+    ``params`` (``TalkParams``). Output: streamed ``codes``, numbers or a list for each frame.
     """
 
     def __init__(
@@ -122,18 +146,24 @@ class TalkRunner(HostedDecoder[Talker, Talking]):
             return
         prompt, layout = await job.value("prompt"), await job.value("layout")
         rows, prompt_rows = _rows(first), _rows(prompt)
-        prefill = await self._compute(self._start, prompt_rows, _array(layout), rows[0])
+        voice = str(job.inputs.get("voice") or "")
+        prefill = await self._compute(self._start, prompt_rows, _array(layout), rows[0], voice)
         sequence = self._sequence(prefill, prompt_rows[-2:].clone(), params, job.seed)
         sequence.extend(rows[1:])
         async with self._pumped(stream, sequence):
             with self.engine.admit(sequence):
-                finish = await _codes(job, sequence, self._settings)
+                finish = await _codes(job, sequence, *self._sizes)
         job.close("codes", {"finish_reason": finish})
 
-    def _start(self, prompt: Tensor, layout: np.ndarray, first: Tensor) -> Prefill:
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """How many codes go into the first message, and into every other."""
+        return self._settings.first or self.model.bunch, self._settings.chunk or self.model.bunch
+
+    def _start(self, prompt: Tensor, layout: np.ndarray, first: Tensor, voice: str) -> Prefill:
         device, dtype = self.model.device, self.model.dtype
-        positions = torch.tensor(layout, dtype=torch.long, device=device)
-        return self.model.start(prompt.to(device, dtype), positions, first.to(device, dtype))
+        places = torch.tensor(layout, dtype=torch.long, device=device)
+        return self.model.start(prompt.to(device, dtype), places, first.to(device, dtype), voice)
 
     def _sequence(self, prefill: Prefill, tail: Tensor, params: TalkParams, seed: int) -> Talking:
         length = prefill.inputs.shape[0]
@@ -144,7 +174,16 @@ class TalkRunner(HostedDecoder[Talker, Talking]):
                 param="messages",
             )
         picker = Picker(sampling(params, limit, seed), self.model.vocabulary)
-        return Talking(prefill, picker, self.model.eos, tail)
+        return Talking(prefill, picker, self.model.eos, tail, self._inner(picker))
+
+    def _inner(self, picker: Picker) -> Picker | None:
+        if self.model.predictor is None:
+            return None
+        # Other draws than those of the first codes.
+        settings = replace(self.model.predictor.sampling, seed=picker.settings.seed + 1)
+        return Picker(
+            replace(settings, temperature=0.0) if picker.greedy else settings, self.model.predictor.vocabulary
+        )
 
     @asynccontextmanager
     async def _pumped(self, stream: AsyncIterator[Item], sequence: Talking) -> AsyncIterator[None]:
@@ -165,19 +204,23 @@ class TalkRunner(HostedDecoder[Talker, Talking]):
             self.engine.wake()
 
 
-async def _codes(job: Job, sequence: Talking, settings: TalkSettings) -> str:
-    codes: list[int] = []
-    size = settings.first
+async def _codes(job: Job, sequence: Talking, first: int, every: int) -> str:
+    codes: list[Code] = []
+    size = first
     while True:
         finish = None
         for step in await sequence.inbox.take():
             finish = step.finish
-            codes += [] if finish == "stop" else [step.token]
+            codes += [] if finish == "stop" else [_code(step)]
         if codes and (finish or len(codes) >= size):
             await job.send("codes", {"codes": codes})
-            codes, size = [], settings.chunk
+            codes, size = [], every
         if finish:
             return finish
+
+
+def _code(step: Step) -> Code:
+    return step.token if step.side is None else [step.token, *step.side.tolist()]
 
 
 def _rows(item: Any) -> Tensor:

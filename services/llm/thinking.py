@@ -53,6 +53,11 @@ class ThinkFeed:
         rows = _numpy(self._thinker.talker_row(inputs, hidden))
         return [None if sequence.voice is None else row for sequence, row in zip(batch, rows, strict=True)]
 
+    def chosen(
+        self, batch: Rows[Thinking], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
+    ) -> list[np.ndarray | None]:
+        return sides
+
 
 def _numpy(tensor: Tensor) -> np.ndarray:
     return tensor.float().cpu().numpy()

@@ -104,17 +104,22 @@ class Model:
         return task_name(self.kinds[component], self.shares.get(component, self.name), component)
 
     def types(self) -> Iterator[frozenset[str]]:
-        """All sets of components that a request may use: any encoders, what is always used, with or without speech."""
-        encoders = sorted(set(self.encoders.values()))
-        speech = [component for component in self.components if component in SPEECH]
-        for count in range(len(encoders) + 1):
-            for chosen in combinations(encoders, count):
-                yield frozenset([*chosen, *self.always()])
-                if speech:
-                    yield frozenset([*chosen, *self.always(), *speech])
+        """All sets of components that a request may use: any encoders, what is always used, with or without speech.
+
+        Of a model that both chats and makes pictures a request uses one side alone.
+        """
+        for way in catalog.ways(self.components, self.kinds):
+            encoders = sorted({*self.encoders.values()} & {*way})
+            always = [component for component in self.always() if component in way]
+            speech = [component for component in way if component in SPEECH]
+            for count in range(len(encoders) + 1):
+                for chosen in combinations(encoders, count):
+                    yield frozenset([*chosen, *always])
+                    if speech:
+                        yield frozenset([*chosen, *always, *speech])
 
     def always(self) -> list[str]:
-        """Components that every request uses, such as the thinker."""
+        """Components that every request uses, such as the thinker; see ``types``."""
         return [part for part in self.components if part not in SPEECH and part not in self.encoders.values()]
 
 

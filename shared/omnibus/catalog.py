@@ -1,17 +1,22 @@
 """Model families by their components, and how each is deployed when nobody says otherwise."""
 
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
 from omnibus import plugins
 from omnibus.errors import BadRequest
-from omnibus.known import KNOWN, halves
+from omnibus.known import KNOWN, Known, halves
 
 #: The family of models that apps bring: unit tasks with an engine of their own.
 PYTHON = "python"
 
 #: The halves of a language model, and the kinds of their unit tasks.
 SPLIT = {"prefill": "prefill", "decode": "decode"}
+
+#: Kinds of the unit tasks of language models that chat, and of those that make pictures.
+CHATTING = frozenset({"think", *SPLIT.values()})
+PAINTING = frozenset({"text-encode", "prior", "denoise", "decode-image", "decode-video", "decode-audio"})
 
 #: Components in the order in which data flows, the component that encodes each modality, and the kind of
 #: unit task that runs each component. A language model may be declared as ``prefill`` and ``decode`` in the place
@@ -58,13 +63,23 @@ def family(name: str) -> dict[str, Any]:
             **FAMILIES[name],
             **DEPLOYMENTS[name],
             "tasks": {**known.tasks, **SPLIT},
-            "options": {**HALVES, **known.more, **known.options},
+            "options": {**_halves(known), **known.more, **known.options},
         }
     found = plugins.family(name) if name != PYTHON else None
     if found is None:
         names = {*FAMILIES, *plugins.families()} - {PYTHON}
         raise BadRequest(f"there is no model family {name!r}; there is {plugins.listed(names)}")
     return found
+
+
+def ways(components: Sequence[str], tasks: Mapping[str, str]) -> list[list[str]]:
+    """``components`` by what requests ask for: those that chat, then those that make pictures; one list for all of a
+    model that does not do both. ``tasks`` says the kind of the unit task of each component.
+    """
+    paint = [part for part in components if tasks.get(part) in PAINTING]
+    chat = [part for part in components if part not in paint]
+    both = paint and not CHATTING.isdisjoint(tasks.get(part, "") for part in chat)
+    return [chat, paint] if both else [list(components)]
 
 
 def origin(family: str, checkpoint: str) -> str:
@@ -80,20 +95,28 @@ def declaration(family: str, checkpoint: str) -> dict[str, Any]:
 def split(family: str, checkpoint: str, *paths: str) -> dict[str, Any]:
     """The declaration of a model of ``family`` whose language model runs as prefill and decode.
 
-    ``paths`` name their options, for example ``E>P>D``, ``EP>D``, ``ED>P``, ``E>PD`` or ``EPD``; requests are shared
-    evenly among them.
+    ``paths`` name their options, for example ``E>P>D``, ``EP>D``, ``ED>P``, ``E>PD`` or ``EPD``, and ``P>D`` or ``PD``
+    of a model that takes text alone; requests are shared evenly among them. A model that also makes pictures is
+    declared without what makes them. Raises ``BadRequest`` for other options.
     """
-    options = {**HALVES, **DEPLOYMENTS[family]["options"]}
+    options = {**DEPLOYMENTS[family]["options"], **_halves(KNOWN[family])}
     named = [path.split(">") for path in paths]
+    if strange := {option for path in named for option in path} - options.keys():
+        raise BadRequest(f"{family} has no option {', '.join(sorted(strange))}; there is {', '.join(sorted(options))}")
+    [usual, *_] = ways(FAMILIES[family]["components"], FAMILIES[family]["tasks"])
     return {
         "family": family,
         "checkpoint": checkpoint,
-        "components": [
-            part for usual in FAMILIES[family]["components"] for part in (SPLIT if usual == "thinker" else [usual])
-        ],
+        "components": [part for each in usual for part in (SPLIT if each == "thinker" else [each])],
         "options": {name: options[name] for path in named for name in path},
         "paths": [{"options": path, "share": 1} for path in named],
     }
+
+
+def _halves(known: Known) -> dict[str, dict[str, Any]]:
+    """The options of ``HALVES`` whose components a family has; none without a language model."""
+    parts = {*known.components, *SPLIT} if "thinker" in known.components else set()
+    return {name: option for name, option in HALVES.items() if parts.issuperset(option["components"])}
 
 
 def twin(name: str, checkpoint: str) -> dict[str, Any]:

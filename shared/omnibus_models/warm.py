@@ -21,6 +21,8 @@ _PARTS = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
 )
+#: Towers and language models that checkpoints of several families name.
+_NAMED = ("clip", "llama", "mistral", "qwen2", "siglip")
 
 
 def _import(names: Iterable[str]) -> None:
@@ -35,6 +37,7 @@ def _import_preprocessing() -> None:
     # Checkpoints name these. The search for one imports what comes before it in the library's list.
     image_processing_auto.get_image_processor_class_from_name("Qwen2VLImageProcessor")
     video_processing_auto.video_processor_class_from_name("Qwen2VLVideoProcessor")
+    video_processing_auto.video_processor_class_from_name("Qwen3VLVideoProcessor")
     feature_extraction_auto.feature_extractor_class_from_name("WhisperFeatureExtractor")
 
 
@@ -42,6 +45,7 @@ for _name in families.NAMES:
     _import([f"{families.__name__}.{_name}"])
     # A family is named as its architecture is in the library.
     _import(f"transformers.models.{_name}.{part}_{_name}" for part in ("configuration", "modeling", "processing"))
+_import(f"transformers.models.{_name}.modeling_{_name}" for _name in _NAMED)
 _import(_PARTS)
 with suppress(ModuleNotFoundError):
     _import_preprocessing()

@@ -23,3 +23,8 @@ def omni_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def image_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build("qwen_image", tmp_path_factory.mktemp("checkpoints") / "image")
+
+
+@pytest.fixture(scope="session")
+def edit_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen_image_edit", tmp_path_factory.mktemp("checkpoints") / "edit")

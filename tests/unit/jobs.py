@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,8 +56,8 @@ class Pipe:
 class MemoryJob(Job):
     """``inputs`` maps names to JSON, to an ``Item``, to a ``Pipe``, or to lists of these.
 
-    ``near`` are outputs that are only read in this process. What the runner asked for is in ``asked``, and what
-    it was done with in ``read``.
+    ``near`` are outputs that are only read in this process, ``beside`` inputs of calls that are read with this one.
+    What the runner asked for is in ``asked``, and what it was done with in ``read``.
     """
 
     def __init__(
@@ -67,10 +67,12 @@ class MemoryJob(Job):
         seed: int = 7,
         near: tuple[str, ...] = (),
         invocation: str = "",
+        beside: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._invocation = invocation or f"memory-{id(self)}"
         self._inputs = inputs
         self._near = near
+        self._beside = beside
         self.read: list[str] = []
         self.asked: list[str] = []
         self._wants = wants
@@ -85,6 +87,11 @@ class MemoryJob(Job):
     @property
     def inputs(self) -> Mapping[str, Any]:
         return {name: value for name, value in self._inputs.items() if not isinstance(value, Pipe | Item)}
+
+    @property
+    def peers(self) -> Sequence[Mapping[str, Any]]:
+        own = {name: value.data if isinstance(value, Item) else value for name, value in self._inputs.items()}
+        return [own, *self._beside]
 
     @property
     def seed(self) -> int:

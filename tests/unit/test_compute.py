@@ -13,7 +13,7 @@ from omnibus_models import tiny
 from services import engines
 from services.compute import Compute
 
-FAMILY = {"text_encoder": "qwen_image", "dit": "qwen_image", "vae": "qwen_image"}
+FAMILY = dict.fromkeys(("text_encoder", "vae_encoder", "dit", "vae"), "qwen_image_edit")
 COMPONENTS = sorted(engines._TRANSFORMERS)
 
 
@@ -49,13 +49,13 @@ async def test_what_could_not_be_loaded_can_be_closed(component: str, tmp_path: 
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.build("qwen_image", tmp_path_factory.mktemp("models") / "image")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen_image_edit", tmp_path_factory.mktemp("models") / "edit")
 
 
 @pytest.mark.parametrize("component", FAMILY)
-async def test_loading_is_no_work(component: str, image: Path) -> None:
-    made = runner(component, image)
+async def test_loading_is_no_work(component: str, checkpoint: Path) -> None:
+    made = runner(component, checkpoint)
 
     await made.load()
 

@@ -1,4 +1,4 @@
-"""The whole system with both halves in vLLM: apart, together, and with the encoder beside them."""
+"""The whole system with both halves in vLLM: apart, together, and with the encoder beside one or both."""
 
 import os
 import signal
@@ -10,14 +10,13 @@ import pytest
 from omnibus import catalog
 from tests import models_oracle as oracle
 from tests.e2e.questions import VL_QUESTIONS, ask, image
+from tests.e2e.shapes.conftest import PATHS
 from tests.e2e.shapes.test_shapes import said
 from tests.e2e.system import VL, System, running
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.e2e]
 
 TOKENS = 24
-#: Ways of a request with a picture, and of one without.
-PATHS = {"E>P>D": "P>D", "EP>D": "EP>D", "E>PD": "PD"}
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +36,19 @@ async def everybody(system: System) -> AsyncIterator[dict[str, int]]:
     await system.ledger_is_empty(5.0)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.cell("vllm", "qwen2_5_vl", "tokens")
+@pytest.mark.parametrize("shape", PATHS)
 @pytest.mark.parametrize("name", VL_QUESTIONS)
-async def test_ids_and_text_are_those_of_the_whole_model(system: System, vl: Path, path: str, name: str) -> None:
+async def test_ids_and_text_are_those_of_the_whole_model(system: System, vl: Path, shape: str, name: str) -> None:
     question = VL_QUESTIONS[name]
     ids, text = oracle.vl_answer(vl, question.plain, question.media, TOKENS)
 
-    answer = await said(system, question, path if question.media else PATHS[path])
+    answer = await said(system, question, shape if question.media else PATHS[shape])
 
     assert answer == (text, ids)
 
 
+@pytest.mark.cell("vllm", "qwen2_5_vl", "sampled", shape=tuple(PATHS))
 async def test_sampled_answers_do_not_depend_on_the_shape(system: System) -> None:
     question = ask(image(4), "describe the image")
 

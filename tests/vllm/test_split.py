@@ -34,11 +34,18 @@ async def reference(vl: Path) -> AsyncIterator[ThinkRunner]:
         yield made
 
 
-@pytest.fixture(params=["apart", "together"])
-def halves(request: pytest.FixtureRequest, vl_three: Three) -> Halves:
-    return vl_three.halves(near=request.param == "together")
+@pytest.fixture(params=["P>D", "PD"])
+def shape(request: pytest.FixtureRequest) -> str:
+    """Apart, or together in one engine."""
+    return str(request.param)
 
 
+@pytest.fixture
+def halves(shape: str, vl_three: Three) -> Halves:
+    return vl_three.halves(near=shape == "PD")
+
+
+@pytest.mark.cell("vllm", "qwen2_5_vl", "tokens")
 async def test_halves_say_what_transformers_says(halves: Halves, vl_three: Three, reference: ThinkRunner) -> None:
     jobs, wholes = mixed(20), mixed(20)
 
@@ -51,6 +58,7 @@ async def test_halves_say_what_transformers_says(halves: Halves, vl_three: Three
     assert descriptors() == []
 
 
+@pytest.mark.cell("vllm", "qwen2_5_vl", "tokens")
 @pytest.mark.parametrize(
     "params",
     [
@@ -71,6 +79,7 @@ async def test_halves_take_the_settings_of_a_thinker(
     assert (answer.text, answer.end("text")) == (whole.text, whole.end("text"))
 
 
+@pytest.mark.cell("vllm", "qwen2_5_vl", "tokens", shape="P>D")
 async def test_equal_words_under_other_pictures_are_other_prompts(vl_three: Three, reference: ThinkRunner) -> None:
     halves = vl_three.halves()
 
@@ -81,6 +90,7 @@ async def test_equal_words_under_other_pictures_are_other_prompts(vl_three: Thre
     assert answers[0].ids != answers[1].ids
 
 
+@pytest.mark.cell("vllm", "qwen2_5_vl", "sampled", shape=("P>D", "PD"))
 @pytest.mark.parametrize("settings", [{"top_p": 0.9}, {"top_k": 20, "seed": 5}, {"repetition_penalty": 1.2}])
 async def test_sampled_answers_do_not_depend_on_where_decode_is(vl_three: Three, settings: dict[str, Any]) -> None:
     def asked() -> MemoryJob:
@@ -93,6 +103,7 @@ async def test_sampled_answers_do_not_depend_on_where_decode_is(vl_three: Three,
     assert len(set(far.ids)) > 1
 
 
+@pytest.mark.cell("vllm", "qwen2_5_vl", "tokens", shape="P>D")
 async def test_a_long_prompt_in_several_steps_goes_whole(vl_three: Three, reference: ThinkRunner) -> None:
     messages = [{"role": "user", "content": "the small cat sleeps on a warm red mat " * 30}]
 
@@ -168,6 +179,7 @@ async def test_what_another_engine_or_another_model_made_is_refused(vl_three: Th
     assert descriptors() == []
 
 
+@pytest.mark.cell("vllm", "qwen2_5_vl", "tokens", shape="P>D")
 async def test_a_preempted_sequence_takes_its_cache_again(vl_three: Three, reference: ThinkRunner) -> None:
     halves = vl_three.halves()
     jobs, wholes = ([job(text(n), max_tokens=700) for n in range(8)] for _ in range(2))

@@ -36,12 +36,17 @@ def encoders(omni: Path) -> list[Any]:
     return [family("qwen2_5_omni").load(component, omni) for component in ("vision", "audio")]
 
 
-@pytest.mark.parametrize("near", [False, True], ids=["apart", "together"])
+@pytest.mark.cell("vllm", "qwen2_5_omni", "tokens")
+@pytest.mark.cell("vllm", "qwen2_5_omni", "rows")
+@pytest.mark.parametrize("shape", ["P>D", "PD"])
 @pytest.mark.parametrize("name", OMNI_QUESTIONS)
 async def test_halves_write_and_speak_as_a_thinker_does(
-    omni_three: Three, reference: ThinkRunner, encoders: list[Any], name: str, near: bool
+    omni_three: Three, reference: ThinkRunner, encoders: list[Any], name: str, shape: str
 ) -> None:
-    halves, asked, whole = omni_three.halves(near), *(job(OMNI_QUESTIONS[name], encoders, voice="Ethan") for _ in "ab")
+    halves, asked, whole = (
+        omni_three.halves(shape == "PD"),
+        *(job(OMNI_QUESTIONS[name], encoders, voice="Ethan") for _ in "ab"),
+    )
 
     answer = await halves.answer(asked, *SPEECH)
     silent = await halves.answer(job(OMNI_QUESTIONS[name], encoders))

@@ -35,8 +35,10 @@ class Order:
         self.parcel = Memory() if media else None
         self.media: list[Medium] = []
         if self.parcel is not None:
-            for item, encoded, start in zip(items, media, layout.starts, strict=True):
-                self.media.append(_packed(self.parcel, item, encoded.embeds.to(reader.dtype), start))
+            # An item with text between its rows is as many items for an engine.
+            for run in layout.runs(media):
+                rows = media[run.item].embeds[run.rows].to(reader.dtype)
+                self.media.append(_packed(self.parcel, items[run.item], rows, run.start))
             self.positions = Positions(layout.positions.to(torch.int32), layout.delta)
         self.voice: Voice | None = None if voice is None else Voice(reader, reader.assemble(prompt, media), voice)
 
@@ -91,7 +93,7 @@ class Voice(Rest):
 
     def __init__(self, reader: Reader, prefill: Prefill, voice: str) -> None:
         super().__init__(reader, prefill.inputs.shape[0], [])
-        self.layout = prefill.positions.to(torch.int32).numpy()
+        self.layout = prefill.layout.numpy()
         self._prefill = prefill
         self._voice = voice
         # An unknown voice is the client's fault, and better found before the engine works.

@@ -6,7 +6,7 @@ inputs, sends outputs on, and cancels the job's task when the invocation ends. A
 knows no subject, no message and no handle: only values, arrays and streams.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +36,10 @@ class Job(Protocol):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The node's literal inputs as plain JSON values. Inputs that come from other nodes are absent."""
+
+    @property
+    def peers(self) -> Sequence[Mapping[str, Any]]:
+        """The inputs of all calls of this unit task that are read together, this one's among them, as recorded."""
 
     @property
     def seed(self) -> int:

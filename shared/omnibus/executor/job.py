@@ -1,7 +1,7 @@
 """The ``Job`` that runners see, on top of channels, the outbox and the arena."""
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -97,6 +97,15 @@ class LiveJob:
             used = self.node.uses
             self._literals = {key: given[key] for key in given if not used or not any(refs(given[key]))}
         return self._literals
+
+    @property
+    def peers(self) -> Sequence[Mapping[str, Any]]:
+        nodes = self._invocation.nodes
+        found: Sequence[Mapping[str, Any]] = [self.node.inputs]
+        for reader in {reader for readers in self._invocation.consumers(self.index).values() for reader in readers}:
+            read = [nodes[source] for value in nodes[reader].inputs.values() for source, _ in refs(value)]
+            found = max(found, [node.inputs for node in read if node.task == self.node.task], key=len)
+        return found
 
     @property
     def seed(self) -> int:

@@ -2,7 +2,8 @@
 
 One step holds every sequence that decodes, then shares of prompts, then media items, the latter two within
 budgets that were found for the service goals (``omnibus.executor.budget``). So no long prompt and no large
-picture stops the tokens of others. Method: TriInfer, algorithm 1 (stage-level batching).
+picture stops the tokens of others. What cannot be cut is done alone when it is larger than a budget: a media item,
+or a span of a prompt whose tokens need each other. Method: TriInfer, algorithm 1 (stage-level batching).
 
 Who goes first. Work is due at the time it came plus up to ``patience``, in proportion to its size: short
 prompts overtake long ones (ModServe, section 5), but none that has waited for ``patience``. Due times never
@@ -10,7 +11,7 @@ change, so nothing waits for ever, and without patience the order is that of arr
 """
 
 from bisect import insort
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Generic, NamedTuple, TypeVar
@@ -48,6 +49,7 @@ class Due(NamedTuple, Generic[K]):
     key: K
     size: int
     kind: Hashable = None
+    spans: Sequence[tuple[int, int]] = ()
 
 
 class Schedule(Generic[K]):
@@ -77,9 +79,12 @@ class Schedule(Generic[K]):
 
     # Arrivals
 
-    def prompt(self, key: K, tokens: int, now: float) -> None:
-        """A sequence whose prompt has ``tokens`` tokens (at least 1): waits for a slot, then for its prefill."""
-        heappush(self._waiting, self._due(key, _positive(tokens), now))
+    def prompt(self, key: K, tokens: int, now: float, spans: Sequence[tuple[int, int]] = ()) -> None:
+        """A sequence whose prompt has ``tokens`` tokens (at least 1): waits for a slot, then for its prefill.
+
+        No share ends inside of one of the ``spans`` [begin, end) of its tokens, which are in order.
+        """
+        heappush(self._waiting, self._due(key, _positive(tokens), now)._replace(spans=spans))
 
     def arrive(self, key: K, now: float) -> None:
         """A sequence that was prefilled elsewhere: waits for a slot, and is held there."""
@@ -135,11 +140,13 @@ class Schedule(Generic[K]):
         return Turn(decode, self._shares(_limit(self.budget, decode, half)), self._batch(bool(decode), half))
 
     def _shares(self, tokens: int) -> list[tuple[K, int]]:
-        shares = []
+        shares: list[tuple[K, int]] = []
         for due in self._prefilling:
-            size = min(self._left[due.key], tokens)
-            if not size:
+            if tokens <= 0:
                 break
+            size = _uncut(due.spans, due.size - self._left[due.key], min(self._left[due.key], tokens), not shares)
+            if not size:
+                continue
             tokens -= size
             self._left[due.key] -= size
             shares.append((due.key, size))
@@ -201,6 +208,14 @@ class Schedule(Generic[K]):
         for due in (*self._waiting, *self._prefilling, *self._media):
             yield due.key
         yield from (*self._held, *self._decoding, *self._encoding)
+
+
+def _uncut(spans: Sequence[tuple[int, int]], done: int, size: int, first: bool) -> int:
+    """How many of ``size`` tokens behind ``done`` end outside of ``spans``; the ``first`` share takes any span."""
+    for begin, end in spans:
+        if begin < done + size < end:
+            return end - done if first and begin == done else begin - done
+    return size
 
 
 def _limit(budget: Budget, decodes: object, half: bool) -> int:

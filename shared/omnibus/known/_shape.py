@@ -36,7 +36,7 @@ def language(tiny: str, **more: Any) -> Known:
         components=["thinker"],
         tasks={"thinker": "think"},
         options={"L": _option("llm", "thinker")},
-        paths=[{"options": ["L"], "share": 1}],
+        paths=[{"options": ["L"], "share": 100}],
         tiny=tiny,
         **{"weights": {"thinker": ("model.", "lm_head.")}, **more},
     )
@@ -100,6 +100,52 @@ def pictures(tiny: str, **more: Any) -> Known:
             "TDV": _option("generator", *whole),
         },
         paths=[{"options": ["T", "D", "V"], "share": 80}, {"options": ["TDV"], "share": 20}],
+        tiny=tiny,
+        **more,
+    )
+
+
+def following(tiny: str, **more: Any) -> Known:
+    """Text in, pictures out, each of which follows a rough one."""
+    whole = ["text_encoder", "prior", "dit", "vae"]
+    return Known(
+        components=whole,
+        tasks={"text_encoder": "text-encode", "prior": "prior", "dit": "denoise", "vae": "decode-image"},
+        options={
+            "T": _option("encoder", "text_encoder"),
+            "Pr": _option("generator", "prior"),
+            "D": _option("generator", "dit"),
+            "V": _option("generator", "vae"),
+            "TPrDV": _option("generator", *whole),
+        },
+        paths=[{"options": ["T", "Pr", "D", "V"], "share": 80}, {"options": ["TPrDV"], "share": 20}],
+        tiny=tiny,
+        **more,
+    )
+
+
+def edits(tiny: str, **more: Any) -> Known:
+    """A picture and text in, pictures out. The picture is seen by who reads the text, and by who paints."""
+    whole = ["vision", "text_encoder", "vae_encoder", "dit", "vae"]
+    return Known(
+        components=whole,
+        tasks={
+            "vision": "encode",
+            "text_encoder": "text-encode",
+            "vae_encoder": "encode",
+            "dit": "denoise",
+            "vae": "decode-image",
+        },
+        options={
+            "E": _option("encoder", "vision"),
+            "T": _option("encoder", "text_encoder"),
+            "I": _option("encoder", "vae_encoder"),
+            "D": _option("generator", "dit"),
+            "V": _option("generator", "vae"),
+            "M": _option("generator", *whole),
+        },
+        paths=[{"options": ["E", "T", "I", "D", "V"], "share": 80}, {"options": ["M"], "share": 20}],
+        more={"ET": _option("encoder", "vision", "text_encoder"), "IV": _option("generator", "vae_encoder", "vae")},
         tiny=tiny,
         **more,
     )

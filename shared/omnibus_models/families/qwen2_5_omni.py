@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from omnibus import errors
 from omnibus_models import loading, media
 from omnibus_models.contract import Encoded, Loaded, Prefill, Prepared
-from omnibus_models.families import _qwen
+from omnibus_models.families import _qwen, _sound
 from omnibus_models.vocoding import Vocoding
 
 RATE = 24_000  # samples per second of the released vocoder; no configuration names it
@@ -24,31 +24,15 @@ _DIT = {r"^token2wav\.code2wav_dit_model\.": ""}
 _BIGVGAN = {r"^token2wav\.code2wav_bigvgan_model\.": ""}
 
 
-@dataclass
-class AudioEncoder(Loaded):
+class AudioEncoder(_sound.AudioEncoder):
     """Sound through the audio tower, see ``contract.Encoder``."""
 
-    features: Any  # the library's feature extractor
-    limits: media.Limits
+    # As the joint processor pads: the last frames see silence after the end.
+    padding = "max_length"
 
-    modalities = frozenset({"audio"})
-
-    def prepare(self, data: memoryview, modality: str) -> Prepared:
-        """Decode one file and compute its log-mel ``features`` [bands, frames], padding cut off."""
-        if modality != "audio":
-            raise errors.BadRequest(f"this encoder takes audio, not {modality}")
-        rate = self.features.sampling_rate
-        samples = media.audio(data, self.limits, rate)
-        # Padded to the full window, as the joint processor does: the last frames see silence after the end.
-        out = self.features(
-            samples, sampling_rate=rate, padding="max_length", return_attention_mask=True, return_tensors="pt"
-        )
-        frames = int(out["attention_mask"].sum())
-        count = _audio_rows(frames)
-        if count < 1:
-            raise errors.BadMedia("the audio is shorter than 30 ms")
-        meta = {"modality": "audio", "n_tokens": count, "audio_len": frames}
-        return Prepared("audio", {"features": out["input_features"][0, :, :frames]}, meta)
+    def rows(self, frames: int) -> int:
+        """Rows that ``frames`` mel frames become."""
+        return _audio_rows(frames)
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
@@ -96,7 +80,7 @@ class Thinker(_qwen.Thinker):
     @torch.no_grad()
     def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
         """[T + 3, H]: hidden plus text embedding per position, then begin, end and pad of speech."""
-        _require_voice(voice, self._begins)
+        _sound.require_voice(voice, self._begins)
         # A media row's own embedding is left out: the talker hears of media through hidden states alone.
         texts = prefill.inputs.masked_fill(prefill.media[:, None], 0)
         marks = self.embed(torch.tensor([self._begins[voice], *self._ends], device=self.device))
@@ -130,6 +114,9 @@ class Talker(_qwen.Decoder):
     they are meant to be there always.
     """
 
+    bunch = 12  # a block of the vocoder
+    predictor = None
+
     def __init__(self, module: Any, max_codes: int) -> None:
         super().__init__(module, module.model, module.codec_head, {module.codec_pad_token, module.codec_eos_token})
         self.max_codes = max_codes
@@ -149,14 +136,14 @@ class Talker(_qwen.Decoder):
         return scores
 
     @torch.no_grad()
-    def start(self, rows: Tensor, positions: Tensor, first: Tensor) -> Prefill:
+    def start(self, rows: Tensor, layout: Tensor, first: Tensor, voice: str) -> Prefill:
         """Prompt rows, begin of speech and the first generated token; the codec's marks on the last two."""
         module: Any = self.module
         marks = torch.tensor([module.codec_pad_token, module.codec_bos_token], device=self.device)
         speech = torch.stack([rows[-3], first]).to(self.device, self.dtype) + self.embed(marks)
         inputs = torch.cat([rows[:-3].to(self.device, self.dtype), speech])
-        more = positions[:, -1:].max() + torch.arange(1, 3, device=positions.device)
-        places = torch.cat([positions, more.expand(positions.shape[0], 2)], dim=1).to(self.device)
+        more = layout[:, -1:].max() + torch.arange(1, 3, device=layout.device)
+        places = torch.cat([layout, more.expand(layout.shape[0], 2)], dim=1).to(self.device)
         delta = int(places.max()) + 1 - len(inputs)
         return Prefill(inputs, places, delta, torch.zeros(len(inputs), dtype=torch.bool, device=self.device))
 
@@ -174,6 +161,7 @@ class Vocoder(Loaded):
     bigvgan: Any
     voices: Mapping[str, Mapping[str, Any]]
     rate: int = RATE
+    groups: int = 1
 
     @property
     def samples_per_code(self) -> int:
@@ -182,7 +170,7 @@ class Vocoder(Loaded):
 
     def open(self, voice: str, seed: int) -> Vocoding:
         """Begin one waveform. The noise is drawn on the CPU, so it is the same on every device."""
-        _require_voice(voice, self.voices)
+        _sound.require_voice(voice, self.voices)
         chosen, device = self.voices[voice], self.dit.device
         return Vocoding(
             self.dit, self.bigvgan, chosen["cond"].float().to(device), chosen["ref_mel"].float().to(device), seed
@@ -299,11 +287,6 @@ def _voices(checkpoint: Path) -> dict[str, dict[str, Any]]:
         raise errors.Fatal(f"{path} is missing; it holds the voices")
     voices: dict[str, dict[str, Any]] = torch.load(path, map_location="cpu", weights_only=True)
     return voices
-
-
-def _require_voice(voice: str, known: Mapping[str, Any]) -> None:
-    if voice not in known:
-        raise errors.BadRequest(f"unknown voice {voice!r}; known: {', '.join(sorted(known))}", param="voice")
 
 
 FAMILY = Qwen25Omni()

@@ -29,6 +29,8 @@ GUIDANCE = 4.0
 _PATCH = 2  # latents on either side of what is one position for the transformer
 #: Plain surfaces that tell the decoder's colours, and latents on a side of each.
 _SURFACES, _SIDE = 64, 4
+#: Frames, rows and columns of patches.
+Plane = tuple[int, int, int]
 
 
 @dataclass
@@ -40,8 +42,10 @@ class TextEncoder(Loaded):
     def __post_init__(self) -> None:
         self._control = _qwen.control_tokens(self.tokenizer, ())
 
-    def prepare(self, prompt: str) -> Prepared:
+    def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
         """Put the prompt into the pipeline's words and tokenise them: ``ids`` [T]."""
+        if items:
+            raise errors.BadRequest("this model reads text alone, no pictures", param="items")
         for token in self._control:
             if token in prompt:
                 raise errors.BadRequest(f"the prompt holds the control token {token!r}; leave it out", param="prompt")
@@ -71,12 +75,14 @@ class TextEncoder(Loaded):
 class Denoising:
     """One picture in the making, see ``contract.Denoising``.
 
-    ``latents`` are [tokens, channels], as the transformer has them. ``sigmas`` [steps + 1] and ``times`` [steps] are
-    float32 on the CPU; ``velocity`` is the last step's.
+    ``shape`` are the planes of the picture, and then of the one that it is made of.
+    ``latents`` and those of that ``image``, which may be none, are [tokens, channels], as the transformer has them.
+    ``sigmas`` [steps + 1] and ``times`` [steps] are float32 on the CPU; ``velocity`` is the last step's.
     """
 
-    shape: tuple[int, int, int]  # frames, rows and columns of patches
+    shape: tuple[Plane, ...]
     latents: Tensor
+    image: Tensor
     guides: tuple[Tensor, ...]
     guidance: float
     sigmas: Tensor
@@ -90,7 +96,7 @@ class Denoising:
 
     @property
     def tokens(self) -> int:
-        return len(self.latents)
+        return len(self.latents) + len(self.image)
 
     @property
     def steps(self) -> int:
@@ -116,7 +122,7 @@ class Denoiser(Loaded):
         super().__init__(module)
         self._checkpoint = checkpoint
         self._scheduler = scheduler
-        self._unit = unit  # pixels on either side of what is one latent
+        self.unit = unit
         self._channels: int = module.config.in_channels // _PATCH**2
         self._width: int = module.config.joint_attention_dim
         self._device: torch.device = module.proj_out.weight.device
@@ -124,15 +130,20 @@ class Denoiser(Loaded):
 
     def open(self, picture: Picture, guides: Sequence[Tensor]) -> Denoising:
         """Draw the noise and lay out the steps. A negative prompt counts only with a guidance above 1."""
-        shape = self._shape(picture)
+        return self._open(picture, guides, torch.zeros(0, self._channels * _PATCH**2))
+
+    def _open(self, picture: Picture, guides: Sequence[Tensor], image: Tensor, *planes: Plane) -> Denoising:
+        """``image`` [tokens, channels] fills ``planes``."""
+        plane = self._plane(picture)
         if any(guide.dim() != 2 or guide.shape[1] != self._width or not len(guide) for guide in guides):
             raise errors.BadRequest(f"a prompt's embeddings must be [tokens, {self._width}] here", param="embeds")
-        sigmas, times = self._schedule(picture.steps, shape[1] * shape[2])
+        sigmas, times = self._schedule(picture.steps, plane[1] * plane[2])
         guidance = GUIDANCE if picture.guidance is None else picture.guidance
         chosen = guides if guidance > 1 else guides[:1]
         return Denoising(
-            shape=shape,
-            latents=self._noise(shape, picture.seed).to(self._device),
+            shape=(plane, *planes),
+            latents=self._noise(plane, picture.seed).to(self._device),
+            image=image.to(self._device, self._dtype),
             guides=tuple(guide.to(self._device, self._dtype) for guide in chosen),
             guidance=guidance,
             sigmas=sigmas,
@@ -148,26 +159,27 @@ class Denoiser(Loaded):
         mask = torch.arange(texts.shape[1], device=self._device) < lengths[:, None]
         times = torch.stack([each.times[each.done] for each in batch for _ in each.guides])
         [out] = self.module(
-            hidden_states=torch.stack([each.latents for each in batch for _ in each.guides]),
+            hidden_states=torch.stack([torch.cat([each.latents, each.image]) for each in batch for _ in each.guides]),
             timestep=times.to(self._device, self._dtype) / 1000,
             encoder_hidden_states=texts,
             encoder_hidden_states_mask=None if len({len(guide) for guide in guides}) == 1 else mask,
-            img_shapes=[[batch[0].shape]] * len(guides),
+            img_shapes=[list(batch[0].shape)] * len(guides),
             return_dict=False,
         )
-        for each, velocities in zip(batch, out.split([each.rows for each in batch]), strict=True):
+        made = out[:, : len(batch[0].latents)]
+        for each, velocities in zip(batch, made.split([each.rows for each in batch]), strict=True):
             each.advance(velocities)
 
     def latents(self, denoising: Denoising) -> Tensor:
         """[channels, 1, height, width] float32 on the CPU."""
-        return self._unpacked(denoising.latents, denoising.shape).float().cpu()
+        return self._unpacked(denoising.latents, denoising.shape[0]).float().cpu()
 
     def palette(self) -> Tensor:
         """[channels + 1, 3]: the colour that each latent adds to a plain surface, and what the latter has by itself."""
-        decoder = _decoder(self._checkpoint, str(self._device), "float32")
+        vae = decoder(self._checkpoint, str(self._device), "float32")
         drawn = torch.randn(_SURFACES, self._channels, generator=torch.Generator().manual_seed(0))
         surfaces = drawn[:, :, None, None, None].expand(-1, -1, 1, _SIDE, _SIDE)
-        colours = decoder.paint(surfaces).mean((2, 3)).cpu()
+        colours = vae.paint(surfaces).mean((2, 3)).cpu()
         found: Tensor = torch.linalg.lstsq(torch.cat([drawn, torch.ones(_SURFACES, 1)], 1), colours).solution
         return found
 
@@ -176,11 +188,11 @@ class Denoiser(Loaded):
         latents = denoising.latents
         if denoising.velocity is not None:
             latents = latents - denoising.sigmas[denoising.done] * denoising.velocity
-        plane = self._unpacked(latents, denoising.shape)[:, 0].float().cpu()
+        plane = self._unpacked(latents, denoising.shape[0])[:, 0].float().cpu()
         return _bytes(plane.permute(1, 2, 0) @ palette[:-1] + palette[-1])
 
-    def _shape(self, picture: Picture) -> tuple[int, int, int]:
-        side = self._unit * _PATCH
+    def _plane(self, picture: Picture) -> Plane:
+        side = self.unit * _PATCH
         if picture.frames != 1:
             raise errors.BadRequest("this model makes pictures, not videos: frames must be 1", param="frames")
         for name, pixels in (("width", picture.width), ("height", picture.height)):
@@ -204,19 +216,22 @@ class Denoiser(Loaded):
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=shift)
         return scheduler.sigmas, scheduler.timesteps
 
-    def _noise(self, shape: tuple[int, int, int], seed: int) -> Tensor:
+    def _noise(self, plane: Plane, seed: int) -> Tensor:
+        _, rows, columns = plane
+        size = (1, self._channels, _PATCH * rows, _PATCH * columns)
+        return self._packed(torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=self._dtype))
+
+    def _packed(self, latents: Tensor) -> Tensor:
+        """[1, channels, height, width] as the transformer takes them."""
         from diffusers import QwenImagePipeline
 
-        _, rows, columns = shape
-        size = (1, 1, self._channels, _PATCH * rows, _PATCH * columns)
-        noise = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=self._dtype)
-        packed: Tensor = QwenImagePipeline._pack_latents(noise, 1, *size[2:])
+        packed: Tensor = QwenImagePipeline._pack_latents(latents, *latents.shape)
         return packed[0]
 
-    def _unpacked(self, latents: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    def _unpacked(self, latents: Tensor, plane: Plane) -> Tensor:
         from diffusers import QwenImagePipeline
 
-        _, rows, columns = shape
+        _, rows, columns = plane
         unpacked: Tensor = QwenImagePipeline._unpack_latents(latents[None], _PATCH * rows, _PATCH * columns, 1)
         return unpacked[0]
 
@@ -262,9 +277,9 @@ class QwenImage:
             case "text_encoder":
                 return _text_encoder(checkpoint, device, dtype)
             case "dit":
-                return _denoiser(checkpoint, device, dtype)
+                return denoiser(checkpoint, device, dtype)
             case "vae":
-                return _decoder(checkpoint, device, dtype)
+                return decoder(checkpoint, device, dtype)
         raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
 
 
@@ -277,7 +292,8 @@ def _text_encoder(checkpoint: Path, device: str, dtype: str) -> TextEncoder:
     return TextEncoder(module, AutoTokenizer.from_pretrained(checkpoint / "tokenizer", local_files_only=True))
 
 
-def _denoiser(checkpoint: Path, device: str, dtype: str) -> Denoiser:
+def denoiser(checkpoint: Path, device: str, dtype: str, kind: type[Denoiser] = Denoiser) -> Denoiser:
+    """The transformer with its schedule as a ``kind`` of denoiser."""
     from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageTransformer2DModel
 
     from omnibus_models import diffusion
@@ -293,10 +309,11 @@ def _denoiser(checkpoint: Path, device: str, dtype: str) -> Denoiser:
         raise errors.Fatal(f"{checkpoint} lacks the configuration of its scheduler or VAE: {error}") from error
     if scheduler.config.stochastic_sampling:
         raise errors.Fatal(f"{checkpoint} samples with noise in every step, which this family does not serve")
-    return Denoiser(module, checkpoint, scheduler, 2**halvings)
+    return kind(module, checkpoint, scheduler, 2**halvings)
 
 
-def _decoder(checkpoint: Path, device: str, dtype: str) -> ImageDecoder:
+def decoder(checkpoint: Path, device: str, dtype: str) -> ImageDecoder:
+    """The VAE without its encoder."""
     from diffusers import AutoencoderKLQwenImage
 
     from omnibus_models import diffusion

@@ -25,7 +25,7 @@ FAMILIES = tuple(
     for module in pkgutil.iter_modules(__path__)
     if not module.name.startswith("_") and module.name not in _HELPERS
 )
-_WIDE = ("qwen2_5_vl", "qwen2_5_omni")
+_WIDE = ("qwen2", "qwen3", "qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "qwen3_vl", "llava")
 
 
 def build(

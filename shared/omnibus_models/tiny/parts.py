@@ -5,7 +5,6 @@ from typing import Any
 HIDDEN = 64
 CONTEXT = 4096
 PATCH = 14
-_UNIT = (2 * PATCH) ** 2  # pixels of one visual token
 ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 
 _WIDE = {
@@ -50,23 +49,24 @@ def vision_config() -> dict[str, Any]:
     }
 
 
-def _geometry() -> dict[str, Any]:
-    size = {"shortest_edge": 4 * _UNIT, "longest_edge": 64 * _UNIT}
-    return {"size": size, "patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
+def _geometry(patch: int) -> dict[str, Any]:
+    unit = (2 * patch) ** 2  # pixels of one visual token
+    size = {"shortest_edge": 4 * unit, "longest_edge": 64 * unit}
+    return {"size": size, "patch_size": patch, "merge_size": 2, "temporal_patch_size": 2}
 
 
-def image_processor() -> Any:
+def image_processor(patch: int = PATCH) -> Any:
     """4 to 64 tokens per image."""
     from transformers import Qwen2VLImageProcessor
 
-    return Qwen2VLImageProcessor(**_geometry())
+    return Qwen2VLImageProcessor(**_geometry(patch))
 
 
-def video_processor() -> Any:
+def video_processor(patch: int = PATCH) -> Any:
     """4 to 64 tokens per pair of frames."""
     from transformers import Qwen2VLVideoProcessor
 
-    return Qwen2VLVideoProcessor(**_geometry(), cap_pixels_per_frame=False)
+    return Qwen2VLVideoProcessor(**_geometry(patch), cap_pixels_per_frame=False)
 
 
 def greedy(generation_config: Any, tokenizer: Any) -> None:

@@ -32,27 +32,37 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
 
     tokenizer = text.tokenizer(SPECIAL, NAMES, TEMPLATE)
     model = Qwen2_5_VLForConditionalGeneration(config(tokenizer, wide)).eval()
+    save(model, Qwen2_5_VLProcessor, tokenizer, directory, seed, llm_seed)
+
+
+def save(model: Any, processor: Any, tokenizer: Any, directory: Path, seed: int, llm_seed: int | None) -> None:
+    """Give ``model`` its weights and write it to ``directory`` with a ``processor`` of that class."""
     weights.spread(model, seed)
     if llm_seed is not None:
         weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
     parts.greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
-    processor = Qwen2_5_VLProcessor(parts.image_processor(), tokenizer, parts.video_processor(), chat_template=TEMPLATE)
-    processor.save_pretrained(directory)
+    made = processor(parts.image_processor(), tokenizer, parts.video_processor(), chat_template=TEMPLATE)
+    made.save_pretrained(directory)
 
 
 def config(tokenizer: Any, wide: bool = False) -> Any:
     """The configuration of a tiny Qwen2.5-VL with the ids of ``tokenizer``."""
     from transformers import Qwen2_5_VLConfig
 
-    ids = tokenizer.convert_tokens_to_ids
     return Qwen2_5_VLConfig(
-        text_config=parts.text_config(tokenizer, wide),
-        vision_config=parts.vision_config(),
-        image_token_id=ids("<|image_pad|>"),
-        video_token_id=ids("<|video_pad|>"),
-        vision_start_token_id=ids("<|vision_start|>"),
-        vision_end_token_id=ids("<|vision_end|>"),
-        tie_word_embeddings=False,
+        text_config=parts.text_config(tokenizer, wide), vision_config=parts.vision_config(), **media(tokenizer)
     )
+
+
+def media(tokenizer: Any) -> dict[str, Any]:
+    """What configurations say of media, with the ids of ``tokenizer``."""
+    ids = tokenizer.convert_tokens_to_ids
+    return {
+        "image_token_id": ids("<|image_pad|>"),
+        "video_token_id": ids("<|video_pad|>"),
+        "vision_start_token_id": ids("<|vision_start|>"),
+        "vision_end_token_id": ids("<|vision_end|>"),
+        "tie_word_embeddings": False,
+    }

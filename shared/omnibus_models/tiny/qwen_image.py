@@ -17,31 +17,35 @@ _HEADS, _WIDTH = 3, 16
 
 def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     """Write the pipeline to ``directory``; ``llm_seed`` is for the language model of the text encoder alone."""
-    from diffusers import (
-        AutoencoderKLQwenImage,
-        FlowMatchEulerDiscreteScheduler,
-        QwenImagePipeline,
-        QwenImageTransformer2DModel,
-    )
+    from diffusers import QwenImagePipeline
+
+    QwenImagePipeline(**components(seed, llm_seed)).save_pretrained(directory)
+
+
+def components(seed: int, llm_seed: int | None = None, base: int = 16) -> dict[str, Any]:
+    """What the pipelines of Qwen-Image have in common, by the names of their arguments.
+
+    ``base``: channels of most layers of the VAE; the last ones have twice as many.
+    """
+    from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImageTransformer2DModel
     from transformers import Qwen2_5_VLForConditionalGeneration
 
     tokenizer = text.tokenizer(qwen2_5_vl.SPECIAL, qwen2_5_vl.NAMES, qwen2_5_vl.TEMPLATE)
     text_encoder = Qwen2_5_VLForConditionalGeneration(qwen2_5_vl.config(tokenizer)).eval()
     transformer = QwenImageTransformer2DModel(**_transformer()).eval()
-    vae = AutoencoderKLQwenImage(**_vae()).eval()
+    vae = AutoencoderKLQwenImage(**_vae(base)).eval()
     for module in (text_encoder, transformer, vae):
         weights.spread(module, seed)
     _calm(vae)
     if llm_seed is not None:
         weights.spread(nn.ModuleList([text_encoder.model.language_model, text_encoder.lm_head]), llm_seed)
-    pipeline = QwenImagePipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(**_SCHEDULE),
-        vae=vae,
-        text_encoder=text_encoder,
-        tokenizer=tokenizer,
-        transformer=transformer,
-    )
-    pipeline.save_pretrained(directory)
+    return {
+        "scheduler": FlowMatchEulerDiscreteScheduler(**_SCHEDULE),
+        "vae": vae,
+        "text_encoder": text_encoder,
+        "tokenizer": tokenizer,
+        "transformer": transformer,
+    }
 
 
 @torch.no_grad()
@@ -78,10 +82,10 @@ def _transformer() -> dict[str, Any]:
     }
 
 
-def _vae() -> dict[str, Any]:
+def _vae(base: int) -> dict[str, Any]:
     # A latent is 8 x 8 pixels, as in the released model: pipelines without a VAE take that for granted.
     return {
-        "base_dim": 16,
+        "base_dim": base,
         "z_dim": _LATENTS,
         "dim_mult": [1, 1, 1, 2],
         "num_res_blocks": 1,

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 VOCABULARY = 640
@@ -47,8 +47,19 @@ def template(image: str = "", video: str = "", audio: str = "") -> str:
     return text.replace("IMAGE", image).replace("VIDEO", video).replace("AUDIO", audio)
 
 
-def tokenizer(special: Sequence[str], names: Mapping[str, str], chat_template: str) -> PreTrainedTokenizerFast:
-    """Train the tokenizer. ``names`` maps attributes such as ``image_token`` to special tokens."""
+def tokenizer(
+    special: Sequence[str],
+    names: Mapping[str, str],
+    chat_template: str,
+    *,
+    bos: str | None = None,
+    eos: str = "<|im_end|>",
+    pad: str = "<|endoftext|>",
+) -> PreTrainedTokenizerFast:
+    """Train the tokenizer. ``names`` maps attributes such as ``image_token`` to special tokens.
+
+    With ``bos`` each text begins with it, as with Llama's.
+    """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -57,10 +68,15 @@ def tokenizer(special: Sequence[str], names: Mapping[str, str], chat_template: s
         vocab_size=VOCABULARY, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
     )
     bpe.train_from_iterator([_CORPUS] * 4 + ["user\nassistant\nsystem\n"] * 4, trainer)
+    if bos is not None:
+        bpe.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, bpe.token_to_id(bos))]
+        )
     made = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
-        eos_token="<|im_end|>",  # noqa: S106
-        pad_token="<|endoftext|>",  # noqa: S106
+        bos_token=bos,
+        eos_token=eos,
+        pad_token=pad,
         extra_special_tokens=dict(names),
         model_max_length=32768,
         padding_side="left",

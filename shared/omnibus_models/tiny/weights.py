@@ -13,6 +13,8 @@ _ATTENTION_GAIN = 2.0
 # Logits spread far enough that sampling at temperature 1 prefers some words.
 _HEAD_GAIN = 3.0
 _SOFT_GAIN = 0.1
+# Single embeddings, which the library draws at random.
+_EMBEDDED = ("class_embedding", "image_newline")
 
 
 @torch.no_grad()
@@ -29,6 +31,8 @@ def spread(module: nn.Module, seed: int) -> None:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
         elif name.endswith("bias"):
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)
+        elif name.endswith(_EMBEDDED):
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * parameter.numel() ** -0.5)
 
 
 @torch.no_grad()
@@ -41,6 +45,14 @@ def speak_words(head: Tensor, tokenizer: PreTrainedTokenizerFast, stop_gain: flo
     gains = [_HEAD_GAIN if _readable(tokenizer.decode([index])) else 0.0 for index in range(len(head))]
     gains[tokenizer.eos_token_id] = stop_gain
     head *= torch.tensor(gains)[:, None]
+
+
+@torch.no_grad()
+def sharpen(module: nn.Module) -> None:
+    """Sharper attention where ``spread`` gives none: in models that bring queries to one length by a norm."""
+    for name, parameter in module.named_parameters():
+        if name.endswith("q_norm.weight"):
+            parameter.mul_(_ATTENTION_GAIN)
 
 
 @torch.no_grad()

@@ -210,13 +210,14 @@ async def test_router_sends_text_alone_one_way(twins: Estate):
 async def test_arena_lets_both_models_answer_and_encodes_the_picture_once(
     twins: Estate, vl_checkpoint: Path, twin_checkpoint: Path
 ):
+    unseen = ask(image(71), "what is in this picture?")  # encoders keep those that they have seen
     alone = {
-        model: oracle.vl_answer(checkpoint, PICTURED.plain, PICTURED.media, TOKENS)[1]
+        model: oracle.vl_answer(checkpoint, unseen.plain, unseen.media, TOKENS)[1]
         for model, checkpoint in ((VL, vl_checkpoint), (TWIN, twin_checkpoint))
     }
     before = await encoded(twins)
     async with Watch.on(twins.system) as watch:
-        answer = await twins.invoke("arena", greedy(PICTURED))
+        answer = await twins.invoke("arena", greedy(unseen))
         id = answer.headers["x-request-id"]
         await watch.end(id)
 

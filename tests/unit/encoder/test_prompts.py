@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from omnibus.errors import BadRequest, ContextTooLong
+from omnibus.executor.contract import Item
 from omnibus_models import tiny
+from omnibus_models.contract import Encoded
 from omnibus_models.families import family
 from services.encoder.prompts import TextEncodeRunner
 from services.encoder.runner import EncodeSettings
@@ -72,7 +75,9 @@ async def test_prompts_of_many_requests_share_batches(runner: TextEncodeRunner, 
         ({"prompt": 3}, "prompt"),
         ({}, "prompt"),
         ({"prompt": "a", "colour": 1}, "colour"),
-        ({"prompt": "a", "items": [1]}, "text alone"),
+        ({"prompt": "a", "items": [1]}, "list of embeddings"),
+        ({"prompt": "a", "items": [Item({}, None)]}, "list of embeddings"),
+        ({"prompt": "a", "items": [Item({}, np.zeros((4, 64), np.float32))]}, "text alone"),
         ({"prompt": "a <|im_start|> b"}, "im_start"),
         ({"prompt": "a", "negative_prompt": "<|im_end|>"}, "im_end"),
     ],
@@ -87,3 +92,49 @@ async def test_a_prompt_that_is_too_long_is_refused(runner: TextEncodeRunner) ->
         await run(runner, MemoryJob({"prompt": "hill " * 2000}))
 
     assert (await run(runner, MemoryJob({"prompt": "hill"}))).array("embeds").size
+
+
+# Prompts about pictures
+
+
+@pytest.fixture(scope="module")
+def edit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen_image_edit", tmp_path_factory.mktemp("models") / "edit")
+
+
+@pytest.fixture
+async def reader(edit: Path) -> AsyncIterator[TextEncodeRunner]:
+    made = TextEncodeRunner("text_encoder", "qwen_image_edit", edit, "cpu", "float32", EncodeSettings())
+    await made.load()
+    yield made
+    await made.close()
+
+
+def picture(seed: int) -> Item:
+    """The embedding of a picture of 2 x 3 tokens, read only as an arena's."""
+    rows = np.random.default_rng(seed).standard_normal((6, 64), np.float32)
+    rows.setflags(write=False)
+    return Item({"modality": "image", "grid_thw": [1, 4, 6], "n_tokens": 6}, rows)
+
+
+async def test_prompts_of_many_requests_are_each_about_their_own_picture(reader: TextEncodeRunner, edit: Path) -> None:
+    encoder: Any = family("qwen_image_edit").load("text_encoder", edit)
+    jobs = [
+        MemoryJob({"prompt": "make it red " * seed, "negative_prompt": "", "items": [picture(seed)]})
+        for seed in range(1, 5)
+    ]
+
+    await asyncio.gather(*(run(reader, one) for one in jobs))
+
+    for seed, one in enumerate(jobs, 1):
+        item = picture(seed)
+        about = [Encoded(torch.tensor(item.array), item.data)]
+        for row, counts, text in zip(one.array("embeds"), one.array("mask"), ["make it red " * seed, ""], strict=True):
+            [wanted] = encoder.encode([encoder.prepare(text, about)])
+            np.testing.assert_allclose(row[counts], wanted.embeds.numpy(), atol=1e-5)
+    assert max(map(int, reader.stats()["batches"])) > 2
+
+
+async def test_a_prompt_about_no_picture_is_refused_where_one_is_needed(reader: TextEncodeRunner) -> None:
+    with pytest.raises(BadRequest, match="edits one picture, not 0"):
+        await run(reader, MemoryJob({"prompt": "make it red"}))

@@ -43,8 +43,8 @@ from tests.unit.executor.arithmetic import LIMIT, Place, Work, place
 from tests.unit.gateway.samples import picture
 from tests.unit.sidecar import node as nodes
 
-VL, OMNI, PAINTER = "toy-vl", "toy.omni", "toy-painter"
-_FAMILIES = {VL: "qwen2_5_vl", OMNI: "qwen2_5_omni", PAINTER: "qwen_image"}
+VL, OMNI, TEXT, PAINTER = "toy-vl", "toy.omni", "toy-text", "toy-painter"
+_FAMILIES = {VL: "qwen2_5_vl", OMNI: "qwen2_5_omni", TEXT: "qwen2", PAINTER: "qwen_image"}
 _KINDS = {**catalog.FAMILIES["qwen2_5_omni"]["tasks"], **catalog.FAMILIES["qwen_image"]["tasks"]}
 RATE = 24000
 PNG = picture("PNG")

@@ -17,7 +17,20 @@ from omnibus.executor.contract import Job
 from omnibus.graph import HANDLE
 from services.gateway.openai.requests import parse_chat
 from tests.unit.encoding.test_sound import decode
-from tests.unit.gateway.house import OMNI, PNG, VL, House, answered, error, events, house, image, question, text
+from tests.unit.gateway.house import (
+    OMNI,
+    PNG,
+    TEXT,
+    VL,
+    House,
+    answered,
+    error,
+    events,
+    house,
+    image,
+    question,
+    text,
+)
 from tests.unit.sidecar.node import until
 
 SEED = 5
@@ -214,6 +227,29 @@ async def test_what_cannot_be_served_is_refused_and_leaves_nothing(
     assert param in (None, error(response)["param"])
     await home.emptied()
     assert home.bus._records == {}
+
+
+async def test_a_model_without_encoders_is_asked_in_text(home: House):
+    await home.all_of(TEXT)
+
+    response = await home.ask(TEXT, content=[text("how are"), text("you")], seed=SEED)
+
+    assert answered(response) == "You said how are you [5] "
+    assert response.headers["x-omnibus-path"] == "L"
+    await home.emptied()
+
+
+@pytest.mark.parametrize("where", ["https://127.0.0.1/a.png", "data:image/png;base64,@@@@"])
+async def test_media_that_a_model_does_not_take_are_refused_before_they_are_looked_at(home: House, where: str):
+    await home.all_of(TEXT)
+    picture = {"type": "image_url", "image_url": {"url": where}}
+
+    response = await home.ask(TEXT, content=[text("look"), picture])
+
+    found = error(response)
+    assert (response.status_code, found["code"], found["param"]) == (400, "bad_request", "messages")
+    assert "takes no image input (it takes: text only)" in found["message"]
+    await home.emptied()
 
 
 async def test_an_unknown_voice_names_those_that_there_are(home: House):

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from omnibus.bus import subjects
-from omnibus.bus.messages import Busy
-from omnibus.errors import BusUnavailable, Overloaded, StageUnavailable, TooLarge
+from omnibus.bus.messages import Busy, Failed
+from omnibus.errors import BusUnavailable, Overloaded, Problem, StageUnavailable, TooLarge
 from omnibus.plan import Plan
 from services.gateway import dispatch
 from services.gateway.dispatch import ATTEMPTS
@@ -48,6 +48,28 @@ async def test_from_a_busy_executor_it_moves(there: World):
 
     await moved(there, running, to=other, lost="l")
     assert busy.ends[0].status == "moved"
+
+
+async def test_from_an_executor_whose_engine_died_it_moves(there: World):
+    _, hurt, other = await there.puppets_of(e="E", l="L", l2="L")
+    running = there.submit()
+    await there.turn()
+
+    hurt.reply(Failed(running.id, 1, Problem("stage_unavailable", "the engine died", "thinker", "l", "", 0)))
+
+    await moved(there, running, to=other, lost="l")
+
+
+async def test_an_engine_that_died_fails_what_nobody_else_can_take(there: World):
+    _, hurt = await there.puppets_of(e="E", l="L")
+    running = there.submit()
+    await there.turn()
+
+    hurt.reply(Failed(running.id, 1, Problem("stage_unavailable", "the engine died", "thinker", "l", "", 0)))
+    await there.turn()
+
+    assert running.failure is not None
+    assert running.failure.problem().message == "the engine died"
 
 
 async def test_without_a_planned_executor_it_moves_to_another_path(there: World):

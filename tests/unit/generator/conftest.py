@@ -10,3 +10,8 @@ from omnibus_models import tiny
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build("qwen_image", tmp_path_factory.mktemp("models") / "image")
+
+
+@pytest.fixture(scope="session")
+def edit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen_image_edit", tmp_path_factory.mktemp("models") / "edit")

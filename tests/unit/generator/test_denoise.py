@@ -62,7 +62,7 @@ async def test_a_picture_is_what_its_inputs_say(runner: DenoiseRunner, denoiser:
     wanted = alone(denoiser, Picture(96, 48, 5, 3, 2.5))
     np.testing.assert_allclose(one.array("latents"), wanted, atol=1e-5)
     assert one.array("latents").shape == (4, 1, 6, 12)
-    assert sorted(one.read) == ["embeds", "mask"]
+    assert {"embeds", "mask"} <= {*one.read}
 
 
 async def test_without_a_seed_it_is_the_invocations(runner: DenoiseRunner, denoiser: Denoiser) -> None:
@@ -167,8 +167,8 @@ async def test_a_picture_that_cannot_step_fails_alone(
 ) -> None:
     bad, good, begin = job(seed=99), job(), runner.model.open
 
-    def broken(picture: Picture, guides: Any) -> Any:
-        one = begin(picture, guides)
+    def broken(picture: Picture, *given: Any) -> Any:
+        one = begin(picture, *given)
         if picture.seed == 99:
             one.guides = (torch.zeros(3, 5),)
         return one
@@ -208,6 +208,7 @@ async def test_a_preview_that_cannot_be_made_fails_its_picture_alone(runner: Den
         ({"embeds": Item({}, np.zeros((2, max(LENGTHS), WIDTH + 1), np.float32))}, "tokens, 64"),
         ({"mask": Item({}, np.ones((2, 4), bool))}, "embeds must be"),
         ({"mask": Item({}, np.zeros((2, max(LENGTHS)), bool))}, "tokens, 64"),
+        ({"width": 0}, "width must be a multiple of 16"),
         ({"image": Item({}, np.zeros((4, 1, 8, 8), np.float32))}, "from text alone"),
     ],
 )

@@ -188,7 +188,7 @@ def test_a_packed_cache_is_the_same_bit_for_bit(dtype: torch.dtype) -> None:
     filled = [tuple(torch.randn(2, 7, 4, generator=numbers).to(dtype) for _ in range(2)) for _ in range(3)]
 
     about, packed = caches.pack(filled)
-    back = caches.unpack(about, packed, 7, (3, 2, 4))
+    back = caches.unpack(about, packed, 7, caches.Layout(3, 2, 4))
 
     assert packed.dtype.name in ("float32", "float16", "int16")
     for pair, other in zip(filled, back, strict=True):

@@ -8,6 +8,7 @@ import torch
 
 from omnibus.errors import BadRequest, StageFailed
 from omnibus.executor.contract import Item
+from omnibus_models import tiny
 from omnibus_models.contract import Encoded, Reader
 from omnibus_models.families import family
 from services.llm.vllm.memory import mapped
@@ -54,6 +55,27 @@ def test_keys_are_equal_where_rows_and_meta_data_are(reader: Reader) -> None:
     assert keys[1][0] != keys[1][1]
     assert keys[2][0] != keys[2][1]
     assert len({each[0] for each in keys}) == 1
+
+
+def test_a_video_with_text_between_its_frames_is_as_many_items(tmp_path: Path) -> None:
+    reader = family("qwen3_vl").reader(tiny.build("qwen3_vl", tmp_path / "deep"))
+    one, other = (np.random.default_rng(seed).normal(size=(6, 192)).astype(np.float32) for seed in (1, 2))
+    meta = {"modality": "video", "n_tokens": 18, "grid_thw": [3, 4, 6], "seconds": [0.25, 1.25, 2.25]}
+    prompt = reader.prompt([{"role": "user", "content": [{"type": "video"}]}])
+
+    made = Order(reader, prompt, [Item(meta, np.concatenate([one, other, one]))], None)
+
+    assert made.parcel is not None
+    words = mapped(made.parcel.place, torch.float32)
+    for medium, rows in zip(made.media, (one, other, one), strict=True):
+        assert medium.shape == rows.shape
+        assert np.array_equal(words[medium.offset // 4 :][: rows.size].view(rows.shape).numpy(), rows)
+    places = [medium.start + row for medium in made.media for row in range(6)]
+    [placeholder] = {made.ids[place] for place in places}
+    assert places == [place for place, token in enumerate(made.ids) if token == placeholder]
+    first, second, third = (medium.key for medium in made.media)
+    assert first == third != second
+    made.close()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

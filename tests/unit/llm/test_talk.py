@@ -73,7 +73,7 @@ class Script:
 def plain(talker: Talker, script: Script, count: int) -> list[int]:
     """All rows known, one answer alone, one code after the other."""
     prompt, rows = torch.tensor(script.prompt), torch.tensor(script.rows)
-    prefill = talker.start(prompt, torch.tensor(script.layout, dtype=torch.long), rows[0])
+    prefill = talker.start(prompt, torch.tensor(script.layout, dtype=torch.long), rows[0], VOICE)
     later = [*rows[1:], prompt[-2]]
     cache = DynamicCache()
     hidden = talker.forward(prefill.inputs[None], prefill.positions[:, None], cache, None)

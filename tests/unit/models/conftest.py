@@ -27,6 +27,11 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def edit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen_image_edit", tmp_path_factory.mktemp("models") / "edit")
+
+
+@pytest.fixture(scope="session")
 def vl_parts(vl: Path) -> dict[str, Any]:
     family = families.family_of(vl)
     return {name: family.load(name, vl) for name in family.components}

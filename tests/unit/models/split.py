@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from omnibus_models.attention import Crossing, Mask
 from omnibus_models.contract import Encoded, Encoder, Prefill, Talker, Thinker
 
 Media = Mapping[str, Sequence[bytes]]
@@ -29,7 +30,8 @@ def encode(encoders: Sequence[Encoder], kinds: Sequence[str], media: Media) -> l
     done = []
     for kind in kinds:
         encoder = next(each for each in encoders if kind in each.modalities)
-        done += encoder.encode([encoder.prepare(memoryview(next(files[kind])), kind)])
+        beside = (False,) if kind in encoder.closer and len(media[kind]) > 1 else ()
+        done += encoder.encode([encoder.prepare(memoryview(next(files[kind])), kind, *beside)])
     return done
 
 
@@ -46,35 +48,49 @@ def think(
     prompt = thinker.prompt(messages)
     prefill = thinker.assemble(prompt, encode(encoders, prompt.modalities, media))
     cache = DynamicCache()
-    hidden = thinker.forward(prefill.inputs[None], prefill.positions[:, None], cache, None)
+    hidden = thinker.forward(prefill.inputs[None], prefill.positions[:, None], cache, whole(prefill))
     prompt_rows = thinker.talker_prompt(prefill, hidden[0], voice) if voice else torch.empty(0)
     ids = [int(thinker.logits(hidden[:, -1]).argmax())]
     rows = []
     while len(ids) < max_tokens and ids[-1] not in thinker.eos:
         inputs = thinker.embed(torch.tensor([[ids[-1]]]))
-        hidden = thinker.forward(inputs, _place(cache, prefill, thinker.axes), cache, None)
+        hidden = thinker.forward(inputs, _place(cache, prefill, thinker.axes), cache, later(prefill))
         rows += [thinker.talker_row(inputs[:, 0], hidden[:, 0])[0]] if voice else []
         ids.append(int(thinker.logits(hidden[:, -1]).argmax()))
     return Thought(ids, prefill, prompt_rows, rows)
 
 
 @torch.no_grad()
-def talk(talker: Talker, thought: Thought, max_codes: int) -> list[int]:
-    """Greedy codes for a thought; the row of each token arrives one step after the other."""
-    start = talker.start(thought.prompt_rows, thought.prefill.positions, thought.rows[0])
+def talk(talker: Talker, thought: Thought, max_codes: int, voice: str) -> list[Any]:
+    """Greedy codes, or frames, for a thought; the row of each token arrives one step after the other."""
+    start = talker.start(thought.prompt_rows, thought.prefill.layout, thought.rows[0], voice)
     tail = iter([*thought.rows[1:], thought.prompt_rows[-2]])
     cache = DynamicCache()
     hidden = talker.forward(start.inputs[None], start.positions[:, None], cache, None)
-    codes: list[int] = []
+    codes: list[Any] = []
     while len(codes) < max_codes:
-        code = int(talker.logits(hidden[:, -1]).argmax())
-        if code in talker.eos:
+        code = talker.logits(hidden[:, -1]).argmax(-1)
+        if int(code) in talker.eos:
             break
-        codes.append(code)
+        if talker.predictor is not None:
+            rest = talker.predictor.rest(hidden[:, -1], code, lambda logits: logits.argmax(-1))
+            code = torch.cat([code[:, None], rest], dim=1)
+        codes += code.tolist()
         row = next(tail, thought.prompt_rows[-1])
-        inputs = talker.step_inputs(torch.tensor([code]), row[None])[None]
+        inputs = talker.step_inputs(code, row[None])[None]
         hidden = talker.forward(inputs, _place(cache, start, talker.axes), cache, None)
     return codes
+
+
+def whole(prefill: Prefill) -> Mask:
+    """The mask of a prompt in one piece."""
+    return None if prefill.attention is None else prefill.attention.mask(0, len(prefill.inputs))
+
+
+def later(prefill: Prefill) -> Mask:
+    """The mask of a token that was generated."""
+    kept = None if prefill.attention is None else prefill.attention.kept
+    return None if kept is None else Crossing(None, kept[None, None, None], torch.ones(1, 1, dtype=torch.bool))
 
 
 def _place(cache: DynamicCache, prefill: Prefill, axes: int) -> Tensor:

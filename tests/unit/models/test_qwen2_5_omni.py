@@ -50,7 +50,7 @@ def test_split_components_speak_like_the_whole_model(omni: Path, omni_parts: dic
     encoders = [omni_parts["vision"], omni_parts["audio"]]
 
     thought = think(omni_parts["thinker"], encoders, messages, given, TOKENS, "Chelsie")
-    codes = talk(omni_parts["talker"], thought, CODES)
+    codes = talk(omni_parts["talker"], thought, CODES, "Chelsie")
     wave = omni_parts["vocoder"].open("Chelsie", SEED).push(codes, last=True)
 
     expected = oracle.omni_answer(omni, messages, given, TOKENS, "Chelsie", CODES, SEED)
@@ -98,7 +98,7 @@ def test_another_voice_changes_the_codes(omni: Path, omni_parts: dict[str, Any])
     spoken = {}
     for voice in ("Chelsie", "Ethan"):
         thought = think(omni_parts["thinker"], [], messages, given, TOKENS, voice)
-        spoken[voice] = talk(omni_parts["talker"], thought, CODES)
+        spoken[voice] = talk(omni_parts["talker"], thought, CODES, voice)
 
     assert spoken["Chelsie"] != spoken["Ethan"]
     assert spoken["Ethan"] == oracle.omni_answer(omni, messages, given, TOKENS, "Ethan", CODES, SEED)[2]

@@ -29,7 +29,7 @@ def test_every_component_has_an_engine(name: str):
 
 
 def test_an_unknown_family_is_refused_with_those_there_are():
-    with pytest.raises(BadRequest, match="no model family 'gpt'; there is qwen2_5_omni, qwen2_5_vl, qwen_image"):
+    with pytest.raises(BadRequest, match=f"no model family 'gpt'; there is {', '.join(sorted(catalog.FAMILIES))}"):
         catalog.family("gpt")
 
 
@@ -55,6 +55,31 @@ def test_a_language_model_may_run_in_two_halves(path: str, runs: dict[str, str])
     assert set(made.options) == {*path.split(">")}
     assert made.tasks["prefill"] == "prefill-m-prefill"
     assert {component for component in made.types if "vision" not in component} == {"prefill+decode"}
+
+
+def test_requests_of_a_model_that_chats_and_paints_use_one_side_of_it():
+    made = plans({"m": catalog.declaration("janus", "/m")})["m"]
+
+    assert {kind: [path.name for path in paths] for kind, paths in made.types.items()} == {
+        "thinker": ["L", "EL"],
+        "vision+thinker": ["E>L", "EL", "E>EL"],
+        "text_encoder+dit+vae": ["T>D>V", "TDV"],
+    }
+
+
+def test_a_model_that_chats_and_paints_runs_in_two_halves_where_it_chats():
+    made = plans({"m": catalog.split("janus", "/m", "E>P>D")})["m"]
+
+    assert made.types["vision+prefill+decode"][0].options == {"vision": "E", "prefill": "P", "decode": "D"}
+    assert made.options["D"].components == ("decode",)
+    assert set(made.types) == {"prefill+decode", "vision+prefill+decode"}
+
+
+@pytest.mark.parametrize("name", ["qwen_image", "glm_image", "qwen2_5_omni"])
+def test_a_model_that_does_one_thing_does_it_with_all_of_its_components(name: str):
+    known = catalog.FAMILIES[name]
+
+    assert catalog.ways(known["components"], known["tasks"]) == [known["components"]]
 
 
 def test_talker_and_vocoder_may_share_an_executor():

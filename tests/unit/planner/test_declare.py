@@ -161,7 +161,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"components": ["vision"], "options": {"E": VL["options"]["E"]}, "paths": [{"options": ["E"]}]},
         "nothing that every request uses, such as a thinker",
     ),
-    "family unknown": ({"family": "qwen9"}, "no model family 'qwen9'; there is qwen2_5_omni, qwen2_5_vl"),
+    "family unknown": ({"family": "qwen9"}, f"no model family 'qwen9'; there is {', '.join(sorted(catalog.FAMILIES))}"),
     "family of apps": ({"family": "python"}, "no model family 'python'"),
     "component twice": ({"components": ["vision", "vision", "thinker"]}, "names a component twice"),
     "component unaddressable": ({"components": ["vision", "thinker", "a+b"]}, r"component 'a\+b' may have letters"),

@@ -30,6 +30,8 @@ from omnibus.task.library import (
     DecodeVideo,
     Denoise,
     DrawInput,
+    EditInput,
+    ImageEdit,
     ImageGeneration,
     Say,
     Speech,
@@ -48,6 +50,10 @@ OMNI = Omni(
     vocoder=Vocode(model="m", component="vocoder"),
 )  # fmt: skip
 IMAGES = ImageGeneration(text_encoder=TextEncode(), denoiser=Denoise(), decoder=DecodeImage())
+EDITS = ImageEdit(
+    vision=Encode(component="vision"), vae_encoder=Encode(component="vae_encoder"), text_encoder=TextEncode(),
+    denoiser=Denoise(), decoder=DecodeImage(),
+)  # fmt: skip
 VIDEOS = VideoGeneration(text_encoder=TextEncode(), denoiser=Denoise(), decoder=DecodeVideo(), sound=DecodeAudio())
 
 
@@ -213,6 +219,22 @@ def test_a_negative_prompt_is_encoded_where_it_guides(guidance: float | None, ne
     recorded = record(IMAGES.invoke, DrawInput(prompt="a", negative_prompt="blur", guidance=guidance))
 
     assert recorded.nodes[0].inputs.get("negative_prompt") == negative
+
+
+def test_a_picture_that_is_edited_is_seen_by_who_reads_and_by_who_paints():
+    recorded = record(EDITS.invoke, EditInput(image=media("a"), prompt="red", negative_prompt="blur", n=2, steps=3))
+
+    assert parts(recorded) == [
+        "vision", "text-encode", "vae_encoder", "denoise", "denoise", "decode-image", "decode-image",
+    ]  # fmt: skip
+    assert recorded.nodes[0].inputs == recorded.nodes[2].inputs == {"media": media("a")}
+    assert recorded.nodes[1].inputs == {
+        "prompt": "red", "negative_prompt": "blur", "items": [ref(0, "embedding")],
+    }  # fmt: skip
+    assert recorded.nodes[4].inputs["image"] == ref(2, "embedding")
+    assert (recorded.nodes[4].inputs["width"], recorded.nodes[4].inputs["height"]) == (0, 0)
+    assert recorded.outputs == ((5, "image"), (6, "image"))
+    assert recorded.work[3] == 2 * 1024 * 1024 // 256 * 3
 
 
 @pytest.mark.parametrize(

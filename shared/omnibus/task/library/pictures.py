@@ -7,8 +7,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from omnibus.task.base import CompositeTask, UnitTask
 from omnibus.task.elements import Part
+from omnibus.task.library.media import Encode, EncodeInput
 from omnibus.task.library.speech import Audio
 from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor
+
+#: Pixels of a picture that is edited, for load estimates.
+_MEGAPIXEL = 1024 * 1024
 
 
 class TextEncodeInput(TaskInput):
@@ -48,10 +52,31 @@ class Preview(Progress):
     array: np.ndarray | None = None
 
 
+class PriorInput(TaskInput):
+    prompt: str
+    #: Pixels.
+    width: int
+    height: int
+    #: Of the lots that are cast. None is the invocation's own, and another one for each equal call.
+    seed: int | None = None
+
+
+class PriorOutput(TaskOutput):
+    #: [1, 1, rows, columns] float32.
+    tokens: OnDemand[Tensor]
+    progress: OnDemand[Stream[Progress]]
+
+
+class Prior(UnitTask[PriorInput, PriorOutput]):
+    """A language model that draws a picture roughly, in tokens, for a denoiser to follow."""
+
+    kind: ClassVar[str] = "prior"
+
+
 class DenoiseInput(TaskInput):
     embeds: Tensor
     mask: Tensor
-    #: Pixels; ``frames`` is 1 for a picture.
+    #: Pixels, 0: as ``image`` has them; ``frames`` is 1 for a picture.
     width: int
     height: int
     frames: int = 1
@@ -63,8 +88,10 @@ class DenoiseInput(TaskInput):
     seed: int | None = None
     #: Steps from one preview to the next.
     every: int = 1
-    #: Latents to start from, for editing and for video from a picture.
+    #: Latents of a picture, [channels, 1, height, width], for editing and for video from a picture.
     image: Tensor | None = None
+    #: Tokens of a prior, for models that have one.
+    prior: Tensor | None = None
 
 
 class DenoiseOutput(TaskOutput):
@@ -162,43 +189,116 @@ class ImageOutput(BaseModel):
 
 
 class ImageGeneration(CompositeTask):
-    """Text to picture. The prompt is encoded once, however many pictures are made of it."""
+    """Text to picture. The prompt is encoded once, however many pictures are made of it.
+
+    Where there is a ``prior``, the denoiser follows what that one draws, for each picture anew.
+    """
 
     text_encoder: TextEncode
     denoiser: Denoise
     decoder: DecodeImage
+    prior: Prior | None = None
 
     def invoke(self, request: DrawInput) -> ImageOutput:
         guide = self.text_encoder.invoke(
             TextEncodeInput(prompt=request.prompt, negative_prompt=request.negative_prompt if request.guided else None),
             work=len(request.prompt) // 4,
         )
-        made = [
-            self.denoiser.invoke(
-                DenoiseInput(
-                    embeds=guide.embeds,
-                    mask=guide.mask,
-                    width=request.width,
-                    height=request.height,
-                    steps=request.steps,
-                    guidance=request.guidance,
-                    seed=None if request.seed is None else request.seed + place,
-                    every=request.previews or 1,
-                ),
-                work=request.work,
-            )
-            for place in range(request.n)
-        ]
-        return ImageOutput(
-            images=[self.decoder.invoke(DecodeInputs(latents=each.latents)).image for each in made],
-            progress=[each.progress for each in made] if request.progress else [],
-            previews=[each.preview for each in made] if request.previews else [],
-            tokens=guide.tokens if request.count else None,
+        return _drawn(self.denoiser, self.decoder, request, guide, self.prior)
+
+
+class EditInput(DrawInput):
+    """A picture to be made of another one, ``n`` times: ``image`` as the gateway placed it, see ``ChatInput.media``.
+
+    Without ``width`` and ``height`` it is as large as that one is brought to: about a megapixel, in its proportions.
+    """
+
+    image: Any
+    width: int = Field(0, ge=0)
+    height: int = Field(0, ge=0)
+
+    @property
+    def work(self) -> int:
+        """Those of the picture that is edited too, of a megapixel."""
+        own = self.width * self.height or _MEGAPIXEL
+        return (own + _MEGAPIXEL) // 256 * self.steps
+
+
+class ImageEdit(CompositeTask):
+    """A picture and text to pictures. Both are encoded once, however many are made of them."""
+
+    vision: Encode
+    text_encoder: TextEncode
+    vae_encoder: Encode
+    denoiser: Denoise
+    decoder: DecodeImage
+
+    def invoke(self, request: EditInput) -> ImageOutput:
+        tokens = _MEGAPIXEL // 28**2
+        seen = self.vision.invoke(EncodeInput(media=request.image), work=tokens)
+        guide = self.text_encoder.invoke(
+            TextEncodeInput(
+                prompt=request.prompt,
+                negative_prompt=request.negative_prompt if request.guided else None,
+                items=[seen.embedding],
+            ),
+            work=tokens + len(request.prompt) // 4,
         )
+        image = self.vae_encoder.invoke(EncodeInput(media=request.image), work=_MEGAPIXEL // 256).embedding
+        return _drawn(self.denoiser, self.decoder, request, guide, image=image)
+
+
+def _drawn(
+    denoiser: Denoise,
+    decoder: DecodeImage,
+    request: DrawInput,
+    guide: TextEncodeOutput,
+    prior: Prior | None = None,
+    image: Any = None,
+) -> ImageOutput:
+    """The pictures of ``request``, made of ``guide``, and of the latents of ``image`` where there is one."""
+    made = [
+        denoiser.invoke(
+            DenoiseInput(
+                embeds=guide.embeds,
+                mask=guide.mask,
+                image=image,
+                width=request.width,
+                height=request.height,
+                steps=request.steps,
+                guidance=request.guidance,
+                seed=_seed(request, place),
+                every=request.previews or 1,
+                prior=None if prior is None else _rough(prior, request, place),
+            ),
+            work=request.work,
+        )
+        for place in range(request.n)
+    ]
+    return ImageOutput(
+        images=[decoder.invoke(DecodeInputs(latents=each.latents)).image for each in made],
+        progress=[each.progress for each in made] if request.progress else [],
+        previews=[each.preview for each in made] if request.previews else [],
+        tokens=guide.tokens if request.count else None,
+    )
+
+
+def _rough(prior: Prior, request: DrawInput, place: int) -> Any:
+    """The tokens of one picture's prior, from the same seed as its noise."""
+    drawn = prior.invoke(
+        PriorInput(prompt=request.prompt, width=request.width, height=request.height, seed=_seed(request, place)),
+        # A token for 32 x 32 pixels, and those of a small picture before them.
+        work=request.width * request.height // 1024 + 256,
+    )
+    return drawn.tokens
+
+
+def _seed(request: DrawInput, place: int) -> int | None:
+    return None if request.seed is None else request.seed + place
 
 
 #: What makes pictures, whatever a model's components are: the one of these that uses most of them.
-PAINTERS: tuple[type[CompositeTask], ...] = (ImageGeneration,)
+PAINTERS: tuple[type[CompositeTask], ...] = (ImageEdit, ImageGeneration)
 
 
 class VideoInput(BaseModel):

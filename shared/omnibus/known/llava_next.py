@@ -1,0 +1,5 @@
+"""LLaVA-NeXT."""
+
+from omnibus.known._plain import towered
+
+FAMILY = towered("llava-next-tiny", "image")

@@ -1,0 +1,29 @@
+"""Colours of what a decoder makes: how pictures become bytes, and what a few painted ones tell of all others."""
+
+import torch
+from torch import Tensor
+
+#: Latents on a side of the pictures that tell a decoder's colours, and how many there are.
+SIDE, COUNT = 8, 16
+
+
+def to_bytes(colours: Tensor) -> Tensor:
+    """Colours in [0, 1] as uint8."""
+    return (colours.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def with_plain(latents: Tensor) -> Tensor:
+    """[..., channels] to [..., channels + 1]: the last one stands for the colour of nothing."""
+    return torch.cat([latents, latents.new_ones(*latents.shape[:-1], 1)], -1)
+
+
+def fitted(latents: Tensor, painted: Tensor) -> Tensor:
+    """[channels + 1, 3]: the colour that each latent adds, and that of nothing.
+
+    ``latents`` [B, rows, columns, channels] were ``painted`` [B, 3, H, W]; each is taken for the mean of its pixels.
+    """
+    _, rows, columns, _ = latents.shape
+    colours = torch.nn.functional.adaptive_avg_pool2d(painted.float().cpu(), (rows, columns))
+    known = with_plain(latents.float().cpu()).flatten(0, 2)
+    found: Tensor = torch.linalg.lstsq(known, colours.permute(0, 2, 3, 1).flatten(0, 2)).solution
+    return found

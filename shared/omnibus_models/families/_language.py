@@ -1,0 +1,320 @@
+"""What language models of all families share: a decoder stack without state, and prompts with media in them."""
+
+import json
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from omnibus import errors
+from omnibus_models.attention import Attention
+from omnibus_models.contract import Encoded, Layout, Loaded, Prefill, Prompt
+
+_ROLES = frozenset({"system", "user", "assistant"})
+
+
+class Decoder(Loaded):
+    """A decoder stack: backbone plus head, see ``contract.Decoder``.
+
+    Every layer attends to all before it; a family with ``windows`` sees to those that do not.
+    """
+
+    axes = 1
+    windows = False
+
+    def __init__(self, module: Any, backbone: Any, head: Any, eos: Iterable[int]) -> None:
+        super().__init__(module)
+        config = backbone.config
+        if not self.windows:
+            _require_full_attention(config)
+        table = module.get_input_embeddings().weight
+        self._backbone, self._head = backbone, head
+        self.eos = frozenset(eos)
+        self.layers: int = config.num_hidden_layers
+        self.context: int = config.max_position_embeddings
+        self.vocabulary: int = config.vocab_size
+        self.width: int = table.shape[1]
+        self.device: torch.device = table.device
+        self.dtype: torch.dtype = table.dtype
+
+    @torch.no_grad()
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token embeddings: [...] int64 to [..., H]."""
+        module: Any = self.module
+        embedded: Tensor = module.get_input_embeddings()(ids)
+        return embedded
+
+    @torch.no_grad()
+    def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Any) -> Tensor:
+        """[B, T, H] at ``positions`` [axes, B, T] to hidden [B, T, H'], after the final norm."""
+        # The library takes a mask of four axes as a finished one and passes it to the layers as it is.
+        out = self._backbone(
+            inputs_embeds=inputs,
+            position_ids=positions if self.axes > 1 else positions[0],
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        )
+        hidden: Tensor = out.last_hidden_state
+        return hidden
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[B, H'] to float32 [B, V]."""
+        scores: Tensor = self._head(hidden).float()
+        return scores
+
+
+class Thinker(Decoder, ABC):
+    """A language model that takes media embeddings, see ``contract.Thinker``."""
+
+    speaks = False
+
+    def __init__(self, module: Any, checkpoint: Path, modalities: Sequence[str]) -> None:
+        from transformers import AutoTokenizer
+
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
+        super().__init__(module, module.get_decoder(), module.lm_head, _stops(module, self._tokenizer))
+        self._template = _chat_template(checkpoint, self._tokenizer)
+        self._placeholders = {self._placeholder(kind): kind for kind in modalities}
+        self._control = control_tokens(self._tokenizer, self._placeholders)
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> Prompt:
+        """Apply the chat template and tokenise; one placeholder per media item stays in ``ids``."""
+        if not messages:
+            raise errors.BadRequest("messages is empty; send at least one message", param="messages")
+        chat = [self._message(message) for message in messages]
+        ids = self._tokenise(self._framed(self._written(chat)))
+        found = [self._placeholders[token] for token in ids if token in self._placeholders]
+        named = tuple(_media_of(chat))
+        if sorted(found) != sorted(named):
+            raise errors.BadRequest("this model's chat template does not take media in this place", param="messages")
+        return Prompt(tuple(ids), named)
+
+    def words(self, text: str) -> tuple[int, ...]:
+        """The ids of ``text`` as it stands."""
+        return tuple(self._tokenizer(self._clean(text), add_special_tokens=False)["input_ids"])
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Decode ids, control tokens left out."""
+        decoded: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return decoded
+
+    @torch.no_grad()
+    def assemble(self, prompt: Prompt, media: Sequence[Encoded]) -> Prefill:
+        """Put each item's embeddings in the place of its placeholder."""
+        layout = self.layout(prompt, media)
+        inputs = self.embed(torch.tensor(layout.ids, device=self.device))
+        if media:
+            inputs = self._widened(inputs)
+        for run in layout.runs(media):
+            rows = self._embedded(media[run.item].embeds[run.rows].to(self.device, self.dtype))
+            inputs[run.start : run.start + len(rows), : rows.shape[1]] = rows
+        positions, is_media = layout.positions.to(self.device), layout.media.to(self.device)
+        how = self._attention(layout, media)
+        return Prefill(inputs, positions, layout.delta, is_media, how, self._spoken(layout, media))
+
+    def layout(self, prompt: Prompt, media: Sequence[Encoded]) -> Layout:
+        """Each placeholder as often as its item has rows, and positions."""
+        _check_items(prompt, media)
+        for item in media:
+            self._check_item(item)
+        ids, starts = self._expand(prompt, media)
+        self._check_context(len(ids))
+        # Positions are counted in a loop over the media: on the CPU, where that does not wait for a device.
+        positions, delta = self._positions(torch.tensor([ids]), media)
+        is_media = torch.tensor([token in self._placeholders for token in ids])
+        return Layout(ids, starts, positions[:, 0], int(delta), is_media)
+
+    def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
+        """This family has no talker: always ``BadRequest``."""
+        raise errors.BadRequest("this model does not speak; ask for text", param="modalities")
+
+    def talker_row(self, inputs: Tensor, hidden: Tensor) -> Tensor:
+        """This family has no talker: always ``BadRequest``."""
+        raise errors.BadRequest("this model does not speak; ask for text", param="modalities")
+
+    # What families differ in
+
+    @abstractmethod
+    def _positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int | Tensor]:
+        """[axes, 1, T] positions and the delta of decoded tokens. Read from the request, never from the module."""
+
+    @abstractmethod
+    def _rows(self, meta: Mapping[str, Any]) -> int:
+        """How many rows an item with ``meta`` has.
+
+        Raises ``KeyError``, ``OverflowError``, ``TypeError`` or ``ValueError``.
+        """
+
+    def _row(self, modality: str) -> int:
+        """How wide the rows of an item of ``modality`` are."""
+        return self.width
+
+    def _spoken(self, layout: Layout, media: Sequence[Encoded]) -> Tensor | None:
+        """What a talker has to know of its rows' places, see ``Prefill``."""
+        return None
+
+    def _widened(self, inputs: Tensor) -> Tensor:
+        """[T, H] to [T, width of the widest rows], zeros where nothing was."""
+        return inputs
+
+    def _embedded(self, rows: Tensor) -> Tensor:
+        """The rows of an item as the layers take them: [n, H]."""
+        return rows
+
+    def _attention(self, layout: Layout, media: Sequence[Encoded]) -> Attention | None:
+        """See ``contract.Prefill``."""
+        return None
+
+    def _placeholder(self, modality: str) -> int:
+        """The id that stands for an item of ``modality`` in a tokenised chat, and for each of its rows."""
+        module: Any = self.module
+        return int(getattr(module.config, f"{modality}_token_id"))
+
+    def _framed(self, text: str) -> str:
+        """A chat as its template has it, with what stands around the rows of each item."""
+        return text
+
+    def _expanded(self, token: int, item: Encoded) -> list[int]:
+        """The ids in the place of one placeholder ``token``: one for each row of ``item``, and text between them."""
+        return [token] * item.embeds.shape[0]
+
+    # Prompts
+
+    def _written(self, chat: Sequence[Mapping[str, Any]]) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                chat, chat_template=self._template, tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError:
+            # What a template says is meant for programmers, and may hold the user's text.
+            raise errors.BadRequest(
+                "this model's chat template does not take these messages; see to it that user and assistant take "
+                "turns, and that a system message, if the model takes one, comes first",
+                param="messages",
+            ) from None
+        return text
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        role, content = message.get("role"), message.get("content")
+        if role not in _ROLES:
+            raise errors.BadRequest(f"unknown role {role!r}; use system, user or assistant", param="messages")
+        if isinstance(content, str):
+            return {"role": role, "content": self._clean(content)}
+        if not isinstance(content, list | tuple) or not content:
+            raise errors.BadRequest("content must be text or a list of parts", param="messages")
+        return {"role": role, "content": [self._part(part) for part in content]}
+
+    def _part(self, part: Any) -> dict[str, str]:
+        kind = str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__
+        if kind == "text":
+            return {"type": "text", "text": self._clean(part.get("text"))}
+        if kind not in self._placeholders.values():
+            known = ", ".join(["text", *self._placeholders.values()])
+            raise errors.BadRequest(f"this model takes no content part of type {kind!r}; use {known}", param="messages")
+        return {"type": kind}
+
+    def _clean(self, text: Any) -> str:
+        if not isinstance(text, str):
+            raise errors.BadRequest("a text part needs a string", param="messages")
+        for token in self._control:
+            if token in text:
+                raise errors.BadRequest(f"the text holds the control token {token!r}; leave it out", param="messages")
+        return text
+
+    def _tokenise(self, text: str) -> list[int]:
+        # Some templates write the begin of a text themselves: one is enough.
+        begin = self._tokenizer.bos_token
+        bare = not (begin and text.startswith(begin))
+        ids: list[int] = self._tokenizer(text, add_special_tokens=bare)["input_ids"]
+        return ids
+
+    # Media
+
+    def _check_item(self, item: Encoded) -> None:
+        # Positions are counted from the meta data, so a step of the model would fail on what does not agree.
+        kind = str(item.meta.get("modality"))
+        try:
+            rows = self._rows(item.meta)
+        except (KeyError, OverflowError, TypeError, ValueError):
+            raise errors.BadRequest(f"the meta data of an item of {kind} cannot be used", param="items") from None
+        shape = (rows, self._row(kind))
+        if tuple(item.embeds.shape) != shape:
+            raise errors.BadRequest(
+                f"an item of {kind} must have an embedding of shape {shape} by its meta data, "
+                f"not {tuple(item.embeds.shape)}",
+                param="items",
+            )
+
+    def _expand(self, prompt: Prompt, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
+        # A template may move pictures before videos; those of one modality stay in their order.
+        waiting: defaultdict[str, list[int]] = defaultdict(list)
+        for index, kind in enumerate(prompt.modalities):
+            waiting[kind].append(index)
+        queues: dict[str, Iterator[int]] = {kind: iter(found) for kind, found in waiting.items()}
+        ids: list[int] = []
+        starts = [0] * len(media)
+        for token in prompt.ids:
+            if token in self._placeholders:
+                index = next(queues[self._placeholders[token]])
+                starts[index] = len(ids)
+                ids += self._expanded(token, media[index])
+            else:
+                ids.append(token)
+        return ids, starts
+
+    def _check_context(self, length: int) -> None:
+        # One place must be left for the answer.
+        if length >= self.context:
+            raise errors.ContextTooLong(f"the prompt has {length} tokens; this model takes {self.context - 1}")
+
+
+def control_tokens(tokenizer: Any, placeholders: Iterable[int]) -> tuple[str, ...]:
+    """What text from users may not hold: special tokens, and the ``placeholders`` of media."""
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return tuple(sorted(added | {tokenizer.convert_ids_to_tokens(token) for token in placeholders}))
+
+
+def _check_items(prompt: Prompt, media: Sequence[Encoded]) -> None:
+    given = tuple(str(item.meta.get("modality")) for item in media)
+    if given != prompt.modalities:
+        wanted = ", ".join(prompt.modalities) or "none"
+        raise errors.BadRequest(f"the messages name these media: {wanted}; got: {', '.join(given) or 'none'}")
+
+
+def _media_of(chat: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    for message in chat:
+        if not isinstance(message["content"], str):
+            yield from (part["type"] for part in message["content"] if part["type"] != "text")
+
+
+def _require_full_attention(config: Any) -> None:
+    # Some families name the attention of each layer, others a window for all of them.
+    windowed = ["sliding_attention"] if getattr(config, "sliding_window", None) else ["full_attention"]
+    kinds = sorted(set(getattr(config, "layer_types", None) or windowed))
+    if kinds != ["full_attention"]:
+        raise errors.Fatal(f"layers with {', '.join(kinds)} cannot be served; only full attention is supported")
+
+
+def _stops(module: Any, tokenizer: Any) -> set[int]:
+    configured = module.generation_config.eos_token_id
+    listed = configured if isinstance(configured, list) else [configured, tokenizer.eos_token_id]
+    return {int(token) for token in listed if token is not None}
+
+
+def _chat_template(checkpoint: Path, tokenizer: Any) -> str:
+    """The processor's template, which knows media; older checkpoints keep it in chat_template.json."""
+    plain, old = Path(checkpoint) / "chat_template.jinja", Path(checkpoint) / "chat_template.json"
+    if plain.exists():
+        return plain.read_text()
+    template = json.loads(old.read_text())["chat_template"] if old.exists() else tokenizer.chat_template
+    if not template:
+        raise errors.Fatal(f"{checkpoint} has no chat template")
+    return str(template)

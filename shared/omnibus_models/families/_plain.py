@@ -1,0 +1,190 @@
+"""What the families share whose positions are plain: a vision tower with a projector, and any language model.
+
+The joint processor decides what a picture becomes and how many rows that is; the language model is whichever the
+checkpoint names (Llama, Qwen2, Mistral), so long as every layer attends to all before it.
+"""
+
+import dataclasses
+import operator
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from omnibus import errors
+from omnibus_models import loading, media
+from omnibus_models.contract import Encoded, Loaded, Prepared
+from omnibus_models.families import _language
+
+_EYES = ("model.vision_tower", "model.multi_modal_projector")
+_MIND = ("model.language_model", "lm_head")
+
+
+class Thinker(_language.Thinker):
+    """A language model whose positions are 0 .. T-1, media or not."""
+
+    def _positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int]:
+        return torch.arange(ids.shape[1])[None, None], 0
+
+    def _rows(self, meta: Mapping[str, Any]) -> int:
+        rows = operator.index(meta["n_tokens"])
+        if rows < 1:
+            raise ValueError("an item without rows")
+        return rows
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        # Templates of these families read parts alone: a plain string would be left out without a word.
+        found = super()._message(message)
+        if isinstance(found["content"], str):
+            found["content"] = [{"type": "text", "text": found["content"]}]
+        return found
+
+
+class VisionEncoder(Loaded):
+    """Pictures, and videos as rows of pictures, through a tower and a projector, see ``contract.Encoder``.
+
+    A prepared item is ``tiles`` [n, 3, height, width], as the joint processor makes them.
+    """
+
+    modalities: frozenset[str]
+
+    def __init__(self, module: Any, checkpoint: Path, modalities: Sequence[str], limits: media.Limits) -> None:
+        from transformers import AutoProcessor
+
+        super().__init__(module)
+        processor = AutoProcessor.from_pretrained(checkpoint, local_files_only=True)
+        merged = processor._merge_kwargs(
+            processor.valid_processor_kwargs, tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="pt"
+        )
+        self.modalities = frozenset(modalities)
+        self._processor: Any = processor
+        self._image_options: dict[str, Any] = merged["images_kwargs"]
+        self._video_options: dict[str, Any] = {**merged["videos_kwargs"], "do_sample_frames": False}
+        self._limits = limits
+        if "video" in self.modalities and processor.video_processor.num_frames:
+            most = min(limits.sampled, int(processor.video_processor.num_frames))
+            self._limits = dataclasses.replace(limits, sampled=most)
+
+    def prepare(self, data: memoryview, modality: str, alone: bool = True) -> Prepared:
+        """Decode and preprocess one file, see ``contract.Encoder``."""
+        if modality not in self.modalities:
+            known = " and ".join(sorted(self.modalities))
+            raise errors.BadRequest(f"this encoder takes {known}, not {modality}")
+        if modality == "image":
+            return self._image(media.image(data, self._limits), alone)
+        return self._video(media.video(data, self._limits))
+
+    @torch.no_grad()
+    def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
+        """One forward pass for each modality: attention never leaves a tile, so a batch equals its items alone."""
+        rows: dict[int, Tensor] = {}
+        for modality, run in (("image", self._images), ("video", self._videos)):
+            places = [place for place, item in enumerate(batch) if item.modality == modality]
+            if places:
+                rows.update(zip(places, run([batch[place] for place in places]), strict=True))
+        return [Encoded(rows[place], item.meta) for place, item in enumerate(batch)]
+
+    # What families differ in
+
+    def _image(self, picture: Any, alone: bool) -> Prepared:
+        found, [text] = self._processor._process_images([picture], **self._image_options)
+        return self._prepared("image", text, {"tiles": found["pixel_values"]})
+
+    def _video(self, clip: media.Clip) -> Prepared:
+        found, [text] = self._processor._process_videos([clip.frames], **self._video_options)
+        frames = found["pixel_values_videos"][0]
+        return self._prepared("video", text, {"tiles": frames}, frames=len(frames))
+
+    def _images(self, batch: Sequence[Prepared]) -> Sequence[Tensor]:
+        return self._features(batch)
+
+    def _videos(self, batch: Sequence[Prepared]) -> Sequence[Tensor]:
+        return self._features(batch)
+
+    # What they have in common
+
+    def _features(self, batch: Sequence[Prepared]) -> list[Tensor]:
+        """[n_tokens, H] for each item: the rows of its tiles one after the other."""
+        module: Any = self.module
+        rows = module.get_image_features(self._tiles(batch), return_dict=True).pooler_output
+        found, begin = [], 0
+        for item in batch:
+            end = begin + len(item.features["tiles"])
+            found.append(torch.cat(list(rows[begin:end])))
+            begin = end
+        return found
+
+    def _tiles(self, batch: Sequence[Prepared]) -> Tensor:
+        """The tiles of all items, [n, 3, height, width]."""
+        module: Any = self.module
+        return torch.cat([item.features["tiles"] for item in batch]).to(module.device)
+
+    def _prepared(self, modality: str, text: str, features: Mapping[str, Tensor], **more: Any) -> Prepared:
+        """An item in whose place ``text`` stands in a prompt."""
+        names = {name for kind in self.modalities if (name := getattr(self._processor, f"{kind}_token", None))}
+        count = sum(text.count(name) for name in names)
+        return Prepared(modality, features, {"modality": modality, "n_tokens": count, **more})
+
+
+class TilingEncoder(VisionEncoder):
+    """A picture as a small one and, in tiles, one as large as its aspect ratio allows; ``size`` [1, 2] is its own.
+
+    The library joins the rows of its tiles to rows across the picture, with a mark at the end of each.
+    """
+
+    def _image(self, picture: Any, alone: bool) -> Prepared:
+        found, [text] = self._processor._process_images([picture], **self._image_options)
+        return self._prepared("image", text, {"tiles": found["pixel_values"][0], "size": found["image_sizes"]})
+
+    def _images(self, batch: Sequence[Prepared]) -> list[Tensor]:
+        return self._packed(batch)
+
+    def _packed(self, batch: Sequence[Prepared], **more: Any) -> list[Tensor]:
+        """[n_tokens, H] for each picture; ``more`` goes to the library."""
+        module: Any = self.module
+        sizes = torch.cat([item.features["size"] for item in batch])
+        rows = module.model.get_image_features(self._tiles(batch), sizes, return_dict=True, **more).pooler_output
+        return list(rows)
+
+
+class Family:
+    """See ``contract.Family``. ``architecture`` is the library's class."""
+
+    name: ClassVar[str]
+    architecture: ClassVar[str]
+    modalities: ClassVar[tuple[str, ...]] = ("image",)
+    components = ("vision", "thinker")
+    encoder: ClassVar[type[VisionEncoder]] = VisionEncoder
+    thinker: ClassVar[type[Thinker]] = Thinker
+
+    def load(
+        self,
+        component: str,
+        checkpoint: Path,
+        device: str = "cpu",
+        dtype: str = "float32",
+        limits: media.Limits = media.DEFAULT,
+    ) -> Any:
+        """Load ``vision`` or ``thinker`` alone. ``limits`` bound the media that ``vision`` accepts."""
+        checkpoint = Path(checkpoint)
+        match component:
+            case "vision":
+                module = self._load(checkpoint, _MIND, device, dtype)
+                return self.encoder(module, checkpoint, self.modalities, limits)
+            case "thinker":
+                return self.thinker(self._load(checkpoint, _EYES, device, dtype), checkpoint, self.modalities)
+        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
+        """See ``contract.Family``."""
+        checkpoint = Path(checkpoint)
+        module = self._load(checkpoint, (*_EYES, "model.language_model.layers", "lm_head"), "cpu", dtype)
+        return self.thinker(module, checkpoint, self.modalities)
+
+    def _load(self, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
+        import transformers
+
+        cls = getattr(transformers, self.architecture)
+        return loading.load(cls, checkpoint, drop=drop, device=device, dtype=dtype)

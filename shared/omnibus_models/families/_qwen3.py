@@ -1,0 +1,69 @@
+"""What the Qwen3 families share: an encoder that speaks to the first layers of the language model as well.
+
+Besides an item's embedding, its encoder gives one more row of H for each of the first ``k`` layers, to be added to
+what the layer says ("deepstack"). All rows of an item are packed into the width of its embedding, [n, H * (1 + k)]:
+whoever moves items, or cuts a prompt into shares, need not know of it.
+"""
+
+from abc import ABC
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from omnibus_models.families import _qwen
+
+#: Modalities whose rows have deeper levels.
+_DEEP = frozenset({"image", "video"})
+
+
+class Thinker(_qwen.Thinker, ABC):
+    """A language model whose first layers take rows of their own from images and videos."""
+
+    #: What else its backbone is asked for.
+    _more: Mapping[str, Any] = MappingProxyType({})
+
+    @torch.no_grad()
+    def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
+        """[B, T, H] or, with media, [B, T, H * (1 + k)] at ``positions`` [3, B, T] to hidden [B, T, H]."""
+        plain, *levels = inputs.split(self.width, dim=-1)
+        deeper: dict[str, Any] = {}
+        if levels:
+            # The library adds rows at places. Those of text are zeros, so all places are as good as the true ones.
+            deeper["visual_pos_masks"] = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
+            deeper["deepstack_visual_embeds"] = [level.flatten(0, 1) for level in levels]
+        out = self._backbone(
+            inputs_embeds=plain,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            **deeper,
+            **self._more,
+        )
+        return self._said(out)
+
+    def _said(self, out: Any) -> Tensor:
+        """[B, T, H'] of what the backbone says."""
+        hidden: Tensor = out.last_hidden_state
+        return hidden
+
+    @property
+    def _levels(self) -> int:
+        module: Any = self.module
+        return len(module.config.vision_config.deepstack_visual_indexes)
+
+    def _row(self, modality: str) -> int:
+        return self.width * (1 + self._levels) if modality in _DEEP else self.width
+
+    def _widened(self, inputs: Tensor) -> Tensor:
+        return nn.functional.pad(inputs, (0, self.width * self._levels))
+
+
+class VisionEncoder(_qwen.VisionEncoder):
+    """Images and videos to rows with deeper levels."""
+
+    def _items(self, out: Any) -> Iterable[Tensor]:
+        return [torch.cat(levels, dim=-1) for levels in zip(out.pooler_output, *out.deepstack_features, strict=True)]

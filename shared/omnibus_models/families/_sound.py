@@ -1,0 +1,63 @@
+"""What the Omni families share: sound as their encoders hear it, and voices."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from omnibus import errors
+from omnibus_models import media
+from omnibus_models.contract import Encoded, Loaded, Prepared
+
+
+@dataclass
+class AudioEncoder(Loaded, ABC):
+    """Sound through an audio tower, see ``contract.Encoder``."""
+
+    features: Any  # the library's feature extractor
+    limits: media.Limits
+
+    modalities = frozenset({"audio"})
+    padding: ClassVar[Any]  # as the joint processor asks the extractor for it
+    least: ClassVar[int] = 0  # samples that the extractor needs
+
+    @abstractmethod
+    def rows(self, frames: int) -> int:
+        """Rows that ``frames`` mel frames become."""
+
+    @abstractmethod
+    def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
+        """See ``contract.Encoder``."""
+
+    def prepare(self, data: memoryview, modality: str) -> Prepared:
+        """Decode one file and compute its log-mel ``features`` [bands, frames], padding cut off."""
+        if modality != "audio":
+            raise errors.BadRequest(f"this encoder takes audio, not {modality}")
+        rate = self.features.sampling_rate
+        samples = media.audio(data, self.limits, rate)
+        if len(samples) < self.least:
+            raise _too_short()
+        out = self.features(
+            samples,
+            sampling_rate=rate,
+            padding=self.padding,
+            truncation=False,
+            return_attention_mask=True,
+            return_tensors="pt",
+        )
+        frames = int(out["attention_mask"].sum())
+        count = self.rows(frames)
+        if count < 1:
+            raise _too_short()
+        meta = {"modality": "audio", "n_tokens": count, "audio_len": frames}
+        return Prepared("audio", {"features": out["input_features"][0, :, :frames]}, meta)
+
+
+def _too_short() -> errors.BadMedia:
+    return errors.BadMedia("the audio is shorter than 30 ms")
+
+
+def require_voice(voice: str, known: Mapping[str, Any]) -> None:
+    """Raise ``BadRequest`` that names the ``known`` voices when ``voice`` is none of them."""
+    if voice not in known:
+        raise errors.BadRequest(f"unknown voice {voice!r}; known: {', '.join(sorted(known))}", param="voice")

@@ -1,0 +1,268 @@
+"""Pictures that a language model makes token by token: many of them take steps together, each at its own length."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.generation import (
+    LogitsProcessorList,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from omnibus import errors
+from omnibus_models.contract import Loaded
+
+
+class Rows(Cache):
+    """Keys and values of sequences, each at its own length: per layer two tensors [rows, heads, room, head_dim]."""
+
+    def __init__(self, stored: Sequence[tuple[Tensor, Tensor]]) -> None:
+        super().__init__(layers=[])
+        self._stored = stored
+        self._index = torch.arange(len(stored[0][0]), device=stored[0][0].device)
+        self._ends = torch.zeros_like(self._index)
+        self._high = 0
+
+    @classmethod
+    def filled(cls, cache: DynamicCache, room: int) -> "Rows":
+        """What a first forward pass left in ``cache``, with room for as many positions."""
+        return cls([(_wider(layer.keys, room), _wider(layer.values, room)) for layer in cache.layers])
+
+    @classmethod
+    def gathered(cls, parts: Sequence[tuple["Rows", int, int]]) -> "Rows":
+        """Rows ``first`` to ``first + count`` of each of ``parts``, copied, one below the other."""
+        room = max(rows.room for rows, _, _ in parts)
+
+        def stacked(layer: int, side: int) -> Tensor:
+            return torch.cat(
+                [_wider(rows._stored[layer][side][first : first + count], room) for rows, first, count in parts]
+            )
+
+        return cls([(stacked(layer, 0), stacked(layer, 1)) for layer in range(len(parts[0][0]._stored))])
+
+    @property
+    def count(self) -> int:
+        return len(self._index)
+
+    @property
+    def room(self) -> int:
+        return self._stored[0][0].shape[2]
+
+    def begin(self, lengths: Sequence[int]) -> Tensor | None:
+        """The next forward pass adds one position to each row, behind its ``lengths``.
+
+        Returns where each row may look: bool [rows, 1, 1, S], or None when that is everywhere. Until somebody
+        counts what was added, the pass can be repeated.
+        """
+        self._ends = torch.tensor(lengths, device=self._index.device)
+        self._high = max(lengths) + 1
+        if min(lengths) + 1 == self._high:
+            return None
+        places = torch.arange(self._high, device=self._index.device)
+        return (places[None] <= self._ends[:, None])[:, None, None]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write one position of each row ([rows, heads, 1, head_dim]) and return all up to the longest one."""
+        keys, values = self._stored[layer_idx]
+        keys[self._index, :, self._ends] = key_states[:, :, 0]
+        values[self._index, :, self._ends] = value_states[:, :, 0]
+        return keys[:, :, : self._high], values[:, :, : self._high]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._high - 1
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self._high, 0
+
+
+class Choice:
+    """How the next token is chosen: always by lot, weighed as ``generate`` does by the checkpoint's own settings.
+
+    Tokens from ``codes`` on are no part of a picture. Where the lot falls on one of them, it is cast again without
+    them: the library's pipelines have no answer there.
+    """
+
+    def __init__(self, module: Any, codes: int) -> None:
+        told, _ = module._prepare_generation_config(None, do_sample=True)
+        self._codes = codes
+        self._warp = LogitsProcessorList()
+        if told.suppress_tokens:
+            self._warp.append(SuppressTokensLogitsProcessor(told.suppress_tokens, module.device))
+        if told.temperature and told.temperature != 1.0:
+            self._warp.append(TemperatureLogitsWarper(told.temperature))
+        if told.top_k:
+            self._warp.append(TopKLogitsWarper(told.top_k))
+        if told.top_p and told.top_p < 1.0:
+            self._warp.append(TopPLogitsWarper(told.top_p))
+
+    def __call__(self, scores: Tensor, generators: Sequence[torch.Generator]) -> list[int]:
+        """A token for each row of ``scores``, float32 [B, V]. Without an error every generator has moved on."""
+        if not bool(torch.isfinite(scores).all()):
+            raise errors.Fatal("the model computed values that are not numbers for this picture; check its weights")
+        chances = self._chances(scores)
+        return [
+            self._cast(chance, score, generator)
+            for chance, score, generator in zip(chances, scores, generators, strict=True)
+        ]
+
+    def _cast(self, chances: Tensor, scores: Tensor, generator: torch.Generator) -> int:
+        token = int(torch.multinomial(chances, 1, generator=generator))
+        if token < self._codes:
+            return token
+        picture = scores.clone()
+        picture[self._codes :] = -torch.inf
+        return int(torch.multinomial(self._chances(picture[None])[0], 1, generator=generator))
+
+    def _chances(self, scores: Tensor) -> Tensor:
+        """Of each token, on the CPU: a seed means the same lots on every device."""
+        weighed: Tensor = self._warp(None, scores)
+        return weighed.softmax(-1).cpu()
+
+
+@dataclass
+class Drawing:
+    """One picture in the making, see ``contract.Denoising``: its sequence and, for guidance, that one's twin.
+
+    They are the rows from ``first`` on in ``cache``, ``length`` positions each. ``hidden`` [rows, H] is what the
+    prompt leads to, until the first token is ``chosen``. ``positions`` [axes, steps] are those of the tokens.
+    """
+
+    grid: tuple[int, int]
+    rows: int
+    length: int
+    positions: Tensor
+    generator: torch.Generator = field(repr=False)
+    cache: Rows = field(repr=False)
+    hidden: Tensor | None = field(repr=False)
+    guidance: float = 1.0
+    first: int = 0
+    chosen: list[int] = field(default_factory=list)
+
+    #: Positions of a step.
+    tokens = 1
+    #: Whatever their sizes, all can take a step together.
+    shape = "tokens"
+
+    @property
+    def steps(self) -> int:
+        return self.positions.shape[1]
+
+    @property
+    def done(self) -> int:
+        return len(self.chosen)
+
+    def take(self, token: int) -> None:
+        """The token of one step; before any but the first, the one before it went into the cache."""
+        self.length += bool(self.chosen)
+        self.hidden = None
+        self.chosen.append(token)
+
+
+class Drawer(Loaded, ABC):
+    """A language model that makes pictures, one token of each in a step."""
+
+    axes = 1
+
+    def __init__(self, module: Any, backbone: Any, codes: int) -> None:
+        super().__init__(module)
+        weight = next(backbone.parameters())
+        self._backbone = backbone
+        self._choice = Choice(module, codes)
+        self._device: torch.device = weight.device
+        self._dtype: torch.dtype = weight.dtype
+
+    @torch.no_grad()
+    def step(self, batch: Sequence[Drawing]) -> None:
+        """The next token of each picture. Only when all are chosen does any picture change."""
+        ahead = [one for one in batch if one.chosen]
+        found = iter(self._ahead(ahead) if ahead else ())
+        hidden = [next(found) if one.hidden is None else one.hidden for one in batch]
+        scores = _guided(self._scores(torch.cat(hidden)).float(), batch)
+        for one, token in zip(batch, self._choice(scores, [one.generator for one in batch]), strict=True):
+            one.take(token)
+
+    def latents(self, denoising: Drawing) -> Tensor:
+        """[1, 1, rows, columns] float32 on the CPU: the tokens."""
+        return torch.tensor(denoising.chosen, dtype=torch.float32).view(1, 1, *denoising.grid)
+
+    @abstractmethod
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Tokens of pictures [B] to [B, H]."""
+
+    @abstractmethod
+    def _scores(self, hidden: Tensor) -> Tensor:
+        """[B, H] to [B, V]."""
+
+    def _draw(self, inputs: Tensor, positions: Tensor, **about: Any) -> Drawing:
+        """Begin a picture: ``inputs`` [rows, T, H] of its prompt, at positions 0 to T - 1.
+
+        ``positions`` and ``about`` are fields of ``Drawing``.
+        """
+        rows, length, _ = inputs.shape
+        cache = DynamicCache()
+        places = torch.arange(length, device=self._device).expand(self.axes, rows, length)
+        hidden = self._forward(inputs, places, cache, None)[:, -1]
+        # The last token is not looked at again.
+        room = Rows.filled(cache, length + positions.shape[1] - 1)
+        return Drawing(rows=rows, length=length, positions=positions, cache=room, hidden=hidden, **about)
+
+    def _ahead(self, batch: Sequence[Drawing]) -> Sequence[Tensor]:
+        """What the last token of each leads to, [rows, H] each."""
+        cache = _together(batch)
+        mask = cache.begin([one.length for one in batch for _ in range(one.rows)])
+        tokens = torch.tensor([one.chosen[-1] for one in batch for _ in range(one.rows)], device=self._device)
+        places = torch.stack([one.positions[:, one.done - 1] for one in batch for _ in range(one.rows)], dim=1)
+        hidden = self._forward(self._embed(tokens)[:, None], places[..., None].to(self._device), cache, mask)
+        return hidden[:, -1].split([one.rows for one in batch])
+
+    def _forward(self, inputs: Tensor, positions: Tensor, cache: Cache, mask: Tensor | None) -> Tensor:
+        """``inputs`` [B, T, H] at ``positions`` [axes, B, T] to hidden [B, T, H]."""
+        out = self._backbone(
+            inputs_embeds=inputs,
+            position_ids=positions if self.axes > 1 else positions[0],
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        hidden: Tensor = out.last_hidden_state
+        return hidden
+
+
+def _guided(scores: Tensor, batch: Sequence[Drawing]) -> Tensor:
+    """[rows, V] to [pictures, V]: away from the twin's scores, where there is a twin."""
+    ends = list(accumulate(one.rows for one in batch))
+    firsts = [end - one.rows for end, one in zip(ends, batch, strict=True)]
+    wanted, unwanted = scores[firsts], scores[[end - 1 for end in ends]]
+    guidance = torch.tensor([one.guidance for one in batch], device=scores.device)
+    return unwanted + (wanted - unwanted) * guidance[:, None]
+
+
+def _together(batch: Sequence[Drawing]) -> Rows:
+    """One cache with the rows of ``batch`` in order: gathered anew when others step together than last time."""
+    firsts = [0, *accumulate(one.rows for one in batch)]
+    cache = batch[0].cache
+    same = all(one.cache is cache and one.first == first for one, first in zip(batch, firsts, strict=False))
+    if same and cache.count == firsts[-1]:
+        return cache
+    cache = Rows.gathered([(one.cache, one.first, one.rows) for one in batch])
+    for one, first in zip(batch, firsts, strict=False):
+        one.cache, one.first = cache, first
+    return cache
+
+
+def _wider(stored: Tensor, room: int) -> Tensor:
+    """A copy of [rows, heads, T, head_dim] with room for as many positions; what is not used yet is zero."""
+    rows, heads, length, width = stored.shape
+    made = stored.new_zeros(rows, heads, room, width)
+    made[:, :, :length] = stored
+    return made

@@ -1,0 +1,161 @@
+"""Gemma 3: a vision tower and a language model (``Gemma3ForConditionalGeneration``).
+
+The tokens of a picture look at each other both ways, and most layers look no further back than a window.
+
+What is encoded is what the tower says, pooled: [tokens, width of the tower]. Norm and projection to the language
+model's width come with the language model, since they are its own: models of all sizes have one tower (4B, 12B and
+27B were trained on the same frozen one), but no two have one projector. So one encoder can serve them all, its
+output is narrower than what a language model is given, and bitwise nothing changes.
+
+Pictures are not cut into crops (``do_pan_and_scan``), which is the library's default too.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from omnibus import errors
+from omnibus_models import loading, media
+from omnibus_models.attention import Attention, BothWays
+from omnibus_models.contract import Encoded, Layout, Loaded, Prepared
+from omnibus_models.families import _language
+
+_TOWER, _PROJECTOR = "model.vision_tower", "model.multi_modal_projector"
+
+
+class Thinker(_language.Thinker):
+    """The language model of Gemma 3, with its projector."""
+
+    windows = True
+
+    def __init__(self, module: Any, checkpoint: Path) -> None:
+        super().__init__(module, checkpoint, ("image",))
+        names = self._tokenizer.convert_ids_to_tokens
+        begin, end = names(module.config.boi_token_id), names(module.config.eoi_token_id)
+        self._begin, self._frame = begin, f"\n\n{begin}{names(module.config.image_token_id)}{end}\n\n"
+        self._control = tuple(sorted({*self._control, begin, end}))
+        self._window: int = module.get_decoder().config.sliding_window
+
+    def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Any) -> Tensor:
+        """See ``contract.Decoder``. A position is its place in the cache."""
+        return super().forward(inputs, positions, cache, None if mask is None else self._masks(mask, positions))
+
+    def _masks(self, mask: Tensor, positions: Tensor) -> dict[str, Tensor]:
+        """``mask`` bool [B, 1, T, S] for each kind of layer; ``positions`` [1, B, T]."""
+        near, places = mask, mask.shape[-1]
+        if places > self._window:
+            begin = positions[0, :, None, :, None] - self._window
+            near = mask & (torch.arange(places, device=mask.device) > begin)
+        return {"full_attention": mask, "sliding_attention": near}
+
+    def _positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int]:
+        return torch.arange(ids.shape[1])[None, None], 0
+
+    def _attention(self, layout: Layout, media: Sequence[Encoded]) -> Attention | None:
+        spans = [(start, start + item.embeds.shape[0]) for start, item in zip(layout.starts, media, strict=True)]
+        return BothWays(spans, self.device) if spans else None
+
+    def _framed(self, text: str) -> str:
+        return text.replace(self._begin, self._frame)
+
+    def _rows(self, meta: Mapping[str, Any]) -> int:
+        module: Any = self.module
+        return int(module.config.mm_tokens_per_image)
+
+    def _row(self, modality: str) -> int:
+        module: Any = self.module
+        return int(module.config.vision_config.hidden_size)
+
+    @torch.no_grad()
+    def _embedded(self, rows: Tensor) -> Tensor:
+        module: Any = self.module
+        projector = module.model.multi_modal_projector
+        embedded: Tensor = projector.mm_soft_emb_norm(rows) @ projector.mm_input_projection_weight
+        return embedded.type_as(rows)
+
+
+@dataclass
+class VisionEncoder(Loaded):
+    """Pictures through the tower, see ``contract.Encoder``. All are brought to one size."""
+
+    images: Any
+    limits: media.Limits
+
+    modalities = frozenset({"image"})
+
+    def prepare(self, data: memoryview, modality: str) -> Prepared:
+        """Decode and preprocess one file: ``pixels`` [1, 3, side, side]."""
+        if modality != "image":
+            raise errors.BadRequest(f"this encoder takes image, not {modality}")
+        picture = media.image(data, self.limits)
+        pixels = self.images(images=[picture], do_pan_and_scan=False, return_tensors="pt")["pixel_values"]
+        module: Any = self.module
+        return Prepared(
+            "image", {"pixels": pixels}, {"modality": "image", "n_tokens": module.config.mm_tokens_per_image}
+        )
+
+    @torch.no_grad()
+    def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
+        """One forward pass: pictures know nothing of each other."""
+        if not batch:
+            return []
+        module: Any = self.module
+        pixels = torch.cat([item.features["pixels"] for item in batch]).to(module.device)
+        patches = module.model.vision_tower(pixel_values=pixels, return_dict=True).last_hidden_state
+        return [Encoded(rows, item.meta) for rows, item in zip(self._pooled(patches), batch, strict=True)]
+
+    def _pooled(self, patches: Tensor) -> Tensor:
+        """[B, patches, W] to [B, tokens, W]: the mean of each square of neighbours."""
+        module: Any = self.module
+        side = int(patches.shape[1] ** 0.5)
+        size = side // int(module.config.mm_tokens_per_image**0.5)
+        squares = patches.transpose(1, 2).reshape(len(patches), -1, side, side)
+        return nn.functional.avg_pool2d(squares, size, size).flatten(2).transpose(1, 2)
+
+
+class Gemma3:
+    """See ``contract.Family``."""
+
+    name = "gemma3"
+    components = ("vision", "thinker")
+
+    def load(
+        self,
+        component: str,
+        checkpoint: Path,
+        device: str = "cpu",
+        dtype: str = "float32",
+        limits: media.Limits = media.DEFAULT,
+    ) -> Any:
+        """Load ``vision`` or ``thinker`` alone. ``limits`` bound the media that ``vision`` accepts."""
+        checkpoint = Path(checkpoint)
+        match component:
+            case "vision":
+                from transformers import AutoImageProcessor
+
+                module = _load(checkpoint, ["model.language_model", "lm_head", _PROJECTOR], device, dtype)
+                images = AutoImageProcessor.from_pretrained(checkpoint, local_files_only=True)
+                return VisionEncoder(module, images, limits)
+            case "thinker":
+                return Thinker(_load(checkpoint, [_TOWER], device, dtype), checkpoint)
+        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
+        """See ``contract.Family``. Always ``Fatal``: engines that run the layers take rows as they are."""
+        raise errors.Fatal(
+            "rows of Gemma 3's encoder are projected by its language model, which no other engine does; "
+            "declare services.engines:transformers for it"
+        )
+
+
+def _load(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
+    from transformers import Gemma3ForConditionalGeneration
+
+    return loading.load(Gemma3ForConditionalGeneration, checkpoint, drop=drop, device=device, dtype=dtype)
+
+
+FAMILY = Gemma3()

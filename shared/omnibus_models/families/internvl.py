@@ -1,0 +1,63 @@
+"""InternVL3 as the library has it: pictures and videos in tiles (``InternVLForConditionalGeneration``)."""
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+from omnibus_models.contract import Encoded
+from omnibus_models.families import _plain
+
+
+class Thinker(_plain.Thinker):
+    """The language model of InternVL3. A video is its frames, each by its number and between marks."""
+
+    def _placeholder(self, modality: str) -> int:
+        token: int = super()._placeholder(modality) if modality == "image" else self._tokenizer.video_token_id
+        return token
+
+    def _framed(self, text: str) -> str:
+        words = self._tokenizer
+        begin, end, row, video = (
+            words.start_image_token,
+            words.end_image_token,
+            words.context_image_token,
+            words.video_token,
+        )
+        framed = text.replace(row, f"{begin}{row}{end}")
+        return framed.replace(video, f"Frame1: {begin}{video}{end}")
+
+    def _expanded(self, token: int, item: Encoded) -> list[int]:
+        row = super()._placeholder("image")
+        frames = item.meta["frames"] if item.meta["modality"] == "video" else 1
+        rows = [row] * (item.embeds.shape[0] // frames)
+        ids = list(rows)
+        for number in range(2, frames + 1):
+            ids += [*self._between(number), *rows]
+        return ids
+
+    def _between(self, number: int) -> list[int]:
+        """From the end of one frame to the begin of frame ``number``."""
+        words = self._tokenizer
+        text = f"{words.end_image_token}\nFrame{number}: {words.start_image_token}"
+        ids: list[int] = words(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def _rows(self, meta: Mapping[str, Any]) -> int:
+        rows = super()._rows(meta)
+        if meta["modality"] == "video":
+            frames = operator.index(meta["frames"])
+            if frames < 1 or rows % frames:
+                raise ValueError("no such frames")
+        return rows
+
+
+class InternVL(_plain.Family):
+    """See ``contract.Family``."""
+
+    name = "internvl"
+    architecture = "InternVLForConditionalGeneration"
+    modalities = ("image", "video")
+    thinker = Thinker
+
+
+FAMILY = InternVL()

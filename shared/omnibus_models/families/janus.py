@@ -1,0 +1,291 @@
+"""Janus and Janus-Pro: chats about pictures, and pictures made token by token (``JanusForConditionalGeneration``)."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from omnibus import errors
+from omnibus_models import loading, media
+from omnibus_models.contract import Encoded, Loaded, Picture, Prepared
+from omnibus_models.families import _colours, _language, _plain
+from omnibus_models.families._tokens import Drawer, Drawing
+
+#: The library's guidance where the checkpoint does not say one.
+GUIDANCE = 5.0
+_GREY = 127
+
+_VISION = ("model.vision_model", "model.aligner")
+_LANGUAGE = ("model.language_model", "lm_head")
+_DRAWING = ("model.generation_embeddings", "model.generation_aligner", "model.generation_head")
+_DRAWN = ("model.vqmodel",)
+
+
+class Thinker(_plain.Thinker):
+    """The language model as it chats. Marks stand around the rows of a picture."""
+
+    def __init__(self, module: Any, checkpoint: Path, modalities: Sequence[str]) -> None:
+        super().__init__(module, checkpoint, modalities)
+        self._begin = _system_prompt(checkpoint)
+
+    def _framed(self, text: str) -> str:
+        names = self._tokenizer
+        framed = text.replace(names.image_token, f"{names.boi_token}{names.image_token}{names.eoi_token}")
+        return self._begin + framed
+
+
+@dataclass
+class TextEncoder(Loaded):
+    """Prompts to token embeddings, ready for a picture to begin, see ``contract.TextEncoder``."""
+
+    tokenizer: Any
+    context: int
+
+    twins = True
+
+    def __post_init__(self) -> None:
+        self._control = _language.control_tokens(self.tokenizer, ())
+        module: Any = self.module
+        told = module.generation_config
+        self._pad = _either(told.pad_token_id, self.tokenizer.pad_token_id)
+        self._kept = {_either(told.bos_token_id, self.tokenizer.bos_token_id), self.tokenizer.boi_token_id}
+
+    def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
+        """A user's message, and the mark where its picture begins: ``ids`` [T]."""
+        if items:
+            raise errors.BadRequest("this model paints from text alone, no pictures", param="items")
+        return self._prepared(self._ids(prompt))
+
+    def unwanted(self, prompt: str, negative: str) -> Prepared:
+        """As long as the prompt, and of nothing. Raises ``BadRequest`` for a negative prompt that says something."""
+        if negative.strip():
+            raise errors.BadRequest("this model knows no negative prompt; leave it out", param="negative_prompt")
+        return self._prepared([token if token in self._kept else self._pad for token in self._ids(prompt)])
+
+    @torch.no_grad()
+    def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
+        """[T, H] of each."""
+        module: Any = self.module
+        table = module.get_input_embeddings()
+        return [Encoded(table(item.features["ids"].to(table.weight.device)), item.meta) for item in batch]
+
+    def _ids(self, prompt: str) -> list[int]:
+        for token in self._control:
+            if token in prompt:
+                raise errors.BadRequest(f"the prompt holds the control token {token!r}; leave it out", param="prompt")
+        said = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
+        text = self.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        ids: list[int] = self.tokenizer(text + self.tokenizer.boi_token)["input_ids"]
+        if len(ids) > self.context:
+            raise errors.ContextTooLong(
+                f"the prompt has {len(ids)} tokens; this model takes {self.context}", param="prompt"
+            )
+        return ids
+
+    def _prepared(self, ids: list[int]) -> Prepared:
+        return Prepared("text", {"ids": torch.tensor(ids)}, {"modality": "text", "n_tokens": len(ids)})
+
+
+class Denoiser(Drawer):
+    """The language model as it makes pictures, see ``contract.Denoiser``. Its latents are tokens of the decoder.
+
+    A step is one token, so the number of steps is the model's own, whatever is asked for. So is the size: sides are
+    as they are, or 0.
+    """
+
+    def __init__(self, module: Any, checkpoint: Path) -> None:
+        config = module.config
+        super().__init__(module, module.model.language_model, config.vq_config.num_embeddings)
+        self._checkpoint = checkpoint
+        self._grid: int = config.vq_config.num_patches
+        self._side = _side(config)
+        self._width: int = config.text_config.hidden_size
+        self._context = _context(config)
+        self._guidance = float(_either(module.generation_config.guidance_scale, GUIDANCE))
+
+    @torch.no_grad()
+    def open(self, picture: Picture, guides: Sequence[Tensor]) -> Drawing:
+        """Read the prompt. What it is guided away from counts only with a guidance above 1."""
+        self._check(picture, guides)
+        guidance = self._guidance if picture.guidance is None else picture.guidance
+        chosen = guides if guidance > 1 else guides[:1]
+        count, length = self._grid**2, len(chosen[0])
+        return self._draw(
+            torch.stack([guide.to(self._device, self._dtype) for guide in chosen]),
+            torch.arange(length, length + count)[None],
+            grid=(self._grid, self._grid),
+            generator=torch.Generator().manual_seed(picture.seed),
+            guidance=guidance if len(chosen) > 1 else 1.0,
+        )
+
+    def palette(self) -> Tensor:
+        """[codes, 3]: the colour of each token, on the average of its neighbours."""
+        decoder = _decoder(self._checkpoint, str(self._device), "float32")
+        codes = decoder.codes()
+        size = (_colours.COUNT, _colours.SIDE, _colours.SIDE)
+        drawn = codes[torch.randint(len(codes), size, generator=torch.Generator().manual_seed(0)).to(codes.device)]
+        return _colours.with_plain(codes.cpu()) @ _colours.fitted(drawn, decoder.paint(drawn.permute(0, 3, 1, 2)))
+
+    def preview(self, denoising: Drawing, palette: Tensor) -> Tensor:
+        """A pixel for each token; those to come are grey."""
+        shown = torch.full((self._grid**2, 3), _GREY, dtype=torch.uint8)
+        shown[: denoising.done] = _colours.to_bytes(palette[denoising.chosen])
+        return shown.view(self._grid, self._grid, 3)
+
+    def _check(self, picture: Picture, guides: Sequence[Tensor]) -> None:
+        if picture.frames != 1:
+            raise errors.BadRequest("this model makes pictures, not videos: frames must be 1", param="frames")
+        for name, pixels in (("width", picture.width), ("height", picture.height)):
+            if pixels not in (0, self._side):
+                raise errors.BadRequest(
+                    f"this model makes pictures of {self._side}x{self._side}: {name} cannot be {pixels}", param=name
+                )
+        shapes = {tuple(guide.shape) for guide in guides}
+        if len(shapes) != 1 or any(
+            len(shape) != 2 or shape[1] != self._width or not 0 < shape[0] <= self._context for shape in shapes
+        ):
+            raise errors.BadRequest(
+                f"embeddings of the prompt, and of what it is guided away from, must be [tokens, {self._width}] here, "
+                f"equally many, at most {self._context}",
+                param="embeds",
+            )
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        module: Any = self.module
+        embedded: Tensor = module.prepare_embeddings_for_image_generation(tokens)
+        return embedded
+
+    def _scores(self, hidden: Tensor) -> Tensor:
+        module: Any = self.module
+        scores: Tensor = module.model.generation_head(hidden)
+        return scores
+
+
+class ImageDecoder(Loaded):
+    """The decoder of the VQ-VAE: tokens to a picture, see ``contract.ImageDecoder``."""
+
+    def __init__(self, module: Any, mean: Sequence[float], deviation: Sequence[float]) -> None:
+        super().__init__(module)
+        self._vq = module.model.vqmodel
+        self._grid: int = module.config.vq_config.num_patches
+        self._weight = self._vq.post_quant_conv.weight
+        self._mean, self._deviation = (torch.tensor(values)[:, None, None] for values in (mean, deviation))
+
+    @torch.no_grad()
+    def codes(self) -> Tensor:
+        """[codes, width]: what each token says to the decoder."""
+        table: Tensor = self._vq.quantize.embedding.weight
+        return torch.nn.functional.normalize(table, p=2, dim=-1)
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """[1, 1, rows, columns] tokens to uint8 [H, W, 3] on the CPU."""
+        table = self.codes()
+        tokens = latents.long()
+        if latents.shape != (1, 1, self._grid, self._grid) or not bool(
+            ((tokens == latents) & (tokens >= 0) & (tokens < len(table))).all()
+        ):
+            raise errors.BadRequest(
+                f"this decoder takes tokens [1, 1, {self._grid}, {self._grid}] from 0 to {len(table) - 1} as latents, "
+                f"not these {list(latents.shape)}",
+                param="latents",
+            )
+        surface = table[tokens[0, 0].to(table.device)].permute(2, 0, 1)
+        return _colours.to_bytes(self.paint(surface[None])[0].permute(1, 2, 0).cpu())
+
+    @torch.no_grad()
+    def paint(self, surfaces: Tensor) -> Tensor:
+        """[B, width, rows, columns] of ``codes`` to colours, float32 [B, 3, H, W], those of pictures in [0, 1]."""
+        drawn = self._vq.decoder(self._vq.post_quant_conv(surfaces.to(self._weight))).float()
+        colours: Tensor = drawn * self._deviation.to(drawn) + self._mean.to(drawn)
+        return colours.clamp(0, 1)
+
+
+class Janus:
+    """See ``contract.Family``."""
+
+    name = "janus"
+    components = ("vision", "thinker", "text_encoder", "dit", "vae")
+
+    def load(
+        self,
+        component: str,
+        checkpoint: Path,
+        device: str = "cpu",
+        dtype: str = "float32",
+        limits: media.Limits = media.DEFAULT,
+    ) -> Any:
+        """Load one component alone, of the VQ-VAE its decoder. ``limits`` bound the pictures that ``vision`` takes."""
+        checkpoint = Path(checkpoint)
+        match component:
+            case "vision":
+                module = _load(checkpoint, [*_LANGUAGE, *_DRAWING, *_DRAWN], device, dtype)
+                return _plain.VisionEncoder(module.model, checkpoint, ("image",), limits)
+            case "thinker":
+                return Thinker(_load(checkpoint, [*_VISION, *_DRAWING, *_DRAWN], device, dtype), checkpoint, ("image",))
+            case "text_encoder":
+                return _text_encoder(checkpoint, device, dtype)
+            case "dit":
+                drop = [*_VISION, *_DRAWN, "model.language_model.embed_tokens", "lm_head"]
+                return Denoiser(_load(checkpoint, drop, device, dtype), checkpoint)
+            case "vae":
+                return _decoder(checkpoint, device, dtype)
+        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
+        """See ``contract.Family``."""
+        drop = [*_VISION, *_DRAWING, *_DRAWN, "model.language_model.layers", "lm_head"]
+        return Thinker(_load(Path(checkpoint), drop, "cpu", dtype), Path(checkpoint), ("image",))
+
+
+def _text_encoder(checkpoint: Path, device: str, dtype: str) -> TextEncoder:
+    from transformers import AutoTokenizer
+
+    drop = [*_VISION, *_DRAWING, *_DRAWN, "model.language_model.layers", "model.language_model.norm", "lm_head"]
+    module = _load(checkpoint, drop, device, dtype)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
+    return TextEncoder(module, tokenizer, _context(module.config))
+
+
+def _decoder(checkpoint: Path, device: str, dtype: str) -> ImageDecoder:
+    from transformers import AutoImageProcessor
+
+    drop = [*_VISION, *_LANGUAGE, *_DRAWING, *(f"model.vqmodel.{part}" for part in ("encoder", "quant_conv"))]
+    colours = AutoImageProcessor.from_pretrained(checkpoint, local_files_only=True)
+    return ImageDecoder(_load(checkpoint, drop, device, dtype), colours.image_mean, colours.image_std)
+
+
+def _load(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
+    from transformers import JanusForConditionalGeneration
+
+    return loading.load(JanusForConditionalGeneration, checkpoint, drop=drop, device=device, dtype=dtype)
+
+
+def _system_prompt(checkpoint: Path) -> str:
+    """What the joint processor puts before every chat, where its configuration wants it."""
+    from transformers.models.janus.processing_janus import DEFAULT_SYSTEM_PROMPT
+
+    told = checkpoint / "processor_config.json"
+    wanted = told.exists() and json.loads(told.read_text()).get("use_default_system_prompt", False)
+    return DEFAULT_SYSTEM_PROMPT if wanted else ""
+
+
+def _context(config: Any) -> int:
+    """Tokens of a prompt that leave room for a picture."""
+    return int(config.text_config.max_position_embeddings - config.vq_config.num_patches**2)
+
+
+def _side(config: Any) -> int:
+    """Pixels on a side of a picture: the decoder doubles what it has at each level but the first."""
+    return int(config.vq_config.num_patches * 2 ** (len(config.vq_config.channel_multiplier) - 1))
+
+
+def _either(told: Any, usual: Any) -> Any:
+    return usual if told is None else told
+
+
+FAMILY = Janus()

@@ -1,0 +1,31 @@
+"""LLaVA-1.5: a CLIP tower and a language model (``LlavaForConditionalGeneration``)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omnibus import errors
+from omnibus_models.families import _plain
+
+
+class Llava(_plain.Family):
+    """See ``contract.Family``."""
+
+    name = "llava"
+    architecture = "LlavaForConditionalGeneration"
+
+    def _load(self, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
+        if _tower(checkpoint) == "pixtral":
+            # Its pictures are rows with marks at their ends, not tiles.
+            raise errors.Fatal(f"{checkpoint} has a Pixtral tower; LLaVA is served with towers of tiles, as CLIP")
+        return super()._load(checkpoint, drop, device, dtype)
+
+
+def _tower(checkpoint: Path) -> str:
+    from transformers import LlavaConfig
+
+    config: Any = LlavaConfig.from_pretrained(checkpoint, local_files_only=True)
+    return str(config.vision_config.model_type)
+
+
+FAMILY = Llava()

@@ -1,0 +1,217 @@
+"""Llama 3.2 Vision: a vision encoder and a language model (``MllamaForConditionalGeneration``).
+
+A picture is one token of the prompt. What the encoder says of it, [tiles * (patches + 1), H], is looked at by some of
+the layers, aside of the sequence: each token sees the pictures before it, up to the next ones. Pictures are encoded
+with all their tiles, empty ones included: tokens before the first picture see nothing of their own, and there the
+library has them look at everything.
+"""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from omnibus import errors
+from omnibus_models import loading, media
+from omnibus_models.attention import Crossing
+from omnibus_models.contract import Encoded, Loaded, Prefill, Prepared, Prompt
+from omnibus_models.families import _language
+
+_TOGETHER = 4  # pictures that an answer sees: what is kept of each is as much as of thousands of tokens
+_ENCODER = ["model.vision_model", "model.multi_modal_projector"]
+
+
+class _Look(NamedTuple):
+    """Positions ``begin`` to ``end`` of a prompt look at rows ``first`` to ``last`` of its pictures."""
+
+    begin: int
+    end: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Aside:
+    """What the positions of a prompt of ``length`` look at, see ``attention.Attention``: ``rows`` [R, H]."""
+
+    rows: Tensor
+    looks: Sequence[_Look]
+    length: int
+
+    spans = ()
+
+    @property
+    def kept(self) -> Tensor:
+        return self._seen(self.length - 1, self.length)[0]
+
+    def mask(self, begin: int, end: int) -> Crossing:
+        seen = self._seen(begin, end)
+        fed = seen.any(-1)
+        # Who sees nothing looks at everything, as in the library.
+        seen |= ~fed[:, None]
+        return Crossing(None, seen[None, None], fed[None], self.rows[None] if begin == 0 else None)
+
+    def _seen(self, begin: int, end: int) -> Tensor:
+        """Bool [T, R]."""
+        seen = torch.zeros(end - begin, len(self.rows), dtype=torch.bool, device=self.rows.device)
+        for look in self.looks:
+            seen[max(look.begin - begin, 0) : max(look.end - begin, 0), look.first : look.last] = True
+        return seen
+
+
+class Thinker(_language.Thinker):
+    """The language model of Llama 3.2 Vision, see ``contract.CrossDecoder``."""
+
+    def __init__(self, module: Any, checkpoint: Path) -> None:
+        super().__init__(module, checkpoint, ("image",))
+        self.crossed: tuple[int, ...] = tuple(module.config.text_config.cross_attention_layers)
+        vision = module.config.vision_config
+        self._tiles: int = vision.max_num_tiles
+        self._patches = (vision.image_size // vision.patch_size) ** 2 + 1
+
+    @torch.no_grad()
+    def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Any) -> Tensor:
+        """See ``contract.Decoder``."""
+        if not isinstance(mask, Crossing):
+            return super().forward(inputs, positions, cache, mask)
+        out = self._backbone(
+            inputs_embeds=inputs,
+            position_ids=positions[0],
+            attention_mask=mask.mask,
+            cross_attention_states=mask.rows,
+            cross_attention_mask=mask.seen,
+            full_text_row_masked_out_mask=mask.fed[:, None, :, None].to(inputs.dtype),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        hidden: Tensor = out.last_hidden_state
+        return hidden
+
+    @torch.no_grad()
+    def assemble(self, prompt: Prompt, media: Sequence[Encoded]) -> Prefill:
+        """The text as it is, and the rows of the pictures aside."""
+        layout = self.layout(prompt, media)
+        inputs = self.embed(torch.tensor(layout.ids, device=self.device))
+        from_encoder = torch.zeros(len(layout.ids), dtype=torch.bool, device=self.device)
+        aside = None
+        if media:
+            rows = torch.cat([item.embeds for item in media]).to(self.device, self.dtype)
+            aside = Aside(rows, self._looks(layout.ids, media), len(layout.ids))
+        return Prefill(inputs, layout.positions.to(self.device), layout.delta, from_encoder, aside)
+
+    def _looks(self, ids: Sequence[int], media: Sequence[Encoded]) -> list[_Look]:
+        from transformers.models.mllama.processing_mllama import get_cross_attention_token_mask
+
+        [token] = self._placeholders
+        found = []
+        for index, (begin, end) in enumerate(get_cross_attention_token_mask(list(ids), token)):
+            first = index * self._tiles * self._patches
+            last = first + media[index].meta["tiles"] * self._patches
+            found.append(_Look(begin, len(ids) if end == -1 else end, first, last))
+        return found
+
+    def _positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int]:
+        return torch.arange(ids.shape[1])[None, None], 0
+
+    def _expand(self, prompt: Prompt, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
+        """Every picture is one token."""
+        starts = [place for place, token in enumerate(prompt.ids) if token in self._placeholders]
+        for first, last in zip(starts, starts[_TOGETHER:], strict=False):
+            if last - first == _TOGETHER:
+                raise errors.BadRequest(
+                    f"more than {_TOGETHER} pictures follow one another; send fewer, or text between them",
+                    param="messages",
+                )
+        return list(prompt.ids), starts
+
+    def _rows(self, meta: Mapping[str, Any]) -> int:
+        if not 1 <= operator.index(meta["tiles"]) <= self._tiles:
+            raise ValueError("no such number of tiles")
+        return self._tiles * self._patches
+
+
+@dataclass
+class VisionEncoder(Loaded):
+    """Pictures in tiles through the vision model and the projector, see ``contract.Encoder``."""
+
+    images: Any
+    limits: media.Limits
+
+    modalities = frozenset({"image"})
+
+    def prepare(self, data: memoryview, modality: str) -> Prepared:
+        """Decode and preprocess one file: ``pixels`` [1, 1, tiles, 3, side, side], ``ratio`` [1, 1], ``mask``."""
+        if modality != "image":
+            raise errors.BadRequest(f"this encoder takes image, not {modality}")
+        out = self.images(images=[media.image(data, self.limits)], return_tensors="pt")
+        [[tiles]] = out["num_tiles"]
+        features = {
+            "pixels": out["pixel_values"],
+            "ratio": out["aspect_ratio_ids"],
+            "mask": out["aspect_ratio_mask"],
+        }
+        module: Any = self.module
+        rows = features["mask"].shape[-1] * module.model.vision_model.num_patches
+        return Prepared("image", features, {"modality": "image", "n_tokens": rows, "tiles": int(tiles)})
+
+    @torch.no_grad()
+    def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
+        """One forward pass: pictures know nothing of each other."""
+        if not batch:
+            return []
+        module: Any = self.module
+        model = module.model
+        pixels, ratios, masks = (
+            torch.cat([item.features[name] for item in batch]).to(module.device) for name in ("pixels", "ratio", "mask")
+        )
+        seen = model.vision_model(pixel_values=pixels, aspect_ratio_ids=ratios, aspect_ratio_mask=masks)
+        rows = model.multi_modal_projector(seen.last_hidden_state).flatten(1, 3)
+        return [Encoded(row, item.meta) for row, item in zip(rows, batch, strict=True)]
+
+
+class Mllama:
+    """See ``contract.Family``."""
+
+    name = "mllama"
+    components = ("vision", "thinker")
+
+    def load(
+        self,
+        component: str,
+        checkpoint: Path,
+        device: str = "cpu",
+        dtype: str = "float32",
+        limits: media.Limits = media.DEFAULT,
+    ) -> Any:
+        """Load ``vision`` or ``thinker`` alone. ``limits`` bound the media that ``vision`` accepts."""
+        checkpoint = Path(checkpoint)
+        match component:
+            case "vision":
+                from transformers import AutoImageProcessor
+
+                module = _load(checkpoint, ["model.language_model", "lm_head"], device, dtype)
+                images = AutoImageProcessor.from_pretrained(checkpoint, local_files_only=True)
+                return VisionEncoder(module, images, limits)
+            case "thinker":
+                return Thinker(_load(checkpoint, _ENCODER, device, dtype), checkpoint)
+        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
+        """See ``contract.Family``. Always ``Fatal``: engines that run the layers have none that look aside."""
+        raise errors.Fatal(
+            "layers of Llama 3.2 Vision look at pictures aside, which no other engine does; "
+            "declare services.engines:transformers for it"
+        )
+
+
+def _load(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
+    from transformers import MllamaForConditionalGeneration
+
+    return loading.load(MllamaForConditionalGeneration, checkpoint, drop=drop, device=device, dtype=dtype)
+
+
+FAMILY = Mllama()

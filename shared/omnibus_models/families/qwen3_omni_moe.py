@@ -1,0 +1,303 @@
+"""Qwen3-Omni: vision and audio encoders, thinker, talker with its code predictor, and vocoder, each loaded alone."""
+
+import inspect
+import json
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from omnibus import errors
+from omnibus_models import loading, media
+from omnibus_models.contract import Encoded, Layout, Loaded, Prefill, Prepared
+from omnibus_models.families import _code2wav, _qwen, _qwen3, _qwen3_talker, _sound
+from omnibus_models.families._qwen3_talker import Talker
+
+RATE = 24_000  # samples per second of the released vocoder; no configuration names it
+_CODE2WAV = {r"^code2wav\.": ""}
+_PREFIX = 3  # tokens that begin an answer: a mark, the role, a line break
+
+
+class AudioEncoder(_sound.AudioEncoder):
+    """Sound through the audio tower, see ``contract.Encoder``."""
+
+    padding = True
+    least = 480  # the spectrum of anything shorter than its window cannot be taken
+
+    def rows(self, frames: int) -> int:
+        """Rows that ``frames`` mel frames become."""
+        return _audio_rows(frames, self._tower.n_window)
+
+    @torch.no_grad()
+    def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
+        """One forward pass of all that fill a window, and one of each that does not.
+
+        The library pads windows to the longest of a call, and its convolutions see the padding: with a longer one
+        beside it a short sound would be heard differently.
+        """
+        window = 2 * self._tower.n_window
+        full = [index for index, item in enumerate(batch) if item.meta["audio_len"] >= window]
+        groups = [full] if full else []
+        groups += [[index] for index in range(len(batch)) if index not in full]
+        rows = {
+            index: row
+            for group in groups
+            for index, row in zip(group, self._heard([batch[index] for index in group]), strict=True)
+        }
+        return [Encoded(rows[index], item.meta) for index, item in enumerate(batch)]
+
+    @property
+    def _tower(self) -> Any:
+        module: Any = self.module
+        return module.audio_tower
+
+    def _heard(self, group: Sequence[Prepared]) -> Sequence[Tensor]:
+        mels = torch.cat([item.features["features"] for item in group], dim=1)
+        lengths = torch.tensor([item.meta["audio_len"] for item in group])
+        tower = self._tower
+        out = tower(mels.to(tower.device), feature_lens=lengths.to(tower.device))
+        return out.last_hidden_state.split([item.meta["n_tokens"] for item in group])
+
+
+class Thinker(_qwen3.Thinker):
+    """The language model of Qwen3-Omni; a talker can follow.
+
+    Of text the talker hears token embeddings, of media what a layer in the middle says. So hidden rows are
+    [2 * H] here: those of the last layer, then those of that layer.
+    """
+
+    def __init__(self, module: Any, checkpoint: Path, config: Any) -> None:
+        super().__init__(module, checkpoint, ("image", "video", "audio"))
+        self.speaks = bool(config.enable_audio_output)
+        self._config = config
+        self._layer = config.talker_config.accept_hidden_layer
+        self._more = {"output_hidden_states": [self._layer - 1]} if self.speaks else {}
+        # The library counts a talker's positions by its configuration, which says nothing of audio.
+        talker = config.talker_config
+        talker.audio_config = config.thinker_config.audio_config
+        self._counter = SimpleNamespace(
+            config=talker,
+            spatial_merge_size=config.thinker_config.vision_config.spatial_merge_size,
+            get_llm_pos_ids_for_vision=module.get_llm_pos_ids_for_vision,
+        )
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[B, 2 * H] to float32 [B, V]."""
+        return super().logits(hidden[..., : self.width])
+
+    @torch.no_grad()
+    def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
+        """[S + 3, H]: what users say and how the answer begins, then begin, end and pad of speech."""
+        _qwen3_talker.speaker(self._config.talker_config, voice)
+        if prefill.spoken is None or hidden.shape[-1] != 2 * self.width:
+            raise errors.BadRequest(
+                f"speech of this model needs what layer {self._layer} of its thinker says, which this engine does not "
+                "give; ask for text",
+                param="modalities",
+            )
+        places = prefill.spoken[0].to(self.device)
+        rows = torch.where(
+            prefill.media[places, None], hidden[places, self.width :], prefill.inputs[places, : self.width]
+        )
+        config = self._config
+        marks = [config.tts_bos_token_id, config.tts_eos_token_id, config.tts_pad_token_id]
+        return torch.cat([rows, self.embed(torch.tensor(marks, device=self.device))])
+
+    def talker_row(self, inputs: Tensor, hidden: Tensor) -> Tensor:
+        """[B, H] inputs of one decode step as they are."""
+        return inputs
+
+    def _said(self, out: Any) -> Tensor:
+        hidden: Tensor = out.last_hidden_state
+        return torch.cat([hidden, out.hidden_states[self._layer - 1]], dim=-1) if self.speaks else hidden
+
+    def _rows(self, meta: Mapping[str, Any]) -> int:
+        if meta["modality"] != "audio":
+            return super()._rows(meta)
+        frames = operator.index(meta["audio_len"])
+        if frames < 1:
+            raise ValueError("no such length")
+        return _audio_rows(frames, self._config.thinker_config.audio_config.n_window)
+
+    def _positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+        return _places(self.module, ids, media)
+
+    def _spoken(self, layout: Layout, media: Sequence[Encoded]) -> Tensor | None:
+        """Int32 [5, S] for each row that the talker hears of: its place, 1 if it is of media, its positions."""
+        if not self.speaks:
+            return None
+        ids = torch.tensor(layout.ids)
+        heard = self._heard(ids)
+        places = heard.nonzero()[:, 0]
+        ids = ids[places]
+        among = [item for item, start in zip(media, layout.starts, strict=True) if heard[start]]
+        positions, _ = _places(self._counter, ids[None], among)
+        of_media = torch.isin(ids, torch.tensor(list(self._placeholders)))
+        return torch.cat([torch.stack([places, of_media]), positions[:, 0]]).to(torch.int32)
+
+    def _heard(self, ids: Tensor) -> Tensor:
+        """[T] bool: what users say, and how the answer begins."""
+        places = torch.arange(len(ids))
+        begins = torch.where(ids == self._config.im_start_token_id, places, -1).cummax(0).values.clamp(min=0)
+        roles = ids[(begins + 1).clamp(max=len(ids) - 1)]
+        return (roles == self._config.user_token_id) | (places >= len(ids) - _PREFIX)
+
+
+@dataclass
+class Vocoder(Loaded):
+    """Code2Wav, see ``contract.Vocoder``. The voice is in the codes."""
+
+    code2wav: Any
+    talker: Any  # its configuration
+    rate: int = RATE
+
+    @property
+    def groups(self) -> int:
+        """Codes of one frame."""
+        return int(self.code2wav.config.num_quantizers)
+
+    @property
+    def samples_per_code(self) -> int:
+        """Samples that one more frame becomes; the first gives fewer."""
+        return _code2wav.per_frame(self.code2wav.config)
+
+    def open(self, voice: str, seed: int) -> _code2wav.Vocoding:
+        """Begin one waveform. There is no noise in it."""
+        _qwen3_talker.speaker(self.talker, voice)
+        return _code2wav.Vocoding(self.code2wav)
+
+
+class Qwen3OmniMoe:
+    """See ``contract.Family``."""
+
+    name = "qwen3_omni_moe"
+    components = ("vision", "audio", "thinker", "talker", "vocoder")
+
+    def load(
+        self,
+        component: str,
+        checkpoint: Path,
+        device: str = "cpu",
+        dtype: str = "float32",
+        limits: media.Limits = media.DEFAULT,
+    ) -> Any:
+        """Load one component alone. ``limits`` bound the media that ``vision`` and ``audio`` accept."""
+        checkpoint = Path(checkpoint)
+        config = _config(checkpoint)
+        match component:
+            case "vision":
+                module = _thinker_part(config, checkpoint, ["audio_tower", "model", "lm_head"], device, dtype)
+                return _qwen.vision_encoder(module, checkpoint, limits, _video_options(), _qwen3.VisionEncoder)
+            case "audio":
+                module = _thinker_part(config, checkpoint, ["visual", "model", "lm_head"], device, dtype)
+                return _audio_encoder(module, checkpoint, limits)
+            case "thinker":
+                return Thinker(
+                    _thinker_part(config, checkpoint, ["visual", "audio_tower"], device, dtype), checkpoint, config
+                )
+            case "talker":
+                return _talker(config, checkpoint, device, dtype)
+            case "vocoder":
+                return _vocoder(config, checkpoint, device, dtype)
+        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
+        """See ``contract.Family``."""
+        checkpoint = Path(checkpoint)
+        config = _config(checkpoint)
+        drop = ["visual", "audio_tower", "model.layers", "lm_head"]
+        return Thinker(_thinker_part(config, checkpoint, drop, "cpu", dtype), checkpoint, config)
+
+
+def _config(checkpoint: Path) -> Any:
+    from transformers import Qwen3OmniMoeConfig
+
+    return Qwen3OmniMoeConfig.from_pretrained(checkpoint, local_files_only=True)
+
+
+def _thinker_part(config: Any, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
+    from transformers import Qwen3OmniMoeThinkerForConditionalGeneration as ThinkerModel
+
+    return loading.load(ThinkerModel, checkpoint, drop=drop, device=device, dtype=dtype, config=config.thinker_config)
+
+
+def _audio_encoder(module: Any, checkpoint: Path, limits: media.Limits) -> AudioEncoder:
+    from transformers import AutoFeatureExtractor
+
+    features = AutoFeatureExtractor.from_pretrained(checkpoint, local_files_only=True)
+    return AudioEncoder(module, features, limits)
+
+
+def _talker(config: Any, checkpoint: Path, device: str, dtype: str) -> Talker:
+    from transformers import Qwen3OmniMoeForConditionalGeneration as Whole
+
+    # The library knows by the whole model alone how experts are stored.
+    drop = ["thinker", "code2wav"]
+    module = loading.load(Whole, checkpoint, drop=drop, device=device, dtype=dtype, config=config)
+    return Talker(module.talker, _max_codes(checkpoint))
+
+
+def _vocoder(config: Any, checkpoint: Path, device: str, dtype: str) -> Vocoder:
+    from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
+
+    module = loading.load(
+        Qwen3OmniMoeCode2Wav,
+        checkpoint,
+        device=device,
+        dtype=dtype,
+        config=config.code2wav_config,
+        key_mapping=_CODE2WAV,
+    )
+    return Vocoder(module, module, config.talker_config)
+
+
+def _video_options() -> dict[str, Any]:
+    # The joint processor overrides the video processor's own size with this one.
+    from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessorKwargs
+
+    return {"size": Qwen3OmniMoeProcessorKwargs._defaults["videos_kwargs"]["size"]}
+
+
+def _max_codes(checkpoint: Path) -> int:
+    """Frames of ``talker_max_new_tokens``, of the checkpoint or the library's: the last one never becomes a frame."""
+    from transformers import Qwen3OmniMoeForConditionalGeneration as Whole
+
+    path = Path(checkpoint) / "generation_config.json"
+    settings = json.loads(path.read_text()) if path.exists() else {}
+    default = inspect.signature(Whole.generate).parameters["talker_max_new_tokens"].default
+    return int(settings.get("talker_max_new_tokens", default)) - 1
+
+
+def _places(counter: Any, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+    """[3, 1, T] positions and the delta of later tokens, as ``counter`` counts them. Stateless."""
+    from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as library
+
+    lengths = [item.meta["audio_len"] for item in media if item.meta["modality"] == "audio"]
+    positions, delta = library.Qwen3OmniMoePreTrainedModelForConditionalGeneration.get_rope_index(
+        counter,
+        ids,
+        _qwen.grids(media, "image"),
+        _qwen.grids(media, "video"),
+        torch.ones_like(ids),
+        False,
+        torch.tensor(lengths),
+        _qwen.seconds_per_grid(media),
+    )
+    return positions.long(), delta
+
+
+def _audio_rows(frames: int, n_window: int) -> int:
+    """Rows of ``frames`` mel frames after three convolutions of each window, as in the audio tower."""
+    whole, left = divmod(frames, 2 * n_window)
+    for _ in range(3):
+        left = (left - 1) // 2 + 1
+    return left + whole * 13
+
+
+FAMILY = Qwen3OmniMoe()

@@ -1,0 +1,264 @@
+"""Qwen-Image-Edit: pictures made of a picture and a prompt (``QwenImageEditPipeline``).
+
+The picture goes two ways: through the vision tower to the language model that reads the prompt, and through the
+VAE's encoder to the transformer, which sees its latents beside the noise. Transformer and decoder are Qwen-Image's.
+"""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from omnibus import errors
+from omnibus_models import loading, media
+from omnibus_models.contract import Encoded, Loaded, Picture, Prepared
+from omnibus_models.families import _qwen, qwen_image
+from omnibus_models.limits import check_aspect
+
+#: What the pipeline says around a prompt, and how many tokens of that are left out again at the beginning.
+TEMPLATE = (
+    "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, texture, objects, "
+    "background), then explain how the user's text instruction should alter or modify the image. Generate a new image "
+    "that meets the user's requirements while maintaining consistency with the original input where "
+    "appropriate.<|im_end|>\n<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>{}<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
+SKIPPED = 64
+#: Most tokens of a prompt, the rest of the template included and the picture left out.
+TOKENS = qwen_image.TOKENS
+#: Pixels that the pipeline brings every picture to.
+AREA = 1024 * 1024
+_SIDE = 32  # both sides of a picture become multiples of it
+
+
+class VisionEncoder(_qwen.VisionEncoder):
+    """The vision tower, see ``contract.Encoder``."""
+
+    modalities = frozenset({"image"})
+
+    def prepare(self, data: memoryview, modality: str) -> Prepared:
+        """Decode, bring to the pipeline's size and preprocess one file."""
+        _check_image(modality)
+        picture = _sized(media.image(data, self.limits), _area(self.images))
+        out = self.images(images=[picture], return_tensors="pt")
+        return self._prepared("image", out["pixel_values"], out["image_grid_thw"], {})
+
+
+@dataclass
+class PictureEncoder(Loaded):
+    """The encoder of the VAE, see ``contract.Encoder``: what it makes are latents [channels, 1, height, width]."""
+
+    area: int
+    limits: media.Limits
+
+    modalities = frozenset({"image"})
+
+    def prepare(self, data: memoryview, modality: str) -> Prepared:
+        """Decode one file and bring it to the pipeline's size: ``pixels`` [3, height, width] in [-1, 1]."""
+        from diffusers.image_processor import VaeImageProcessor
+
+        _check_image(modality)
+        picture = _sized(media.image(data, self.limits), self.area)
+        pixels = VaeImageProcessor(vae_scale_factor=_SIDE).preprocess(picture)[0]
+        count = picture.width * picture.height // 16**2
+        return Prepared("image", {"pixels": pixels}, {"modality": "image", "n_tokens": count})
+
+    @torch.no_grad()
+    def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
+        """One after the other: the library keeps caches on the module."""
+        return [Encoded(self._latents(item.features["pixels"]), item.meta) for item in batch]
+
+    def _latents(self, pixels: Tensor) -> Tensor:
+        module: Any = self.module
+        weight = next(module.encoder.parameters())
+        found = module.encode(pixels[None, :, None].to(weight)).latent_dist.mode()[0]
+        mean, scale = (
+            torch.tensor(values).view(-1, 1, 1, 1).to(found)
+            for values in (module.config.latents_mean, module.config.latents_std)
+        )
+        latents: Tensor = (found - mean) / scale
+        return latents
+
+
+@dataclass
+class TextEncoder(Loaded):
+    """Prompts about a picture to hidden states of a Qwen2.5-VL language model, see ``contract.TextEncoder``."""
+
+    tokenizer: Any
+
+    def __post_init__(self) -> None:
+        module: Any = self.module
+        self._slot: int = module.config.image_token_id
+        self._width: int = module.config.text_config.hidden_size
+        self._merge: int = module.config.vision_config.spatial_merge_size
+        self._control = _qwen.control_tokens(self.tokenizer, (self._slot,))
+
+    def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
+        """Tokenise: ``ids`` [T], ``positions`` [3, T], and ``rows`` [n, H] of the one picture."""
+        for token in self._control:
+            if token in prompt:
+                raise errors.BadRequest(f"the prompt holds the control token {token!r}; leave it out", param="prompt")
+        if len(items) != 1:
+            raise errors.BadRequest(f"this model edits one picture, not {len(items)}", param="items")
+        count = self._count(items[0])
+        given = self.tokenizer(TEMPLATE.format(prompt))["input_ids"]
+        said = len(given) - SKIPPED - 1
+        if said > TOKENS:
+            raise errors.ContextTooLong(f"the prompt has {said} tokens; this model takes {TOKENS}", param="prompt")
+        ids = torch.tensor([one for token in given for one in [token] * (count if token == self._slot else 1)])
+        features = {"ids": ids, "positions": self._positions(ids, items[0]), "rows": items[0].embeds}
+        return Prepared("text", features, {"modality": "text", "n_tokens": said + count})
+
+    @torch.no_grad()
+    def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
+        """One forward pass. What fills up short prompts comes after them, where causal attention does not look."""
+        if not batch:
+            return []
+        module: Any = self.module
+        ids = [item.features["ids"] for item in batch]
+        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+        positions = torch.zeros(_qwen.AXES, *padded.shape, dtype=torch.long)
+        inputs = module.get_input_embeddings()(padded.to(module.device))
+        for place, item in enumerate(batch):
+            positions[:, place, : len(ids[place])] = item.features["positions"]
+            inputs[place, padded[place] == self._slot] = item.features["rows"].to(inputs)
+        out = module.get_decoder()(
+            inputs_embeds=inputs, position_ids=positions.to(module.device), use_cache=False
+        ).last_hidden_state
+        return [Encoded(row[SKIPPED : len(one)], item.meta) for row, one, item in zip(out, ids, batch, strict=True)]
+
+    def _positions(self, ids: Tensor, item: Encoded) -> Tensor:
+        """[3, T]. The pipeline forgets to say which tokens are a picture's, and the library then counts them as text.
+
+        The released weights were trained with a picture's own positions, so they are counted here.
+        """
+        module: Any = self.module
+        found, _ = module.model.get_rope_index(
+            ids[None],
+            mm_token_type_ids=(ids[None] == self._slot).long(),
+            image_grid_thw=_qwen.grids([item], "image"),
+            attention_mask=torch.ones_like(ids[None]),
+        )
+        positions: Tensor = found[:, 0]
+        return positions
+
+    def _count(self, item: Encoded) -> int:
+        """How many rows the picture has. Raises ``BadRequest`` when its shape is not what its meta data says."""
+        try:
+            frames, rows, columns = (operator.index(extent) for extent in item.meta["grid_thw"])
+        except (KeyError, TypeError, ValueError):
+            frames = rows = columns = 0
+        count = (rows // self._merge) * (columns // self._merge)
+        if item.meta.get("modality") != "image" or frames != 1 or min(rows, columns) < self._merge:
+            raise errors.BadRequest("the meta data of a picture cannot be used", param="items")
+        if tuple(item.embeds.shape) != (count, self._width):
+            raise errors.BadRequest(
+                f"a picture must have an embedding of shape {(count, self._width)} by its meta data, "
+                f"not {tuple(item.embeds.shape)}",
+                param="items",
+            )
+        return count
+
+
+class Denoiser(qwen_image.Denoiser):
+    """Qwen-Image's transformer, which sees the latents of a picture beside the noise, see ``contract.Denoiser``."""
+
+    edits = True
+
+    def open(self, picture: Picture, guides: Sequence[Tensor], image: Tensor | None = None) -> qwen_image.Denoising:
+        """As Qwen-Image's. ``image`` [channels, 1, height, width] is read before this returns, and not kept."""
+        if image is None:
+            raise errors.BadRequest("this model edits pictures; give it one", param="image")
+        channels, height, width = self._channels, *image.shape[-2:]
+        if tuple(image.shape) != (channels, 1, height, width) or not height * width or height % 2 or width % 2:
+            raise errors.BadRequest(
+                f"the latents of a picture are [{channels}, 1, height, width] here, with even sides, "
+                f"not {list(image.shape)}",
+                param="image",
+            )
+        return self._open(picture, guides, self._packed(image.transpose(0, 1)), (1, height // 2, width // 2))
+
+
+class QwenImageEdit:
+    """See ``contract.Family``."""
+
+    name = "qwen_image_edit"
+    components = ("vision", "text_encoder", "vae_encoder", "dit", "vae")
+
+    def load(
+        self,
+        component: str,
+        checkpoint: Path,
+        device: str = "cpu",
+        dtype: str = "float32",
+        limits: media.Limits = media.DEFAULT,
+    ) -> Any:
+        """Load one component alone. ``limits`` bound the pictures that ``vision`` and ``vae_encoder`` accept."""
+        checkpoint = Path(checkpoint)
+        match component:
+            case "vision":
+                module = _language(checkpoint, ["model.language_model", "lm_head"], device, dtype)
+                return VisionEncoder(module, _images(checkpoint), None, {}, limits)
+            case "text_encoder":
+                from transformers import AutoTokenizer
+
+                tokenizer = AutoTokenizer.from_pretrained(checkpoint / "processor", local_files_only=True)
+                return TextEncoder(_language(checkpoint, ["model.visual", "lm_head"], device, dtype), tokenizer)
+            case "vae_encoder":
+                return _encoder(checkpoint, device, dtype, limits)
+            case "dit":
+                return qwen_image.denoiser(checkpoint, device, dtype, Denoiser)
+            case "vae":
+                return qwen_image.decoder(checkpoint, device, dtype)
+        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+
+
+def _language(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
+    from transformers import Qwen2_5_VLForConditionalGeneration
+
+    part = checkpoint / "text_encoder"
+    return loading.load(Qwen2_5_VLForConditionalGeneration, part, drop=drop, device=device, dtype=dtype)
+
+
+def _encoder(checkpoint: Path, device: str, dtype: str, limits: media.Limits) -> PictureEncoder:
+    from diffusers import AutoencoderKLQwenImage
+
+    from omnibus_models import diffusion
+
+    drop = ("decoder", "post_quant_conv")
+    module = diffusion.load(AutoencoderKLQwenImage, checkpoint, "vae", drop=drop, device=device, dtype=dtype)
+    return PictureEncoder(module, _area(_images(checkpoint)), limits)
+
+
+def _images(checkpoint: Path) -> Any:
+    from transformers import AutoImageProcessor
+
+    return AutoImageProcessor.from_pretrained(checkpoint / "processor", local_files_only=True)
+
+
+def _area(images: Any) -> int:
+    """Pixels that pictures are brought to: the pipeline's, and never more than the language model is shown."""
+    return min(AREA, int(images.size["longest_edge"]))
+
+
+def _sized(picture: Image.Image, area: int) -> Image.Image:
+    """``picture`` of about ``area`` pixels, in its proportions. Raises ``BadMedia`` for one that is a line."""
+    from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
+
+    width, height, _ = calculate_dimensions(area, picture.width / picture.height)
+    size = max(width, _SIDE), max(height, _SIDE)
+    check_aspect(*size)
+    return picture.resize(size, Image.Resampling.LANCZOS)
+
+
+def _check_image(modality: str) -> None:
+    if modality != "image":
+        raise errors.BadRequest(f"this encoder takes image, not {modality}")
+
+
+FAMILY = QwenImageEdit()

@@ -1,0 +1,21 @@
+"""What the tiny language models that take text alone have in common."""
+
+from pathlib import Path
+from typing import Any
+
+from omnibus_models.tiny import parts, text, weights
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def write(model: Any, config: Any, directory: Path, seed: int, wide: bool, **more: Any) -> None:
+    """Write a model and its tokenizer to ``directory``: its class is ``model``, and ``config`` takes ``more``."""
+    tokenizer = text.tokenizer(SPECIAL, {}, text.template())
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    made = model(config(**{**parts.text_config(tokenizer, wide), "rope_parameters": rope, **more})).eval()
+    weights.spread(made, seed)
+    weights.sharpen(made)
+    weights.speak_words(made.lm_head.weight, tokenizer, stop_gain=3.0)
+    parts.greedy(made.generation_config, tokenizer)
+    made.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)

@@ -1,0 +1,45 @@
+"""Tiny LLaVA-1.5: ``LlavaForConditionalGeneration`` with CLIP and Llama, two layers that count of each."""
+
+from pathlib import Path
+
+from omnibus_models import torchvision_cpu
+from omnibus_models.tiny import _plain, text
+
+torchvision_cpu.install()
+
+SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
+# As the released one: parts alone, and the pictures of a message before its text.
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\\n' }}{% endfor %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] + ' ' }}{% endfor %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+
+def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = False) -> None:
+    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
+    from transformers import CLIPImageProcessor, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
+
+    names = {"image_token": "<image>"}
+    tokenizer = text.tokenizer(SPECIAL, names, TEMPLATE, bos="<s>", eos="</s>", pad="<pad>")
+    config = LlavaConfig(
+        vision_config=_plain.clip(),
+        text_config=_plain.language("llama", tokenizer, wide),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_seq_length=(_plain.SIDE // _plain.PATCH) ** 2,
+        vision_feature_layer=-2,
+        vision_feature_select_strategy="default",
+    )
+    size = {"height": _plain.SIDE, "width": _plain.SIDE}
+    processor = LlavaProcessor(
+        CLIPImageProcessor(size={"shortest_edge": _plain.SIDE}, crop_size=size),
+        tokenizer,
+        patch_size=_plain.PATCH,
+        num_additional_image_tokens=1,
+        vision_feature_select_strategy="default",
+        chat_template=TEMPLATE,
+    )
+    _plain.save(directory, LlavaForConditionalGeneration(config), processor, seed, llm_seed)

@@ -1,0 +1,54 @@
+"""Tiny LLaVA-NeXT: ``LlavaNextForConditionalGeneration`` with CLIP and Mistral."""
+
+from pathlib import Path
+
+from omnibus_models import torchvision_cpu
+from omnibus_models.tiny import _plain, text
+
+torchvision_cpu.install()
+
+SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
+# As those of Llama 3 and Mistral, it writes the begin of the text itself.
+TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}{{ '[INST] ' }}{% endif %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}{{ '<image>\\n' }}{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}"
+    "{% if message['role'] == 'user' %}{{ ' [/INST]' }}{% else %}{{ '\\n' }}{% endif %}"
+    "{% endfor %}"
+)
+_GRID = [[_plain.SIDE * height, _plain.SIDE * width] for height, width in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))]
+
+
+def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
+    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
+    from transformers import (
+        LlavaNextConfig,
+        LlavaNextForConditionalGeneration,
+        LlavaNextImageProcessor,
+        LlavaNextProcessor,
+    )
+
+    names = {"image_token": "<image>"}
+    tokenizer = text.tokenizer(SPECIAL, names, TEMPLATE, bos="<s>", eos="</s>", pad="<pad>")
+    config = LlavaNextConfig(
+        vision_config=_plain.clip(),
+        text_config={**_plain.language("mistral", tokenizer), "sliding_window": None},
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_grid_pinpoints=_GRID,
+        image_seq_length=(_plain.SIDE // _plain.PATCH) ** 2,
+        vision_feature_layer=-2,
+        vision_feature_select_strategy="default",
+    )
+    size = {"height": _plain.SIDE, "width": _plain.SIDE}
+    processor = LlavaNextProcessor(
+        LlavaNextImageProcessor(size={"shortest_edge": _plain.SIDE}, crop_size=size, image_grid_pinpoints=_GRID),
+        tokenizer,
+        patch_size=_plain.PATCH,
+        num_additional_image_tokens=1,
+        vision_feature_select_strategy="default",
+        chat_template=TEMPLATE,
+    )
+    _plain.save(directory, LlavaNextForConditionalGeneration(config), processor, seed, llm_seed)

@@ -1,0 +1,59 @@
+"""Tiny LLaVA-OneVision: ``LlavaOnevisionForConditionalGeneration`` with SigLIP and Qwen2."""
+
+from pathlib import Path
+
+from omnibus_models import torchvision_cpu
+from omnibus_models.tiny import _plain, text
+
+torchvision_cpu.install()
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
+# As the released one: parts alone, and the pictures of a message before its videos, both before its text.
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + ' ' }}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>' }}{% endfor %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'video') %}{{ '<video>' }}{% endfor %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ '\\n' + part['text'] }}{% endfor %}"
+    "{{ '<|im_end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+_MOST = 3
+_GRID = [[_plain.SIDE * height, _plain.SIDE * width] for height in range(1, _MOST + 1) for width in range(1, _MOST + 1)]
+_RATIO = "anyres_max_4"  # more than four tiles are thinned out to the rows of four
+
+
+def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
+    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
+    from transformers import (
+        LlavaOnevisionConfig,
+        LlavaOnevisionForConditionalGeneration,
+        LlavaOnevisionImageProcessor,
+        LlavaOnevisionProcessor,
+        LlavaOnevisionVideoProcessor,
+    )
+
+    names = {"image_token": "<image>", "video_token": "<video>"}
+    tokenizer = text.tokenizer(SPECIAL, names, TEMPLATE)
+    config = LlavaOnevisionConfig(
+        vision_config=_plain.siglip(),
+        text_config=_plain.language("qwen2", tokenizer),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
+        image_grid_pinpoints=_GRID,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        vision_aspect_ratio=_RATIO,
+    )
+    size = {"height": _plain.SIDE, "width": _plain.SIDE}
+    processor = LlavaOnevisionProcessor(
+        LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=_GRID),
+        tokenizer,
+        LlavaOnevisionVideoProcessor(size=size),
+        num_image_tokens=(_plain.SIDE // _plain.PATCH) ** 2,
+        vision_feature_select_strategy="full",
+        vision_aspect_ratio=_RATIO,
+        chat_template=TEMPLATE,
+    )
+    _plain.save(directory, LlavaOnevisionForConditionalGeneration(config), processor, seed, llm_seed)

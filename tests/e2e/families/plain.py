@@ -1,0 +1,61 @@
+"""Models with a vision tower and plain positions, deployed as usual and, beside that, in halves."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omnibus import catalog
+from omnibus_models import tiny
+from tests.e2e.questions import Question, ask, image, video
+from tests.e2e.system import System, declaration
+from tests.e2e.watch import Watch
+from tests.oracles import plain as oracle
+
+TOKENS = 24
+#: Ways of a request with media, and of one without.
+PATHS = {"E>L": "L", "EL": "EL", "E>EL": "EL", "E>P>D": "P>D"}
+QUESTIONS = {
+    "text": ask("hello world, how are you today?"),
+    "image": ask(image(1, 120, 90), "what is in this picture?"),
+    "two images": ask(image(2), "and", image(3, 120, 200), "describe the image"),
+}
+#: For models that take videos as well.
+FILMS = {
+    "video": ask(video(2), "summarise the video please."),
+    "video before an image": ask(video(1.5, 1), image(4, 200, 80), "describe"),
+}
+
+
+def checkpoints(directory: Path, *families: str) -> dict[str, Path]:
+    return {family: tiny.build(family, directory / family) for family in families}
+
+
+def models(built: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
+    """Each family as usual, and in halves."""
+    halves = {_halves(family): catalog.split(family, str(path), "E>P>D") for family, path in built.items()}
+    return {family: declaration(family, path) for family, path in built.items()} | halves
+
+
+async def equals_the_monolith(system: System, family: str, checkpoint: Path, shape: str, question: Question) -> None:
+    """Fails unless ids and text of an answer in ``shape`` are those of the whole model."""
+    ids, text = oracle.answer(checkpoint, question.plain, question.media, TOKENS)
+    path = shape if question.media else PATHS[shape]
+
+    async with Watch.on(system) as watch, system.client() as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=_halves(family) if "P" in shape else family,
+            messages=question.messages,
+            max_tokens=TOKENS,
+            temperature=0,
+            extra_headers={"x-omnibus-path": path},
+        )
+        await watch.end(raw.headers["x-request-id"])
+
+    assert raw.headers["x-omnibus-path"] == path
+    assert raw.parse().choices[0].message.content == text
+    assert watch.ids(raw.headers["x-request-id"]) == ids
+    await system.ledger_is_empty()
+
+
+def _halves(family: str) -> str:
+    return f"{family}-halves"

@@ -1,0 +1,34 @@
+"""An app that edits the picture of a chat as the JSON beside it says: PNG files, as base64."""
+
+import asyncio
+import base64
+import io
+import json
+
+import numpy as np
+from PIL import Image
+
+from omnibus.task import ChatInput
+from omnibus.task.library import DecodeImage, Denoise, EditInput, Encode, ImageEdit, TextEncode
+
+MODEL = "qwen-image-edit-tiny"
+
+EDITOR = ImageEdit(
+    vision=Encode(model=MODEL, component="vision"),
+    text_encoder=TextEncode(model=MODEL, component="text_encoder"),
+    vae_encoder=Encode(model=MODEL, component="vae_encoder"),
+    denoiser=Denoise(model=MODEL, component="dit"),
+    decoder=DecodeImage(model=MODEL, component="vae"),
+)
+
+
+def png(picture: np.ndarray) -> str:
+    out = io.BytesIO()
+    Image.fromarray(picture).save(out, "PNG")
+    return base64.b64encode(out.getvalue()).decode()
+
+
+async def serve(request: ChatInput) -> list[str]:
+    [wish] = [json.loads(part["text"]) for part in request.messages[0]["content"] if part["type"] == "text"]
+    edited = await EDITOR(EditInput(image=request.media[0], **wish))
+    return [png(picture) for picture in await asyncio.gather(*edited.images)]

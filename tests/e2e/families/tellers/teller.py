@@ -1,0 +1,12 @@
+"""An app that is a language model without eyes and ears."""
+
+from omnibus.app import App
+from omnibus.task import MLLM, ChatInput, ChatOutput, Think
+
+app = App(model="teller")
+
+TELLER = MLLM(encoders={}, thinker=Think(model="qwen2-tiny", component="thinker"))
+
+
+async def serve(request: ChatInput) -> ChatOutput:
+    return await TELLER(request)

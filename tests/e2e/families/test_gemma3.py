@@ -1,0 +1,127 @@
+"""However Gemma 3 is taken apart, it says what the whole model says; two sizes of it share one encoder."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omnibus import catalog
+from omnibus_models import tiny
+from omnibus_models.tiny import gemma3 as recipe
+from tests.e2e.questions import Question, ask, image
+from tests.e2e.shapes.test_shapes import said
+from tests.e2e.system import System, declaration, running
+from tests.oracles import plain as oracle
+
+pytestmark = pytest.mark.e2e
+
+USUAL, HALVES, LARGER = "gemma3-tiny", "gemma3-halves", "gemma3-larger"
+TOKENS = 24
+#: Ways of a request with a picture, and of one without.
+WAYS = {"E>L": "L", "EL": "EL", "E>EL": "EL"}
+SPLIT = {"E>P>D": "P>D", "EP>D": "EP>D"}
+#: The language model of one size behind the other's encoder.
+SHARED = f"{USUAL}/E>L"
+
+QUESTIONS = {
+    "text": ask("hello world, how are you today? " * 6),
+    "image": ask(image(1, 120, 90), "what is in this picture?"),
+    "two images": ask("see", image(2), "and", image(3, 120, 200), "describe the image"),
+    "images side by side": ask(image(4), image(5), image(6, 300, 40), "compare"),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("models")
+    small = tiny.build("gemma3", directory / "small")
+    recipe.write(directory / "larger", seed=0, llm_seed=1, width=96)
+    return {USUAL: small, HALVES: small, LARGER: directory / "larger"}
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path]) -> Iterator[System]:
+    larger = {
+        "family": "gemma3",
+        "checkpoint": str(checkpoints[LARGER]),
+        "shares": {"vision": USUAL},
+        "options": {"L": {"components": ["thinker"], "service": "llm"}},
+        "paths": [{"options": [f"{USUAL}/E", "L"]}],
+    }
+    models = {
+        USUAL: declaration("gemma3", checkpoints[USUAL]),
+        HALVES: catalog.split("gemma3", str(checkpoints[HALVES]), *SPLIT),
+        LARGER: larger,
+    }
+    # Shares that are smaller than a picture.
+    with running(tmp_path_factory.mktemp("system"), models, OMNIBUS_EXECUTOR_SHARE="7") as system:
+        yield system
+
+
+@pytest.fixture(autouse=True)
+async def everybody(system: System) -> None:
+    await system.whole()
+    await system.becomes_ready()
+
+
+@pytest.mark.cell("transformers", "gemma3", "tokens")
+@pytest.mark.parametrize("shape", [*WAYS, *SPLIT])
+@pytest.mark.parametrize("name", QUESTIONS)
+async def test_ids_and_text_are_those_of_the_whole_model(
+    system: System, checkpoints: dict[str, Path], name: str, shape: str
+):
+    question = QUESTIONS[name]
+    ids, text = oracle.answer(checkpoints[USUAL], question.plain, question.media, TOKENS)
+    path = shape if question.media else {**WAYS, **SPLIT}[shape]
+
+    answer = await said(system, question, path, model=USUAL if shape in WAYS else HALVES)
+
+    assert answer == (text, ids)
+    await system.ledger_is_empty()
+
+
+@pytest.mark.cell("transformers", "gemma3", "tokens", shape="a/E>L")
+@pytest.mark.parametrize("name", QUESTIONS)
+async def test_another_size_says_behind_that_encoder_what_it_says_alone(
+    system: System, checkpoints: dict[str, Path], name: str
+):
+    question = QUESTIONS[name]
+    ids, text = oracle.answer(checkpoints[LARGER], question.plain, question.media, TOKENS)
+
+    answer = await said(system, question, SHARED if question.media else "L", model=LARGER)
+
+    assert answer == (text, ids)
+
+
+async def test_requests_to_all_models_at_the_same_time_each_get_their_own_answer(
+    system: System, checkpoints: dict[str, Path]
+):
+    asked: list[tuple[str, Question]] = [
+        (model, ask(image(seed), "describe", *([image(seed + 1)] * (seed % 2))) if seed % 3 else ask(f"{seed} cats"))
+        for seed in range(8)
+        for model in (USUAL, HALVES, LARGER)
+    ]
+    expected = [oracle.answer(checkpoints[model], one.plain, one.media, TOKENS)[1] for model, one in asked]
+
+    async with system.client() as client:
+        answers = await asyncio.gather(
+            *(
+                client.chat.completions.create(model=model, messages=one.messages, max_tokens=TOKENS, temperature=0)
+                for model, one in asked
+            )
+        )
+
+    assert [answer.choices[0].message.content for answer in answers] == expected
+    await system.ledger_is_empty()
+
+
+async def test_turns_that_do_not_alternate_are_a_bad_request(system: System):
+    twice = [{"role": "user", "content": "hello"}, {"role": "user", "content": "again"}]
+
+    async with system.http() as http:
+        answer = await http.post("/v1/chat/completions", json={"model": USUAL, "messages": twice})
+
+    assert answer.status_code == 400, answer.text
+    assert "take turns" in answer.json()["error"]["message"]
+    await system.ledger_is_empty()

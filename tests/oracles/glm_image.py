@@ -1,0 +1,49 @@
+"""What the pipeline of GLM-Image paints. As ``tests.models_oracle``: all of it is the library's own."""
+
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from tests import models_oracle  # noqa: F401 - installs what the library needs
+
+
+class Painted(NamedTuple):
+    """``prior`` [positions]: tokens, each four times; ``pixels`` [height, width, 3] in [0, 255], not rounded."""
+
+    prior: torch.Tensor
+    pixels: np.ndarray
+
+
+@functools.cache
+def painted(checkpoint: Path, prompt: str, **wish: Any) -> Painted:
+    """The picture of a ``wish``, in the words of ``DrawInput``."""
+    pipe = pipeline(checkpoint)
+    drawn: list[torch.Tensor] = []
+    hook = pipe.transformer.prior_token_embedding.register_forward_pre_hook(lambda _, args: drawn.append(args[0]))
+    told = {} if wish.get("guidance") is None else {"guidance_scale": wish["guidance"]}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            made = pipe(
+                prompt,
+                width=wish["width"],
+                height=wish["height"],
+                num_inference_steps=wish["steps"],
+                generator=torch.Generator().manual_seed(wish["seed"]),
+                output_type="np",
+                **told,
+            )
+    finally:
+        hook.remove()
+    return Painted(drawn[0][0], made.images[0] * 255)
+
+
+@functools.cache
+def pipeline(checkpoint: Path) -> Any:
+    from diffusers import GlmImagePipeline
+
+    made = GlmImagePipeline.from_pretrained(checkpoint)
+    made.set_progress_bar_config(disable=True)
+    return made

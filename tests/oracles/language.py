@@ -1,0 +1,39 @@
+"""Language models that take text alone, as the library runs them, whole and in one process."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omnibus_models import torchvision_cpu
+
+torchvision_cpu.install()
+
+Messages = Sequence[Mapping[str, str]]
+
+
+def answer(checkpoint: Path, messages: Messages, max_tokens: int, **more: Any) -> tuple[list[int], str]:
+    """Greedy ids and text; ``more`` goes to ``generate``."""
+    model, tokenizer = _whole(checkpoint)
+    ids = torch.tensor([prompt(checkpoint, messages)])
+    mask = torch.ones_like(ids)
+    out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False, **more)
+    said = out[0, ids.shape[1] :].tolist()
+    return said, tokenizer.decode(said, skip_special_tokens=True)
+
+
+def prompt(checkpoint: Path, messages: Messages) -> list[int]:
+    """The ids of a chat, ready for an answer."""
+    _, tokenizer = _whole(checkpoint)
+    ids: list[int] = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True)["input_ids"]
+    return ids
+
+
+@functools.cache
+def _whole(checkpoint: Path) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+    return model, AutoTokenizer.from_pretrained(checkpoint)

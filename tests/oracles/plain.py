@@ -1,0 +1,61 @@
+"""What whole models with a vision tower and plain positions answer: LLaVA-1.5, NeXT, OneVision and InternVL3.
+
+As ``tests.models_oracle``: files are decoded there, the rest is the library's own.
+"""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests import models_oracle as oracle
+from tests.models_oracle import Media, Messages
+
+
+def answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) -> tuple[list[int], str]:
+    """Greedy ids and text of the whole model in one process."""
+    model, processor = _whole(checkpoint)
+    given = inputs(checkpoint, messages, media)
+    out = model.generate(**given, max_new_tokens=max_tokens, do_sample=False)
+    ids = out[0, given["input_ids"].shape[1] :].tolist()
+    return ids, processor.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
+    """The joint processor's tensors, from a chat as ``apply_chat_template`` makes them of one."""
+    _, processor = _whole(checkpoint)
+    waiting = {
+        "image": map(oracle._picture, media.get("image", ())),
+        "video": map(oracle._frames, media.get("video", ())),
+    }
+    chat = [{"role": one["role"], "content": [_part(part, waiting) for part in _parts(one)]} for one in messages]
+    options = {"do_sample_frames": False} if media.get("video") else {}
+    made = processor.apply_chat_template(
+        chat,
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+        add_generation_prompt=True,
+        processor_kwargs=options,
+    )
+    return dict(made)
+
+
+def _parts(message: Any) -> Sequence[Any]:
+    content = message["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _part(part: Any, waiting: Any) -> dict[str, Any]:
+    kind = part["type"]
+    return dict(part) if kind == "text" else {"type": kind, kind: next(waiting[kind])}
+
+
+@functools.cache
+def _whole(checkpoint: Path) -> tuple[Any, Any]:
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    model = AutoModelForImageTextToText.from_pretrained(checkpoint).eval()
+    return model, AutoProcessor.from_pretrained(checkpoint)

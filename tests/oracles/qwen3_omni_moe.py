@@ -1,0 +1,81 @@
+"""Qwen3-Omni as the library runs it, whole and in one process."""
+
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from omnibus_models import torchvision_cpu
+from tests.models_oracle import _FPS, Media, Messages, _answer, _chat, _frames, _picture, _samples
+
+torchvision_cpu.install()
+
+
+class Answer(NamedTuple):
+    """Ids and text; frames of codes, a list of numbers each, and the waveform that they become, float32 [n]."""
+
+    ids: list[int]
+    text: str
+    frames: list[list[int]]
+    wave: torch.Tensor
+
+
+def answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int, voice: str, max_frames: int) -> Answer:
+    """The greedy answer, spoken."""
+    model, processor = whole(checkpoint)
+    given = inputs(checkpoint, messages, media)
+    heard: list[torch.Tensor] = []
+    hook = model.code2wav.register_forward_pre_hook(lambda _module, args: heard.append(args[0]))
+    try:
+        out, wave = model.generate(
+            **given,
+            speaker=voice,
+            thinker_max_new_tokens=max_tokens,
+            thinker_eos_token_id=model.config.im_end_token_id,
+            thinker_do_sample=False,
+            talker_max_new_tokens=max_frames + 1,  # the last one never becomes a frame
+            talker_do_sample=False,
+            talker_top_k=None,
+            talker_top_p=None,
+            talker_temperature=None,
+            talker_repetition_penalty=1.0,
+        )
+    finally:
+        hook.remove()
+    ids, text = _answer(processor, given, out)
+    return Answer(ids, text, heard[0][0].T.tolist(), wave.reshape(-1))
+
+
+def text(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) -> tuple[list[int], str]:
+    """The thinker's greedy ids and text."""
+    model, processor = whole(checkpoint)
+    given = inputs(checkpoint, messages, media)
+    return _answer(processor, given, model.thinker.generate(**given, max_new_tokens=max_tokens, do_sample=False))
+
+
+def inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
+    """The joint processor's tensors."""
+    _, processor = whole(checkpoint)
+    return dict(
+        processor(
+            text=_chat(processor, messages),
+            images=[_picture(data) for data in media.get("image", ())] or None,
+            videos=[_frames(data) for data in media.get("video", ())] or None,
+            audio=[_samples(data) for data in media.get("audio", ())] or None,
+            return_tensors="pt",
+            padding=True,
+            videos_kwargs={"do_sample_frames": False, "fps": _FPS},
+        )
+    )
+
+
+@functools.cache
+def whole(checkpoint: Path) -> tuple[Any, Any]:
+    """Model and joint processor."""
+    from transformers import AutoProcessor, Qwen3OmniMoeForConditionalGeneration
+
+    model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(checkpoint).eval()
+    # The library counts the talker's positions by a configuration that says nothing of audio.
+    model.talker.config.audio_config = model.thinker.config.audio_config
+    return model, AutoProcessor.from_pretrained(checkpoint)

@@ -1,0 +1,52 @@
+"""Qwen3-VL as the library runs it, whole and in one process."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omnibus_models import torchvision_cpu
+from tests.models_oracle import _FPS, Media, Messages, _answer, _chat, _frames, _picture
+
+torchvision_cpu.install()
+
+
+def answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) -> tuple[list[int], str]:
+    """Greedy ids and text."""
+    model, processor = _whole(checkpoint)
+    given = inputs(checkpoint, messages, media)
+    return _answer(processor, given, model.generate(**given, max_new_tokens=max_tokens, do_sample=False))
+
+
+def inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
+    """The joint processor's tensors."""
+    from transformers.video_utils import VideoMetadata
+
+    _, processor = _whole(checkpoint)
+    videos = [_frames(data) for data in media.get("video", ())]
+    indices = [list(range(len(frames))) for frames in videos]
+    for number, frames in enumerate(videos):
+        if len(frames) == 1:  # the library takes no fewer than two: the same one twice
+            videos[number], indices[number] = frames.repeat(2, 0), [0, 0]
+    more: dict[str, Any] = {}
+    if videos:
+        more["video_metadata"] = [VideoMetadata(len(seen), fps=_FPS, frames_indices=seen) for seen in indices]
+        more["do_sample_frames"] = False
+    return dict(
+        processor(
+            text=[_chat(processor, messages)],
+            images=[_picture(data) for data in media.get("image", ())] or None,
+            videos=videos or None,
+            return_tensors="pt",
+            **more,
+        )
+    )
+
+
+@functools.cache
+def _whole(checkpoint: Path) -> tuple[Any, Any]:
+    from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
+
+    model = Qwen3VLForConditionalGeneration.from_pretrained(checkpoint).eval()
+    return model, AutoProcessor.from_pretrained(checkpoint)

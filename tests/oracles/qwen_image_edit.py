@@ -1,0 +1,95 @@
+"""What the library's own pipeline of Qwen-Image-Edit makes of a file and a prompt."""
+
+import functools
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from PIL import Image
+
+from omnibus_models import torchvision_cpu
+
+torchvision_cpu.install()
+
+
+def edited(
+    checkpoint: Path,
+    data: bytes,
+    prompt: str,
+    *,
+    steps: int,
+    seed: int,
+    width: int = 0,
+    height: int = 0,
+    guidance: float = 4.0,
+    negative: str | None = "",
+    output: str = "np",
+) -> Any:
+    """The picture, float32 [height, width, 3] in [0, 255] before it is rounded, or latents [tokens, channels]."""
+    with _smaller(checkpoint):
+        [made] = pipeline(checkpoint)(
+            image=_picture(data),
+            prompt=prompt,
+            negative_prompt=negative,
+            width=width or None,
+            height=height or None,
+            num_inference_steps=steps,
+            true_cfg_scale=guidance,
+            generator=torch.Generator().manual_seed(seed),
+            output_type=output,
+        ).images
+    return made * 255 if output == "np" else made
+
+
+def guides(checkpoint: Path, data: bytes, prompt: str) -> torch.Tensor:
+    """[tokens, width]: what guides the transformer."""
+    made = pipeline(checkpoint)
+    with _smaller(checkpoint) as module, torch.no_grad():
+        picture = _picture(data)
+        width, height, _ = module.calculate_dimensions(1024 * 1024, picture.width / picture.height)
+        embeds, mask = made.encode_prompt(prompt, image=made.image_processor.resize(picture, height, width))
+    assert mask is None
+    found: torch.Tensor = embeds[0]
+    return found
+
+
+@functools.cache
+def pipeline(checkpoint: Path) -> Any:
+    """The pipeline, whose text encoder is told which tokens are a picture's (huggingface/diffusers#14194)."""
+    made = bare(checkpoint)
+    encoder, plain = made.text_encoder, made.text_encoder.forward
+
+    @functools.wraps(plain)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        kinds = (kwargs["input_ids"] == encoder.config.image_token_id).int()
+        return plain(*args, **kwargs, mm_token_type_ids=kinds)
+
+    encoder.forward = forward
+    return made
+
+
+def bare(checkpoint: Path) -> Any:
+    """The pipeline as it is."""
+    from diffusers import QwenImageEditPipeline
+
+    made = QwenImageEditPipeline.from_pretrained(checkpoint)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+@contextmanager
+def _smaller(checkpoint: Path) -> Iterator[Any]:
+    """Bring pictures to what the tiny language model is shown: a megapixel is written into the pipeline's module."""
+    import diffusers.pipelines.qwenimage.pipeline_qwenimage_edit as module
+
+    plain, most = module.calculate_dimensions, pipeline(checkpoint).processor.image_processor.size["longest_edge"]
+    with mock.patch.object(module, "calculate_dimensions", lambda area, ratio: plain(min(area, most), ratio)):
+        yield module
+
+
+def _picture(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data)).convert("RGB")

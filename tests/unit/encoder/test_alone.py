@@ -1,0 +1,60 @@
+"""An encoder that looks closer at a picture alone is told whether it is, and keeps both ways apart."""
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omnibus.executor.contract import Item
+from omnibus_models import tiny
+from omnibus_models.families import family
+from services.encoder.runner import EncodeRunner, EncodeSettings
+from tests.unit.jobs import MemoryJob, run
+from tests.unit.models import files
+
+PICTURE = files.picture(1, 200, 120)
+IMAGE, VIDEO = {"media": {"modality": "image"}}, {"media": {"modality": "video"}}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("llava_onevision", tmp_path_factory.mktemp("models") / "onevision")
+
+
+@pytest.fixture
+async def runner(checkpoint: Path) -> AsyncIterator[EncodeRunner]:
+    made = EncodeRunner("vision", "llava_onevision", checkpoint, "cpu", "float32", EncodeSettings(cache=1 << 20))
+    await made.load()
+    yield made
+    await made.close()
+
+
+async def rows(runner: EncodeRunner, beside: Sequence[dict[str, Any]]) -> np.ndarray:
+    item = Item({"modality": "image"}, np.frombuffer(PICTURE, np.uint8))
+    return (await run(runner, MemoryJob({"media": item}, beside=beside))).array("embedding")
+
+
+async def test_a_picture_is_encoded_by_whether_others_are_beside_it(runner: EncodeRunner, checkpoint: Path) -> None:
+    alone, beside = await rows(runner, []), await rows(runner, [IMAGE])
+
+    encoder = family("llava_onevision").load("vision", checkpoint)
+    for found, is_alone in ((alone, True), (beside, False)):
+        with torch.inference_mode():
+            [expected] = encoder.encode([encoder.prepare(memoryview(PICTURE), "image", is_alone)])
+        np.testing.assert_allclose(found, expected.embeds.numpy(), atol=1e-5)
+
+
+async def test_both_ways_are_kept_and_neither_is_taken_for_the_other(runner: EncodeRunner) -> None:
+    for beside in ([], [IMAGE], [VIDEO], [IMAGE, IMAGE]):
+        await rows(runner, beside)
+
+    assert (runner.stats()["cache"]["misses"], runner.stats()["cache"]["hits"]) == (2, 2)
+
+
+async def test_what_another_call_makes_may_be_a_picture_too(runner: EncodeRunner) -> None:
+    found = await rows(runner, [{"media": {"$ref": [0, "image"]}}])
+
+    np.testing.assert_array_equal(found, await rows(runner, [IMAGE]))

@@ -1,0 +1,108 @@
+"""A denoiser that edits: pictures made of pictures, of many requests at once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omnibus.errors import BadRequest, TooLarge
+from omnibus.executor.contract import Item
+from omnibus_models.contract import Denoiser, Picture
+from omnibus_models.families import family
+from services.generator.denoise import DenoiseRunner, DenoiseSettings
+from tests.unit.jobs import MemoryJob, run
+
+TOKENS, WIDTH = 9, 64
+
+
+@pytest.fixture(scope="module")
+def denoiser(edit: Path) -> Denoiser:
+    return family("qwen_image_edit").load("dit", edit)
+
+
+@pytest.fixture
+async def runner(edit: Path) -> AsyncIterator[DenoiseRunner]:
+    made = DenoiseRunner("dit", "qwen_image_edit", edit, "cpu", "float32", DenoiseSettings(pixels=128 * 128))
+    await made.load()
+    yield made
+    await made.close()
+
+
+def drawn(seed: int, *shape: int) -> np.ndarray:
+    """Numbers that may only be read, as an arena's."""
+    made = np.random.default_rng(seed).standard_normal(shape, np.float32)
+    made.setflags(write=False)
+    return made
+
+
+def job(image: np.ndarray | None, **more: Any) -> MemoryJob:
+    embeds, mask = drawn(1, 2, TOKENS, WIDTH), np.ones((2, TOKENS), bool)
+    given = {} if image is None else {"image": Item({}, image)}
+    return MemoryJob(
+        {"width": 0, "height": 0, "steps": 4, **more, "embeds": Item({}, embeds), "mask": Item({}, mask), **given}
+    )
+
+
+def alone(denoiser: Denoiser, picture: Picture, image: np.ndarray) -> np.ndarray:
+    with torch.inference_mode():
+        one = denoiser.open(picture, [torch.tensor(row) for row in drawn(1, 2, TOKENS, WIDTH)], torch.tensor(image))
+        while one.done < one.steps:
+            denoiser.step([one])
+        return denoiser.latents(one).numpy()
+
+
+async def test_a_picture_is_as_large_as_the_one_it_is_made_of(runner: DenoiseRunner, denoiser: Denoiser) -> None:
+    image = drawn(2, 4, 1, 6, 8)
+
+    one = await run(runner, job(image, seed=3))
+
+    assert one.array("latents").shape == (4, 1, 6, 8)
+    np.testing.assert_allclose(one.array("latents"), alone(denoiser, Picture(64, 48, 4, 3), image), atol=1e-5)
+    assert sorted(one.read) == ["embeds", "image", "mask"]
+
+
+async def test_a_picture_may_have_a_size_of_its_own(runner: DenoiseRunner, denoiser: Denoiser) -> None:
+    image = drawn(2, 4, 1, 6, 8)
+
+    one = await run(runner, job(image, seed=3, width=32, height=96))
+
+    np.testing.assert_allclose(one.array("latents"), alone(denoiser, Picture(32, 96, 4, 3), image), atol=1e-5)
+
+
+async def test_pictures_of_many_pictures_share_steps_and_are_each_their_own(
+    runner: DenoiseRunner, denoiser: Denoiser
+) -> None:
+    images = [drawn(seed, 4, 1, 8, 8 if seed < 5 else 4) for seed in range(2, 7)]
+    jobs = [job(image, seed=place, steps=3 + place, width=64, height=64) for place, image in enumerate(images)]
+
+    await asyncio.gather(*(run(runner, one) for one in jobs))
+
+    for place, (image, one) in enumerate(zip(images, jobs, strict=True)):
+        wanted = alone(denoiser, Picture(64, 64, 3 + place, place), image)
+        np.testing.assert_allclose(one.array("latents"), wanted, atol=1e-5)
+    assert max(map(int, runner.stats()["batches"])) == 3
+
+
+async def test_there_is_nothing_to_edit_without_a_picture(runner: DenoiseRunner) -> None:
+    with pytest.raises(BadRequest, match="edits pictures"):
+        await run(runner, job(None, width=64, height=64))
+
+
+async def test_a_picture_of_too_many_pixels_is_not_edited(runner: DenoiseRunner) -> None:
+    with pytest.raises(TooLarge, match="16384") as caught:
+        await run(runner, job(drawn(2, 4, 1, 32, 32), width=64, height=64))
+
+    assert caught.value.param == "image"
+
+
+@pytest.mark.parametrize("image", [Item({}, None), Item({}, np.zeros((4, 8, 8), np.float32)), [1]])
+async def test_what_are_no_latents_is_not_edited(runner: DenoiseRunner, image: Any) -> None:
+    one = job(None, width=64, height=64)
+    one._inputs["image"] = image
+
+    with pytest.raises(BadRequest, match="image must be latents"):
+        await run(runner, one)

@@ -1,0 +1,96 @@
+"""A vocoder of frames: as they come, in any pieces."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omnibus.errors import BadRequest
+from omnibus_models import tiny
+from omnibus_models.contract import Vocoder
+from omnibus_models.families import family
+from services.generator.runner import VocodeRunner, VocodeSettings
+from tests.unit.generator.test_vocode import job
+from tests.unit.jobs import run
+
+NAME = "qwen3_omni_moe"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build(NAME, tmp_path_factory.mktemp("models") / "omni")
+
+
+@pytest.fixture(scope="module")
+def vocoder(checkpoint: Path) -> Vocoder:
+    made: Vocoder = family(NAME).load("vocoder", checkpoint)
+    return made
+
+
+@pytest.fixture
+async def runner(checkpoint: Path) -> AsyncIterator[VocodeRunner]:
+    made = VocodeRunner("vocoder", NAME, checkpoint, "cpu", "float32", VocodeSettings(codes=6))
+    await made.load()
+    yield made
+    await made.close()
+
+
+def frames(count: int, seed: int = 0) -> list[list[int]]:
+    made: list[list[int]] = np.random.default_rng(seed).integers(0, 64, (count, 4)).tolist()
+    return made
+
+
+def once(vocoder: Vocoder, given: list[list[int]]) -> np.ndarray:
+    with torch.inference_mode():
+        wave: np.ndarray = vocoder.open("Chelsie", 0).push(given, last=True).numpy()
+    return wave
+
+
+async def test_waveforms_do_not_depend_on_pieces_nor_on_company(runner: VocodeRunner, vocoder: Vocoder) -> None:
+    pieces = [(1,) * 20, (4, 4, 4, 4, 4), (20,), (0, 19, 1)]
+    jobs = []
+    for seed, sizes in enumerate(pieces):
+        ends = np.cumsum(sizes)
+        jobs.append(job([frames(20, seed)[end - size : end] for size, end in zip(sizes, ends, strict=True)]))
+
+    await asyncio.gather(*(run(runner, one) for one in jobs))
+
+    for seed, one in enumerate(jobs):
+        wave = one.whole("audio")
+        np.testing.assert_allclose(wave, once(vocoder, frames(20, seed)), rtol=0, atol=1e-5)
+        assert one.end("audio") == {"samples": len(wave)} == {"samples": 20 * 1920 - 555}
+
+
+async def test_the_first_frame_sounds_at_once(runner: VocodeRunner) -> None:
+    one = await run(runner, job([frames(1), frames(5)]))
+
+    assert one.outputs["audio"].items[0].array is not None
+    assert len(one.outputs["audio"].items) >= 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ([1, 2, 3, 4], "whole numbers"),
+        ([[1, 2, "a", 4]], "whole numbers"),
+        ([[1, 2, 3]], "4 codes"),
+        ([[1, 2, 3, 64]], "below 64"),
+    ],
+)
+async def test_what_is_no_frame_is_refused(runner: VocodeRunner, wrong: list[Any], says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        await run(runner, job([wrong]))
+
+
+async def test_frames_are_refused_where_codes_are_meant(checkpoint: Path, tmp_path: Path) -> None:
+    other = tiny.build("qwen2_5_omni", tmp_path / "other")
+    runner = VocodeRunner("vocoder", "qwen2_5_omni", other, "cpu", "float32", VocodeSettings())
+    await runner.load()
+
+    with pytest.raises(BadRequest, match="whole numbers"):
+        await run(runner, job([frames(2)]))
+    await runner.close()

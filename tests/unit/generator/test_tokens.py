@@ -1,0 +1,223 @@
+"""Engines of pictures that are made token by token: each as if it were alone, told of, and gone when nobody wants it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omnibus.errors import BadRequest, StageUnavailable, TooLarge
+from omnibus.executor.contract import Item
+from omnibus_models import tiny
+from omnibus_models.contract import Picture
+from omnibus_models.families import family
+from services.generator.denoise import DenoiseRunner, DenoiseSettings
+from services.generator.prior import PriorRunner
+from tests.unit.jobs import MemoryJob, run
+
+WIDTH = 64
+TOKENS = 16
+
+
+@pytest.fixture(scope="module")
+def janus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("janus", tmp_path_factory.mktemp("models") / "janus")
+
+
+@pytest.fixture(scope="module")
+def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("glm_image", tmp_path_factory.mktemp("models") / "glm")
+
+
+@pytest.fixture
+async def painter(janus: Path) -> AsyncIterator[DenoiseRunner]:
+    made = DenoiseRunner("dit", "janus", janus, "cpu", "float32", DenoiseSettings())
+    await made.load()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def prior(glm: Path) -> AsyncIterator[PriorRunner]:
+    made = PriorRunner("prior", "glm_image", glm, "cpu", "float32", DenoiseSettings(pixels=256 * 256))
+    await made.load()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def follower(glm: Path) -> AsyncIterator[DenoiseRunner]:
+    made = DenoiseRunner("dit", "glm_image", glm, "cpu", "float32", DenoiseSettings())
+    await made.load()
+    yield made
+    await made.close()
+
+
+def guides(length: int) -> np.ndarray:
+    """Embeddings of a prompt and its twin."""
+    made: np.ndarray = np.random.default_rng(length).standard_normal((2, length, WIDTH), np.float32)
+    return made
+
+
+def job(*wants: str, length: int = 9, invocation: int = 7, **more: Any) -> MemoryJob:
+    embeds = guides(length)
+    inputs = {"width": 64, "height": 64, "steps": 20, "embeds": Item({}, embeds)}
+    mask = Item({}, np.ones(embeds.shape[:2], bool))
+    return MemoryJob({**inputs, "mask": mask, **more}, wants=wants, seed=invocation)
+
+
+def alone(checkpoint: Path, length: int, seed: int, guidance: float | None = None) -> list[int]:
+    model: Any = family("janus").load("dit", checkpoint)
+    with torch.inference_mode():
+        one = model.open(Picture(64, 64, 20, seed, guidance), [torch.from_numpy(row) for row in guides(length)])
+        while one.done < one.steps:
+            model.step([one])
+    found: list[int] = one.chosen
+    return found
+
+
+async def test_many_pictures_at_once_are_as_if_each_were_alone(painter: DenoiseRunner, janus: Path) -> None:
+    wishes = [(9, 1, 3.0), (5, 2, None), (14, 3, 1.0), (9, 4, 6.0), (7, 5, None)]
+    jobs = [job(length=length, seed=seed, guidance=guidance) for length, seed, guidance in wishes]
+
+    await asyncio.gather(*(run(painter, one) for one in jobs))
+
+    for wish, one in zip(wishes, jobs, strict=True):
+        assert one.array("latents").shape == (1, 1, 4, 4)
+        assert one.array("latents").flatten().tolist() == alone(janus, *wish)
+    assert max(map(int, painter.stats()["batches"])) > 1
+    assert painter.stats()["used"] == 0
+
+
+async def test_each_token_is_told_however_many_steps_were_asked_for(painter: DenoiseRunner) -> None:
+    one = await run(painter, job("progress", steps=3))
+
+    told = [item.data for item in one.outputs["progress"].items]
+    assert told == [{"step": step, "steps": TOKENS} for step in range(1, TOKENS + 1)]
+
+
+async def test_previews_show_what_is_there(painter: DenoiseRunner) -> None:
+    one = await run(painter, job("preview", every=5))
+
+    items = one.outputs["preview"].items
+    assert [item.data["step"] for item in items] == [5, 10, 15]
+    assert [int((item.array != 127).any(-1).sum()) for item in items] == [5, 10, 15]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"width": 128}, "64x64"),
+        ({"height": 32}, "64x64"),
+        ({"frames": 2}, "not videos"),
+        ({"embeds": Item({}, np.zeros((2, 9, 8), np.float32))}, "embeddings"),
+        ({"image": Item({}, np.zeros((1, 1, 4, 4), np.float32))}, "from text alone"),
+        ({"prior": Item({}, np.zeros((1, 1, 4, 4), np.float32))}, "follows no prior"),
+    ],
+)
+async def test_wrong_inputs_are_refused(painter: DenoiseRunner, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        await run(painter, job(**changed))
+
+
+# Priors
+
+
+def wish(*wants: str, invocation: int = 7, **more: Any) -> MemoryJob:
+    return MemoryJob({"prompt": "a red square", "width": 64, "height": 64, **more}, wants=wants, seed=invocation)
+
+
+def drawn(checkpoint: Path, prompt: str, picture: Picture) -> np.ndarray:
+    model: Any = family("glm_image").load("prior", checkpoint)
+    with torch.inference_mode():
+        one = model.open(picture, prompt)
+        while one.done < one.steps:
+            model.step([one])
+        found: np.ndarray = model.latents(one).numpy()
+    return found
+
+
+async def test_priors_of_many_requests_are_each_their_own(prior: PriorRunner, glm: Path) -> None:
+    wishes = [("a red square", Picture(64, 64, 1, 1)), ("a green hill", Picture(96, 64, 1, 2))]
+    jobs = [
+        wish("progress", prompt=prompt, width=picture.width, height=picture.height, seed=picture.seed)
+        for prompt, picture in wishes
+    ]
+
+    await asyncio.gather(*(run(prior, one) for one in jobs))
+
+    for (prompt, picture), one in zip(wishes, jobs, strict=True):
+        np.testing.assert_array_equal(one.array("tokens"), drawn(glm, prompt, picture))
+        steps = len(one.outputs["progress"].items)
+        assert one.outputs["progress"].items[-1].data == {"step": steps, "steps": steps}
+    assert max(map(int, prior.stats()["batches"])) == 2
+    assert prior.stats()["used"] == 0
+
+
+async def test_without_a_seed_a_prior_is_the_invocations(prior: PriorRunner, glm: Path) -> None:
+    one = await run(prior, wish(invocation=11))
+
+    np.testing.assert_array_equal(one.array("tokens"), drawn(glm, "a red square", Picture(64, 64, 1, 11)))
+
+
+async def test_a_cancelled_prior_draws_no_further_token(prior: PriorRunner) -> None:
+    one = wish("progress")
+    running = asyncio.create_task(run(prior, one))
+    await one.outputs["progress"].until(2)
+
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert prior.stats()["used"] == 0
+    assert not one.outputs["tokens"].items
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"prompt": 3}, BadRequest, "prompt"),
+        ({"prompt": "a <sop> b"}, BadRequest, "<sop>"),
+        ({"width": 48}, BadRequest, "multiple of 32"),
+        ({"height": 0}, BadRequest, "height"),
+        ({"seed": -1}, BadRequest, "seed"),
+        ({"colour": "red"}, BadRequest, "colour"),
+        ({"width": 512, "height": 512}, TooLarge, "65536"),
+    ],
+)
+async def test_wrong_wishes_are_refused(
+    prior: PriorRunner, changed: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        await run(prior, wish(**changed))
+
+
+async def test_priors_in_the_making_are_told_when_the_executor_is_closed(glm: Path) -> None:
+    made = PriorRunner("prior", "glm_image", glm, "cpu", "float32", DenoiseSettings())
+    await made.load()
+    one = wish("progress")
+    running = asyncio.create_task(run(made, one))
+    await one.outputs["progress"].until(2)
+
+    await made.close()
+
+    with pytest.raises(StageUnavailable, match="closed"):
+        await running
+
+
+async def test_a_denoiser_follows_its_prior(follower: DenoiseRunner) -> None:
+    embeds, mask = np.zeros((2, 3, 32), np.float32), np.ones((2, 3), bool)
+    about = {"width": 64, "height": 64, "steps": 2, "embeds": Item({}, embeds), "mask": Item({}, mask)}
+
+    made = [
+        await run(follower, MemoryJob({**about, "prior": Item({}, np.full((1, 1, 2, 2), token, np.float32))}))
+        for token in (1, 2)
+    ]
+
+    assert not np.allclose(made[0].array("latents"), made[1].array("latents"), atol=1e-2)
+    assert sorted(made[0].read) == ["embeds", "image", "mask", "prior"]
+    for prior in (None, Item({}, None), Item({}, np.zeros((1, 1, 3, 2), np.float32))):
+        with pytest.raises(BadRequest, match="prior"):
+            await run(follower, MemoryJob({**about, "prior": prior}))

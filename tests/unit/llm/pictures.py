@@ -1,0 +1,76 @@
+"""Models whose prompts need more than a look back: their requests with real pictures, and what whole models answer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from omnibus.executor.contract import Item
+from omnibus_models import families
+from tests.oracles import plain as oracle
+from tests.unit.jobs import MemoryJob
+from tests.unit.llm.test_think import WORDS
+from tests.unit.models import files
+
+TOKENS = 16
+
+#: Widths and heights: one, two and four tiles of a model that cuts pictures into tiles.
+SIZES = ((50, 50), (50, 100), (300, 60))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Messages, the pictures in them, and how many tokens are wanted."""
+
+    messages: list[dict[str, Any]]
+    pictures: tuple[bytes, ...] = ()
+    tokens: int = TOKENS
+
+
+@dataclass
+class Pictured:
+    """A model: its checkpoint, and its encoder, which sees every picture once."""
+
+    family: str
+    checkpoint: Path
+    seen: dict[bytes, Item] = field(default_factory=dict)
+
+    @cached_property
+    def vision(self) -> Any:
+        return families.family(self.family).load("vision", self.checkpoint)
+
+    def job(self, asked: Asked, **params: Any) -> MemoryJob:
+        given = {"max_tokens": asked.tokens, **params}
+        return MemoryJob(
+            {"messages": asked.messages, "items": [*map(self.item, asked.pictures)], "params": given},
+        )
+
+    def item(self, picture: bytes) -> Item:
+        if picture not in self.seen:
+            [one] = self.vision.encode([self.vision.prepare(memoryview(picture), "image")])
+            self.seen[picture] = Item(dict(one.meta), one.embeds.numpy())
+        return self.seen[picture]
+
+    def ids(self, asked: Asked) -> list[int]:
+        """What the whole model answers."""
+        given: Mapping[str, Sequence[bytes]] = {"image": asked.pictures} if asked.pictures else {}
+        return oracle.answer(self.checkpoint, asked.messages, given, asked.tokens)[0]
+
+
+def text(number: int) -> Asked:
+    return Asked([{"role": "user", "content": " ".join(WORDS[: 2 + number % 17])}], tokens=4 + number % 9)
+
+
+def pictured(number: int, count: int = 1) -> Asked:
+    """A question about ``count`` pictures, with words before, between and behind them."""
+    content: list[dict[str, str]] = [{"type": "text", "text": WORDS[number % 19]}]
+    for place in range(count):
+        content += [{"type": "image"}, *({"type": "text", "text": word} for word in WORDS[: (number + place) % 3])]
+    pictures = tuple(files.picture(number + place, *SIZES[(number + place) % 3]) for place in range(count))
+    return Asked([{"role": "user", "content": content}], pictures, 6 + number % 7)
+
+
+def mixed(count: int) -> list[Asked]:
+    """Requests of text and of one, two or three pictures."""
+    return [text(n) if n % 3 == 1 else pictured(n, 1 + n % 4 // 2 + n % 5 // 4) for n in range(count)]

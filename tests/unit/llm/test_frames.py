@@ -1,0 +1,171 @@
+"""A talker whose steps give frames of codes: as they come, in company, sampled, and out of shared or split prompts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnibus.errors import BadRequest
+from omnibus.executor.contract import Item
+from omnibus_models import tiny
+from omnibus_models.families import family
+from services.llm.runner import ThinkRunner
+from services.llm.split import DecodeRunner, PrefillRunner
+from services.llm.talk import TalkRunner, TalkSettings
+from tests.e2e.questions import OMNI_QUESTIONS, Question, ask, audio, image
+from tests.oracles import qwen3_omni_moe as oracle
+from tests.unit.jobs import MemoryJob, run
+from tests.unit.llm.halves import Halves, core
+from tests.unit.models.split import encode
+
+NAME, VOICE, TOKENS, FRAMES = "qwen3_omni_moe", "Chelsie", 10, 14
+SPEECH = ("prompt", "layout", "rows")
+QUESTIONS = [
+    OMNI_QUESTIONS["text"],
+    OMNI_QUESTIONS["image and audio"],
+    ask("two", audio(1.2, 3)),
+    ask(image(7), "see?"),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build(NAME, tmp_path_factory.mktemp("models") / "omni")
+
+
+@pytest.fixture(scope="module")
+def encoders(checkpoint: Path) -> list[Any]:
+    return [family(NAME).load(part, checkpoint) for part in ("vision", "audio")]
+
+
+@pytest.fixture(scope="module")
+def answers(checkpoint: Path) -> list[oracle.Answer]:
+    return [oracle.answer(checkpoint, one.plain, one.media, TOKENS, VOICE, FRAMES) for one in QUESTIONS]
+
+
+@pytest.fixture
+async def talking(checkpoint: Path) -> AsyncIterator[TalkRunner]:
+    made = TalkRunner("talker", NAME, checkpoint, "cpu", "float32", TalkSettings(slots=3, context=512))
+    await made.load()
+    yield made
+    await made.close()
+
+
+def asked(encoders: list[Any], question: Question) -> MemoryJob:
+    kinds = [kind for kind, _ in question.parts if kind != "text"]
+    items = [Item(dict(one.meta), one.embeds.numpy()) for one in encode(encoders, kinds, question.media)]
+    inputs = {"messages": question.plain, "items": items, "voice": VOICE, "params": {"max_tokens": TOKENS}}
+    return MemoryJob(inputs, wants=("text", *SPEECH))
+
+
+def heard(thought: MemoryJob, **params: Any) -> MemoryJob:
+    given = {name: thought.outputs[name] for name in SPEECH}
+    return MemoryJob({**given, "voice": VOICE, "params": {"max_codes": FRAMES, **params}}, seed=3)
+
+
+@pytest.mark.parametrize("share", [3, 4096])
+async def test_speech_in_company_is_that_of_the_whole_model(
+    checkpoint: Path, encoders: list[Any], answers: list[oracle.Answer], talking: TalkRunner, share: int
+) -> None:
+    thinking = ThinkRunner(core(checkpoint, NAME, share=share))
+    await thinking.load()
+    thoughts = [asked(encoders, question) for question in QUESTIONS]
+    speech = [heard(one) for one in thoughts]
+
+    await asyncio.gather(*(run(talking, one) for one in speech), *(run(thinking, one) for one in thoughts))
+    await thinking.close()
+
+    assert [one.ids for one in thoughts] == [one.ids for one in answers]
+    assert [one.codes for one in speech] == [one.frames for one in answers]
+    assert [len(item.data["codes"]) for item in speech[0].outputs["codes"].items[:-1]] == [4, 4, 4, 2]
+
+
+async def test_halves_of_a_thinker_give_a_talker_the_same(
+    checkpoint: Path, encoders: list[Any], answers: list[oracle.Answer], talking: TalkRunner
+) -> None:
+    halves = Halves(PrefillRunner(core(checkpoint, NAME, share=7)), DecodeRunner(core(checkpoint, NAME)), near=False)
+    await halves.prefill.load()
+    await halves.decode.load()
+
+    for question, answer in zip(QUESTIONS, answers, strict=True):
+        first, second = halves.jobs(asked(encoders, question), *SPEECH)
+        await asyncio.gather(run(halves.prefill, first), run(halves.decode, second))
+        told = MemoryJob(
+            {
+                "prompt": first.outputs["prompt"],
+                "layout": first.outputs["layout"],
+                "rows": second.outputs["rows"],
+                "voice": VOICE,
+                "params": {"max_codes": FRAMES},
+            }
+        )
+        assert (await run(talking, told)).codes == answer.frames
+    await halves.prefill.close()
+    await halves.decode.close()
+
+
+async def test_sampled_frames_follow_their_seed_in_any_company(
+    checkpoint: Path, encoders: list[Any], talking: TalkRunner
+) -> None:
+    thinking = ThinkRunner(core(checkpoint, NAME))
+    await thinking.load()
+    thoughts = [await run(thinking, asked(encoders, question)) for question in QUESTIONS]
+    await thinking.close()
+
+    alone = [await run(talking, heard(one, temperature=1.0, seed=5)) for one in thoughts]
+    together = [heard(one, temperature=1.0, seed=5) for one in thoughts]
+    await asyncio.gather(*(run(talking, one) for one in together))
+    other = await run(talking, heard(thoughts[0], temperature=1.0, seed=6))
+    greedy = await run(talking, heard(thoughts[0]))
+
+    assert [one.codes for one in together] == [one.codes for one in alone]
+    assert len({str(codes) for codes in (alone[0].codes, other.codes, greedy.codes)}) == 3
+    assert {len(frame) for frame in other.codes} == {4}
+
+
+async def test_all_of_a_frame_is_sampled_or_nothing_of_it(
+    checkpoint: Path, encoders: list[Any], talking: TalkRunner
+) -> None:
+    thinking = ThinkRunner(core(checkpoint, NAME))
+    await thinking.load()
+    thought = await run(thinking, asked(encoders, QUESTIONS[0]))
+    await thinking.close()
+
+    # Only one first code can win, with or without a draw.
+    drawn = [await run(talking, heard(thought, temperature=1.0, top_k=1, seed=seed)) for seed in range(3)]
+    greedy = [await run(talking, heard(thought, top_k=1, seed=seed)) for seed in range(3)]
+
+    assert len({one.codes[0][0] for one in drawn}) == 1
+    assert len({str(one.codes[0][1:]) for one in drawn}) == 3
+    assert len({str(one.codes) for one in greedy}) == 1
+
+
+async def test_a_penalty_for_repeated_codes_leaves_the_rest_of_a_frame_alone(
+    checkpoint: Path, encoders: list[Any], talking: TalkRunner
+) -> None:
+    thinking = ThinkRunner(core(checkpoint, NAME))
+    await thinking.load()
+    thought = await run(thinking, asked(encoders, QUESTIONS[0]))
+    await thinking.close()
+
+    plain = await run(talking, heard(thought))
+    various = await run(talking, heard(thought, repetition_penalty=5.0))
+
+    assert various.codes[0] == plain.codes[0]
+    assert len({frame[0] for frame in various.codes}) > len({frame[0] for frame in plain.codes})
+
+
+async def test_an_unknown_voice_is_refused_by_the_talker_too(
+    checkpoint: Path, encoders: list[Any], talking: TalkRunner
+) -> None:
+    thinking = ThinkRunner(core(checkpoint, NAME))
+    await thinking.load()
+    thought = await run(thinking, asked(encoders, QUESTIONS[0]))
+    await thinking.close()
+    job = heard(thought)
+    job._inputs["voice"] = "nobody"
+
+    with pytest.raises(BadRequest, match="ethan"):
+        await run(talking, job)

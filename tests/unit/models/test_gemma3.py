@@ -1,0 +1,238 @@
+"""Gemma 3 taken apart answers what the whole model answers, whoever's encoder has seen the pictures."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from omnibus.errors import BadRequest, Fatal
+from omnibus_models import families, tiny
+from omnibus_models.contract import Encoded
+from omnibus_models.tiny import gemma3 as recipe
+from tests.oracles import plain as oracle
+from tests.unit.models import files
+from tests.unit.models.split import encode, think, whole
+from tests.unit.models.test_loading import without
+
+IMAGE = {"type": "image"}
+TOKENS = 24
+
+
+def text(words: str) -> dict[str, str]:
+    return {"type": "text", "text": words}
+
+
+def user(*parts: dict[str, str]) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+CASES = {
+    "text": ([{"role": "user", "content": "hello world, how are you today?"}], {}),
+    "text of many windows": ([{"role": "user", "content": "the big brown dog runs over the hill. " * 12}], {}),
+    "image": ([user(IMAGE, text("what is in this picture?"))], {"image": [files.picture(1)]}),
+    "image behind text": ([user(text("describe the image."), IMAGE)], {"image": [files.picture(1, 300, 40)]}),
+    "two images": ([user(IMAGE, text("and"), IMAGE)], {"image": [files.picture(2), files.picture(3, 200, 120)]}),
+    "images side by side": ([user(*[IMAGE] * 4, text("?"))], {"image": [files.picture(seed) for seed in range(4)]}),
+    "several turns": (
+        [
+            {"role": "system", "content": "you are a small cat."},
+            user(IMAGE, text("what is this?")),
+            {"role": "assistant", "content": "a red square."},
+            user(text("and this?"), IMAGE),
+        ],
+        {"image": [files.picture(6), files.picture(7)]},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("gemma3", tmp_path_factory.mktemp("models") / "gemma3")
+
+
+@pytest.fixture(scope="module")
+def wider(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another size: one tower, another projector and language model."""
+    directory = tmp_path_factory.mktemp("models") / "wider"
+    recipe.write(directory, seed=0, llm_seed=1, width=96)
+    return directory
+
+
+def load(checkpoint: Path) -> dict[str, Any]:
+    family = families.family_of(checkpoint)
+    return {name: family.load(name, checkpoint) for name in family.components}
+
+
+@pytest.fixture(scope="module")
+def parts(checkpoint: Path) -> dict[str, Any]:
+    return load(checkpoint)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_split_components_answer_like_the_whole_model(checkpoint: Path, parts: dict[str, Any], case: str) -> None:
+    messages, given = CASES[case]
+
+    thought = think(parts["thinker"], [parts["vision"]], messages, given, TOKENS)
+
+    ids, words = oracle.answer(checkpoint, messages, given, TOKENS)
+    assert thought.ids == ids
+    assert parts["thinker"].text(thought.ids) == words
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_prompts_are_as_long_as_the_joint_processor_makes_them(
+    checkpoint: Path, parts: dict[str, Any], case: str
+) -> None:
+    messages, given = CASES[case]
+    thinker = parts["thinker"]
+    prompt = thinker.prompt(messages)
+
+    prefill = thinker.assemble(prompt, encode([parts["vision"]], prompt.modalities, given))
+
+    expected = oracle.inputs(checkpoint, messages, given)["input_ids"][0]
+    rows = thinker.embed(expected)
+    assert prefill.inputs.shape[0] == len(expected)
+    torch.testing.assert_close(prefill.inputs[~prefill.media], rows[~prefill.media], rtol=0, atol=0)
+    assert int(prefill.media.sum()) == recipe.TOKENS * len(given.get("image", ()))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_encoder_serves_language_models_of_all_sizes(parts: dict[str, Any], wider: Path, seed: int) -> None:
+    messages, given = [user(IMAGE, text("describe the image"))], {"image": [files.picture(seed)]}
+    thinker = families.family("gemma3").load("thinker", wider)
+
+    thought = think(thinker, [parts["vision"]], messages, given, TOKENS)
+
+    assert thinker.width != parts["thinker"].width
+    assert thought.ids == oracle.answer(wider, messages, given, TOKENS)[0]
+
+
+def test_pooling_here_and_projecting_there_is_the_librarys_projector_bit_for_bit(
+    checkpoint: Path, parts: dict[str, Any]
+) -> None:
+    vision, thinker = parts["vision"], parts["thinker"]
+    prompt = thinker.prompt([user(IMAGE)])
+    items = encode([vision], ["image"], {"image": [files.picture(3)]})
+
+    prefill = thinker.assemble(prompt, items)
+
+    model, _ = oracle._whole(checkpoint)
+    given = oracle.inputs(checkpoint, [user(IMAGE)], {"image": [files.picture(3)]})
+    with torch.no_grad():
+        expected = model.get_image_features(given["pixel_values"], return_dict=True).pooler_output[0]
+    assert torch.equal(prefill.inputs[prefill.media], expected)
+
+
+def test_the_tower_alone_is_loaded_for_pictures_and_everything_else_for_text(
+    checkpoint: Path, parts: dict[str, Any]
+) -> None:
+    names = {name: {key for key, _ in part.module.named_parameters()} for name, part in parts.items()}
+
+    assert all(key.startswith("model.vision_tower.") for key in names["vision"])
+    assert not any(key.startswith("model.vision_tower.") for key in names["thinker"])
+    model, _ = oracle._whole(checkpoint)
+    assert names["vision"] | names["thinker"] == {key for key, _ in model.named_parameters()}
+
+
+def test_the_tokens_of_a_picture_see_each_other_both_ways(parts: dict[str, Any]) -> None:
+    thinker = parts["thinker"]
+    prompt = thinker.prompt([user(text("a"), IMAGE, text("b"))])
+    prefill = thinker.assemble(prompt, encode([parts["vision"]], ["image"], {"image": [files.picture(1)]}))
+    last = int(prefill.media.nonzero().max())
+    changed = prefill.inputs.clone()
+    changed[last] += 1.0
+
+    def said(inputs: torch.Tensor, mask: object) -> torch.Tensor:
+        hidden: torch.Tensor = thinker.forward(inputs[None], prefill.positions[:, None], DynamicCache(), mask)
+        return hidden[0]
+
+    both = (said(prefill.inputs, whole(prefill)) - said(changed, whole(prefill))).abs().amax(-1) > 1e-4
+    back = (said(prefill.inputs, None) - said(changed, None)).abs().amax(-1) > 1e-4
+
+    assert both.nonzero()[0, 0] == last - recipe.TOKENS + 1
+    assert back.nonzero()[0, 0] == last
+
+
+def test_a_window_is_a_window_with_and_without_a_mask(parts: dict[str, Any]) -> None:
+    thinker = parts["thinker"]
+    messages = [{"role": "user", "content": "the cat sleeps on the warm red mat " * 8}]
+    prefill = thinker.assemble(thinker.prompt(messages), [])
+    size = len(prefill.inputs)
+    causal = torch.ones(size, size, dtype=torch.bool).tril()[None, None]
+
+    masked = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), causal)
+
+    plain = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), None)
+    assert size > 2 * recipe.WINDOW
+    torch.testing.assert_close(masked, plain, rtol=0, atol=1e-5)
+    assert not torch.equal(*thinker._masks(causal, prefill.positions[:, None]).values())
+
+
+def test_another_image_changes_the_answer(parts: dict[str, Any]) -> None:
+    messages = [user(IMAGE, text("describe the image"))]
+
+    answers = {
+        tuple(think(parts["thinker"], [parts["vision"]], messages, {"image": [files.picture(seed)]}, TOKENS).ids)
+        for seed in range(5)
+    }
+
+    assert len(answers) == 5
+
+
+def test_a_batch_of_images_equals_its_items_alone(parts: dict[str, Any]) -> None:
+    vision = parts["vision"]
+    sizes = [(56, 56), (60, 100), (140, 60), (400, 300)]
+    batch = [vision.prepare(memoryview(files.picture(n, *size)), "image") for n, size in enumerate(sizes)]
+
+    together = vision.encode(batch)
+
+    for one, item in zip(together, batch, strict=True):
+        [alone] = vision.encode([item])
+        assert one.meta == alone.meta == {"modality": "image", "n_tokens": recipe.TOKENS}
+        assert one.embeds.shape == (recipe.TOKENS, 32)
+        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+    assert vision.encode([]) == []
+
+
+@pytest.mark.parametrize("modality", ["video", "audio"])
+def test_a_vision_encoder_takes_pictures_alone(parts: dict[str, Any], modality: str) -> None:
+    with pytest.raises(BadRequest, match=f"not {modality}"):
+        parts["vision"].prepare(memoryview(files.tone(1)), modality)
+
+
+@pytest.mark.parametrize("token", ["<image_soft_token>", "<start_of_image>", "<end_of_turn>", "<bos>"])
+def test_control_tokens_in_text_are_refused_by_name(parts: dict[str, Any], token: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parts["thinker"].prompt([user(text(f"ignore this {token} please"))])
+
+    assert token in caught.value.message
+
+
+def test_turns_that_the_template_does_not_take_are_refused(parts: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="take turns"):
+        parts["thinker"].prompt([user(text("hello")), user(text("again"))])
+
+
+@pytest.mark.parametrize("shape", [(recipe.TOKENS, 64), (recipe.TOKENS - 1, 32), (0, 32)])
+def test_items_of_another_shape_are_refused(parts: dict[str, Any], shape: tuple[int, int]) -> None:
+    thinker = parts["thinker"]
+    item = Encoded(torch.zeros(shape), {"modality": "image", "n_tokens": shape[0]})
+
+    with pytest.raises(BadRequest, match="an embedding of shape"):
+        thinker.assemble(thinker.prompt([user(IMAGE)]), [item])
+
+
+@pytest.mark.parametrize("name", ["gemma3", "mllama"])
+def test_an_engine_that_would_take_rows_as_they_are_is_refused_before_it_starts(name: str, tmp_path: Path) -> None:
+    with pytest.raises(Fatal, match="declare services.engines:transformers"):
+        families.family(name).reader(tmp_path)
+
+
+def test_missing_weights_are_named(checkpoint: Path, tmp_path: Path) -> None:
+    broken = without(checkpoint, tmp_path / "broken", "multi_modal_projector.mm_input_projection_weight")
+
+    assert families.family("gemma3").load("vision", broken).parameters
+    with pytest.raises(Fatal, match="mm_input_projection_weight"):
+        families.family("gemma3").load("thinker", broken)

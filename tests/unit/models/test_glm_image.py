@@ -1,0 +1,425 @@
+"""The parts of GLM-Image make the pipeline's own pictures, one step at a time and in any company."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from omnibus.errors import BadRequest, ContextTooLong, Fatal, NotFound
+from omnibus_models import families, tiny
+from omnibus_models.contract import Picture
+from omnibus_models.families import glm_image
+from tests.oracles import glm_image as oracle
+
+SIGN, RED = 'a sign that says "hello world"', "a red square"
+BOTH, QUOTES = "'one' and “two” 「three」 and \"four\"", "a hill, it's green"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("glm_image", tmp_path_factory.mktemp("models") / "glm")
+
+
+@pytest.fixture(scope="module")
+def parts(checkpoint: Path) -> dict[str, Any]:
+    family = families.family_of(checkpoint)
+    return {name: family.load(name, checkpoint) for name in family.components}
+
+
+def guides(parts: dict[str, Any], prompt: str) -> list[Tensor]:
+    encoder = parts["text_encoder"]
+    return [one.embeds for one in encoder.encode([encoder.prepare(prompt), encoder.unwanted(prompt, "")])]
+
+
+def run(stepper: Any, one: Any) -> Any:
+    """``one`` after all of its steps, alone."""
+    while one.done < one.steps:
+        stepper.step([one])
+    return one
+
+
+def prior(parts: dict[str, Any], prompt: str, picture: Picture) -> Tensor:
+    found: Tensor = parts["prior"].latents(run(parts["prior"], parts["prior"].open(picture, prompt)))
+    return found
+
+
+def rough(picture: Picture, seed: int = 0) -> Tensor:
+    """Tokens of no prior, for tests of what follows one."""
+    size = (1, 1, picture.height // 32, picture.width // 32)
+    return torch.randint(64, size, generator=torch.Generator().manual_seed(seed)).float()
+
+
+def made(parts: dict[str, Any], prompt: str, picture: Picture, tokens: Tensor) -> Any:
+    return run(parts["dit"], parts["dit"].open(picture, guides(parts, prompt), prior=tokens))
+
+
+def test_the_family_is_known_by_its_pipeline(checkpoint: Path) -> None:
+    assert families.family_of(checkpoint) is families.family("glm_image")
+
+
+# Texts to be written
+
+
+def test_texts_guide_as_in_the_pipeline_whatever_their_company(parts: dict[str, Any], checkpoint: Path) -> None:
+    prompts = [SIGN, RED, BOTH, QUOTES, "''", ""]
+    encoder = parts["text_encoder"]
+
+    together = [one.embeds for one in encoder.encode([encoder.prepare(prompt) for prompt in prompts])]
+
+    for prompt, found in zip(prompts, together, strict=True):
+        wanted, nothing = oracle.pipeline(checkpoint).encode_prompt(prompt)
+        torch.testing.assert_close(found, wanted[0], rtol=0, atol=1e-5)
+        alone, unwanted = guides(parts, prompt)
+        torch.testing.assert_close(alone, wanted[0], rtol=0, atol=1e-5)
+        torch.testing.assert_close(unwanted, nothing[0], rtol=0, atol=1e-5)
+    assert len({len(found) for found in together}) == 3
+
+
+@pytest.mark.parametrize("prompt", [SIGN, RED, BOTH, QUOTES, "it's 'a' \"b'c\" d'", "「“a”」 “「b” c」 '", ""])
+def test_what_is_to_be_written_is_found_as_in_the_pipeline(
+    parts: dict[str, Any], checkpoint: Path, prompt: str
+) -> None:
+    [texts] = oracle.pipeline(checkpoint).get_glyph_texts(prompt)
+
+    rows, mask = (parts["text_encoder"].prepare(prompt).features[name] for name in ("ids", "mask"))
+
+    said = [
+        parts["text_encoder"].tokenizer.decode(row[kept.bool()], skip_special_tokens=True)
+        for row, kept in zip(rows, mask, strict=True)
+    ]
+    assert said == (texts or [""])
+
+
+def test_prompts_that_cannot_be_used_are_refused(parts: dict[str, Any]) -> None:
+    encoder = parts["text_encoder"]
+
+    with pytest.raises(BadRequest, match="</s>"):
+        encoder.prepare("a sign: 'hello </s>'")
+    with pytest.raises(BadRequest, match="no negative prompt"):
+        encoder.unwanted(RED, "clouds")
+    with pytest.raises(ContextTooLong, match="2048"):
+        encoder.prepare(f"a book: '{'hill ' * 1000}'")
+    with pytest.raises(BadRequest, match="<eop>"):
+        parts["prior"].open(Picture(64, 64, 1, 1), "a <eop> b")
+    with pytest.raises(ContextTooLong, match="4096"):
+        parts["prior"].open(Picture(64, 64, 1, 1), "hill " * 5000)
+
+
+# The whole way
+
+WISHES: dict[str, dict[str, Any]] = {
+    "sign": {"prompt": SIGN, "width": 64, "height": 64, "steps": 3, "seed": 1, "guidance": 3.0},
+    "wide": {"prompt": RED, "width": 96, "height": 64, "steps": 4, "seed": 2},
+    "unguided": {"prompt": BOTH, "width": 32, "height": 64, "steps": 2, "seed": 3, "guidance": 1.0},
+}
+
+
+@pytest.mark.parametrize("name", WISHES)
+def test_the_picture_is_that_of_the_pipeline(parts: dict[str, Any], checkpoint: Path, name: str) -> None:
+    wish = dict(WISHES[name])
+    wanted = oracle.painted(checkpoint, **wish)
+    prompt, picture = wish.pop("prompt"), Picture(**wish)
+
+    tokens = prior(parts, prompt, picture)
+    one = made(parts, prompt, picture, tokens)
+    painted = parts["vae"].decode(parts["dit"].latents(one)).numpy()
+
+    assert one.prior.tolist() == wanted.prior.tolist()
+    assert painted.shape == (picture.height, picture.width, 3)
+    assert painted.std() > 10
+    np.testing.assert_allclose(painted, wanted.pixels, atol=0.51)  # rounded
+    assert one.rows == (1 if picture.guidance == 1.0 else 2)
+
+
+# The prior
+
+
+def test_positions_are_those_of_the_library(parts: dict[str, Any], checkpoint: Path) -> None:
+    pipe = oracle.pipeline(checkpoint)
+    for width, height in [(64, 64), (96, 64), (32, 128)]:
+        one = parts["prior"].open(Picture(width, height, 1, 1), RED)
+        ids, _ = parts["prior"]._asked(Picture(width, height, 1, 1), RED)
+        grids = torch.tensor([[1, *one.grid], [1, *_small(one)]])
+
+        told, _ = pipe.vision_language_encoder.model.get_rope_index(ids, image_grid_thw=grids)
+
+        assert torch.equal(told[:, 0], torch.arange(ids.shape[1]).expand(3, -1))
+        wanted = pipe.vision_language_encoder.model._cached_decode_position_ids[0]
+        assert torch.equal(one.positions, wanted[:, :-1])  # the last one is that of the end
+
+
+def _small(one: Any) -> tuple[int, int]:
+    """Rows and columns of the picture that is drawn before the one that is asked for."""
+    rows, columns = one.grid
+    ratio = rows / columns
+    return int(ratio**0.5 * 16), int((1 / ratio) ** 0.5 * 16)
+
+
+def test_priors_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
+    wishes = [(SIGN, Picture(64, 64, 1, 1)), (RED, Picture(96, 32, 1, 2)), (QUOTES, Picture(32, 96, 1, 3))]
+    waiting = [parts["prior"].open(picture, prompt) for prompt, picture in wishes]
+    everybody, running, sizes = list(waiting), [], []
+
+    while waiting or running:
+        running += [waiting.pop(0)] if waiting else []
+        parts["prior"].step(running)
+        sizes.append(len(running))
+        running = [one for one in running if one.done < one.steps]
+
+    assert max(sizes) == 3
+    for (prompt, picture), one in zip(wishes, everybody, strict=True):
+        assert torch.equal(parts["prior"].latents(one), prior(parts, prompt, picture))
+
+
+def test_another_seed_or_prompt_draws_another_picture(parts: dict[str, Any]) -> None:
+    first, seed, prompt = (
+        prior(parts, prompt, Picture(128, 128, 1, seed)) for prompt, seed in [(RED, 1), (RED, 2), (SIGN, 1)]
+    )
+
+    assert not torch.equal(first, seed)
+    assert not torch.equal(first, prompt)
+
+
+def test_marks_are_no_part_of_a_picture(checkpoint: Path, tmp_path: Path, parts: dict[str, Any]) -> None:
+    shutil.copytree(checkpoint, tmp_path / "untold")
+    told = tmp_path / "untold" / "vision_language_encoder" / "generation_config.json"
+    settings = json.loads(told.read_text())
+    assert settings.pop("suppress_tokens") == [64, 65]
+    told.write_text(json.dumps(settings | {"temperature": 5.0, "top_p": 1.0, "top_k": 0}))
+    untold = families.family_of(checkpoint).load("prior", tmp_path / "untold")
+
+    ones = [run(untold, untold.open(Picture(64, 64, 1, seed), RED)) for seed in range(2)]
+
+    assert {one.done for one in ones} == {260}
+    assert 40 < max(token for one in ones for token in one.chosen) < 64
+
+
+# What follows it
+
+PICTURES = [Picture(64, 64, 4, 1, 3.0), Picture(64, 64, 7, 2), Picture(64, 64, 2, 3, 1.0), Picture(64, 64, 5, 4, 6.0)]
+
+
+def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
+    prompts = [SIGN, RED, BOTH, QUOTES]  # of which two have no texts, and so equal lengths
+    waiting = [
+        parts["dit"].open(picture, guides(parts, prompt), prior=rough(picture, picture.seed))
+        for prompt, picture in zip(prompts, PICTURES, strict=True)
+    ]
+    everybody, running = list(waiting), []
+
+    while waiting or running:
+        running += [waiting.pop(0)] if waiting else []
+        parts["dit"].step(running)
+        running = [one for one in running if one.done < one.steps]
+
+    for prompt, picture, one in zip(prompts, PICTURES, everybody, strict=True):
+        alone = made(parts, prompt, picture, rough(picture, picture.seed))
+        torch.testing.assert_close(one.latents, alone.latents, rtol=0, atol=1e-5)
+
+
+def test_another_prior_seed_or_text_makes_another_picture(parts: dict[str, Any]) -> None:
+    picture = PICTURES[0]
+    first, prior, seed, text = (
+        made(parts, prompt, Picture(64, 64, 4, seed, 3.0), rough(picture, tokens)).latents
+        for prompt, seed, tokens in [(SIGN, 1, 1), (SIGN, 1, 2), (SIGN, 2, 1), (BOTH, 1, 1)]
+    )
+
+    for other in (prior, seed, text):
+        assert not torch.allclose(first, other, atol=1e-2)
+
+
+def test_a_step_that_fails_leaves_everybody_where_they_were(parts: dict[str, Any]) -> None:
+    good, bad = (parts["dit"].open(PICTURES[0], guides(parts, SIGN), prior=rough(PICTURES[0])) for _ in range(2))
+    before = good.latents.clone()
+    bad.guides = (torch.zeros(3, 5),)
+
+    with pytest.raises(RuntimeError):
+        parts["dit"].step([good, bad])
+
+    assert good.done == 0
+    assert torch.equal(good.latents, before)
+
+
+def test_the_librarys_mask_still_lets_see_what_it_hides(parts: dict[str, Any]) -> None:
+    """When this fails, prompts of all lengths can go in one forward pass: see ``glm_image.Denoiser.step``."""
+    [text, _] = guides(parts, SIGN)
+    filled = torch.cat([text, torch.ones(5, 32)])[None]
+    about = {
+        "hidden_states": torch.randn(1, 4, 4, 4, generator=torch.Generator().manual_seed(0)),
+        "prior_token_id": torch.zeros(1, 4, dtype=torch.long),
+        "prior_token_drop": torch.zeros(1, 4, dtype=torch.bool),
+        "timestep": torch.tensor([500.0]),
+        "target_size": torch.tensor([[32.0, 32.0]]),
+        "crop_coords": torch.zeros(1, 2),
+        "return_dict": False,
+    }
+    mask = torch.arange(filled.shape[1])[None] < len(text)
+
+    with torch.no_grad():
+        [wanted] = parts["dit"].module(encoder_hidden_states=text[None], **about)
+        [masked] = parts["dit"].module(encoder_hidden_states=filled, attention_mask=mask, **about)
+
+    assert not torch.allclose(wanted, masked, atol=1e-4)
+
+
+def test_a_preview_shows_where_the_picture_is_going(parts: dict[str, Any]) -> None:
+    dit, picture = parts["dit"], Picture(96, 64, 20, 5, 3.0)
+    palette, one = dit.palette(), dit.open(picture, guides(parts, RED), prior=rough(picture))
+    noise = dit.preview(one, palette)
+
+    shown = []
+    while one.done < one.steps:
+        dit.step([one])
+        shown.append(dit.preview(one, palette).float())
+
+    away = [float((each - shown[-1]).abs().mean()) for each in (noise.float(), shown[4], shown[14])]
+    assert (noise.shape, noise.dtype) == ((8, 12, 3), torch.uint8)
+    assert away[0] > away[1] > away[2]
+
+
+def test_a_preview_has_the_colours_of_what_is_painted(parts: dict[str, Any]) -> None:
+    dit, vae = parts["dit"], parts["vae"]
+    palette, one = dit.palette(), dit.open(PICTURES[0], guides(parts, RED), prior=rough(PICTURES[0]))
+    generator = torch.Generator().manual_seed(9)
+
+    painted, shown = [], []
+    for _ in range(20):
+        one.latents = torch.randn(4, 8, 8, generator=generator)
+        painted.append(vae.decode(dit.latents(one)).float().view(8, 8, 8, 8, 3).mean((1, 3)))
+        shown.append(dit.preview(one, palette).float())
+
+    differences = [torch.stack(found) - torch.stack(found).mean(0) for found in (painted, shown)]
+    assert np.corrcoef(differences[0].flatten(), differences[1].flatten())[0, 1] > 0.15
+
+
+@pytest.mark.parametrize(
+    ("picture", "param"),
+    [
+        (Picture(48, 64, 4, 1), "width"),
+        (Picture(64, 0, 4, 1), "height"),
+        (Picture(64, 64, 4, 1, frames=9), "frames"),
+        (Picture(64, 64, 0, 1), "steps"),
+        (Picture(64, 64, 1001, 1), "steps"),
+    ],
+)
+def test_pictures_that_cannot_be_made_are_refused(parts: dict[str, Any], picture: Picture, param: str) -> None:
+    with pytest.raises(BadRequest, match=param) as caught:
+        parts["dit"].open(picture, guides(parts, RED), prior=rough(picture))
+
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("picture", [Picture(48, 64, 1, 1), Picture(64, 0, 1, 1), Picture(32, 32 * 300, 1, 1)])
+def test_priors_that_cannot_be_drawn_are_refused(parts: dict[str, Any], picture: Picture) -> None:
+    with pytest.raises(BadRequest, match="width|height|side"):
+        parts["prior"].open(picture, RED)
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        None,
+        torch.zeros(1, 1, 2, 3),
+        torch.zeros(4),
+        torch.full((1, 1, 2, 2), 64.0),
+        torch.full((1, 1, 2, 2), -1.0),
+        torch.full((1, 1, 2, 2), 0.5),
+        torch.full((1, 1, 2, 2), float("nan")),
+    ],
+)
+def test_priors_that_are_none_are_refused(parts: dict[str, Any], tokens: Tensor | None) -> None:
+    with pytest.raises(BadRequest, match="prior") as caught:
+        parts["dit"].open(PICTURES[0], guides(parts, RED), prior=tokens)
+
+    assert caught.value.param == "prior"
+
+
+def test_guides_and_latents_of_another_model_are_refused(parts: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=r"\[tokens, 32\]"):
+        parts["dit"].open(PICTURES[0], [torch.zeros(3, 64)], prior=rough(PICTURES[0]))
+    with pytest.raises(BadRequest, match=r"\[4, 1, height, width\]"):
+        parts["vae"].decode(torch.zeros(16, 1, 8, 8))
+
+
+# Loading
+
+
+def test_the_components_share_nothing_and_leave_nothing_out(parts: dict[str, Any], checkpoint: Path) -> None:
+    def count(*modules: torch.nn.Module) -> int:
+        return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+    pipe = oracle.pipeline(checkpoint)
+    language = pipe.vision_language_encoder
+    assert {name: part.parameters for name, part in parts.items()} == {
+        "text_encoder": count(pipe.text_encoder),
+        "prior": count(language.model.language_model, language.lm_head),
+        "dit": count(pipe.transformer),
+        "vae": count(pipe.vae.decoder),
+    }
+
+
+FILES = {
+    "text_encoder": "text_encoder/model.safetensors",
+    "prior": "vision_language_encoder/model.safetensors",
+    "dit": "transformer/diffusion_pytorch_model.safetensors",
+    "vae": "vae/diffusion_pytorch_model.safetensors",
+}
+
+
+@pytest.mark.parametrize(
+    ("component", "lost"),
+    [
+        ("text_encoder", "block.1.layer.0.SelfAttention.q"),
+        ("prior", "layers.1.self_attn.o_proj"),
+        ("dit", "glyph_projector.net.2"),
+        ("vae", "decoder.conv_out"),
+    ],
+)
+def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, component: str, lost: str) -> None:
+    shutil.copytree(checkpoint, tmp_path / "broken")
+    weights = load_file(tmp_path / "broken" / FILES[component])
+    kept = {name: weight for name, weight in weights.items() if lost not in name}
+    assert len(kept) < len(weights)
+    save_file(kept, tmp_path / "broken" / FILES[component], {"format": "pt"})
+
+    with pytest.raises(Fatal, match=lost):
+        families.family_of(checkpoint).load(component, tmp_path / "broken")
+
+
+@pytest.mark.parametrize("component", FILES)
+def test_a_component_needs_the_weights_of_no_other(checkpoint: Path, tmp_path: Path, component: str) -> None:
+    shutil.copytree(checkpoint, tmp_path / "alone")
+    for other in FILES.keys() - {component}:
+        (tmp_path / "alone" / FILES[other]).unlink()
+
+    assert families.family_of(checkpoint).load(component, tmp_path / "alone").parameters > 0
+
+
+@pytest.mark.parametrize("lost", ["vae/config.json", "scheduler/scheduler_config.json"])
+def test_a_denoiser_without_its_configurations_is_fatal(checkpoint: Path, tmp_path: Path, lost: str) -> None:
+    shutil.copytree(checkpoint, tmp_path / "bare")
+    (tmp_path / "bare" / lost).unlink()
+
+    with pytest.raises(Fatal, match="scheduler or VAE"):
+        families.family_of(checkpoint).load("dit", tmp_path / "bare")
+
+
+def test_an_unknown_component_is_not_found(checkpoint: Path) -> None:
+    with pytest.raises(NotFound, match="text_encoder, prior, dit, vae"):
+        families.family_of(checkpoint).load("thinker", checkpoint)
+
+
+def test_the_usual_guidance_is_the_pipelines() -> None:
+    import inspect
+
+    from diffusers import GlmImagePipeline
+
+    usual = inspect.signature(GlmImagePipeline.__call__).parameters
+    assert usual["guidance_scale"].default == glm_image.GUIDANCE
+    assert usual["max_sequence_length"].default == glm_image.TOKENS

@@ -1,0 +1,186 @@
+"""Language models that take text alone answer what the library's own classes answer."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from omnibus.errors import BadRequest, ContextTooLong, Fatal, NotFound
+from omnibus_models import families, tiny
+from omnibus_models.contract import Encoded
+from tests.oracles import language as oracle
+from tests.unit.models.split import think
+
+FAMILIES = ("qwen2", "qwen3")
+TOKENS = 24
+
+CHATS: dict[str, list[dict[str, str]]] = {
+    "one turn": [{"role": "user", "content": "hello world, how are you today?"}],
+    "several turns": [
+        {"role": "system", "content": "you are a small cat."},
+        {"role": "user", "content": "what is on the hill?"},
+        {"role": "assistant", "content": "a red square."},
+        {"role": "user", "content": "and under the trees?"},
+    ],
+    "lines": [{"role": "user", "content": "one two three\nfour five"}],
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build(request.param, tmp_path_factory.mktemp("models") / request.param)
+
+
+@pytest.fixture(scope="module")
+def thinker(checkpoint: Path) -> Any:
+    return families.family_of(checkpoint).load("thinker", checkpoint)
+
+
+def changed(checkpoint: Path, copy: Path, **settings: Any) -> Path:
+    """A copy of a checkpoint with other settings in its configuration."""
+    shutil.copytree(checkpoint, copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, **settings}))
+    return copy
+
+
+def without(checkpoint: Path, copy: Path, lost: str) -> Path:
+    """A copy of a checkpoint that lacks the weights whose name contains ``lost``."""
+    shutil.copytree(checkpoint, copy)
+    weights = load_file(copy / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if lost not in name}
+    assert len(kept) < len(weights)
+    save_file(kept, copy / "model.safetensors", {"format": "pt"})
+    return copy
+
+
+@pytest.mark.parametrize("chat", CHATS)
+def test_it_answers_like_the_librarys_own_class(checkpoint: Path, thinker: Any, chat: str) -> None:
+    messages = CHATS[chat]
+
+    thought = think(thinker, [], messages, {}, TOKENS)
+
+    ids, words = oracle.answer(checkpoint, messages, TOKENS)
+    assert thought.ids == ids
+    assert thinker.text(thought.ids) == words
+
+
+@pytest.mark.parametrize("chat", CHATS)
+def test_prompts_are_those_of_the_chat_template(checkpoint: Path, thinker: Any, chat: str) -> None:
+    prompt = thinker.prompt(CHATS[chat])
+
+    assert list(prompt.ids) == oracle.prompt(checkpoint, CHATS[chat])
+    layout = thinker.layout(prompt, [])
+    assert (layout.positions.tolist(), layout.delta) == ([list(range(len(prompt.ids)))], 0)
+
+
+def test_another_text_gives_another_answer(thinker: Any) -> None:
+    texts = ["describe the hill", "describe the river", "describe the cat", "describe the dog"]
+
+    answers = {tuple(think(thinker, [], [{"role": "user", "content": words}], {}, TOKENS).ids) for words in texts}
+
+    assert len(answers) == 4
+
+
+def test_a_token_that_templates_and_tokenizers_both_begin_with_is_there_once(checkpoint: Path, tmp_path: Path) -> None:
+    begins = tmp_path / "begins"
+    shutil.copytree(checkpoint, begins)
+    (begins / "chat_template.jinja").write_text("<|endoftext|>{{ messages[0]['content'] }}")
+    words = json.loads((begins / "tokenizer.json").read_text())
+    token = {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
+    single = [{"SpecialToken": {"id": token["id"], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    words["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {token["id"]: token},
+    }
+    (begins / "tokenizer.json").write_text(json.dumps(words))
+
+    prompt = families.family_of(begins).load("thinker", begins).prompt([{"role": "user", "content": "hello"}])
+
+    assert prompt.ids.count(0) == 1
+
+
+def test_parts_of_a_message_are_lines_of_it(thinker: Any) -> None:
+    parts = [{"type": "text", "text": words} for words in ("one two three", "four five")]
+
+    assert thinker.prompt([{"role": "user", "content": parts}]) == thinker.prompt(CHATS["lines"])
+
+
+@pytest.mark.parametrize("kind", ["image", "video", "audio"])
+def test_media_are_refused(thinker: Any, kind: str) -> None:
+    with pytest.raises(BadRequest, match=f"'{kind}'; use text"):
+        thinker.prompt([{"role": "user", "content": [{"type": "text", "text": "look"}, {"type": kind}]}])
+
+
+def test_items_that_no_message_names_are_refused(thinker: Any) -> None:
+    item = Encoded(torch.zeros(6, thinker.width), {"modality": "image", "n_tokens": 6, "grid_thw": [1, 4, 6]})
+
+    with pytest.raises(BadRequest, match="these media: none"):
+        thinker.assemble(thinker.prompt(CHATS["one turn"]), [item])
+
+
+@pytest.mark.parametrize("token", ["<|im_end|>", "<|endoftext|>"])
+def test_control_tokens_in_text_are_refused_by_name(thinker: Any, token: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        thinker.prompt([{"role": "user", "content": f"ignore this {token} please"}])
+
+    assert token in caught.value.message
+
+
+def test_a_prompt_that_does_not_fit_the_context_is_refused(thinker: Any) -> None:
+    prompt = thinker.prompt([{"role": "user", "content": "the cat " * thinker.context}])
+
+    with pytest.raises(ContextTooLong, match=str(thinker.context - 1)):
+        thinker.layout(prompt, [])
+
+
+def test_it_is_the_whole_model(checkpoint: Path, thinker: Any) -> None:
+    whole = AutoModelForCausalLM.from_pretrained(checkpoint)
+
+    assert thinker.parameters == sum(parameter.numel() for parameter in whole.parameters())
+    with pytest.raises(NotFound, match="has thinker"):
+        families.family_of(checkpoint).load("vision", checkpoint)
+
+
+def test_a_reader_holds_embeddings_and_a_norm_and_reads_as_the_whole_one(checkpoint: Path, thinker: Any) -> None:
+    reader = families.family_of(checkpoint).reader(checkpoint)
+
+    assert reader.parameters == reader.vocabulary * reader.width + reader.width
+    prompt = reader.prompt(CHATS["several turns"])
+    assert prompt == thinker.prompt(CHATS["several turns"])
+    assert torch.equal(reader.assemble(prompt, []).inputs, thinker.assemble(prompt, []).inputs)
+    assert (reader.eos, reader.context, reader.vocabulary) == (thinker.eos, thinker.context, thinker.vocabulary)
+    assert not reader.speaks
+
+
+@pytest.mark.parametrize("lost", ["layers.1.mlp.up_proj", "lm_head", "embed_tokens"])
+def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, lost: str) -> None:
+    broken = without(checkpoint, tmp_path / "broken", lost)
+
+    with pytest.raises(Fatal, match=lost):
+        families.family_of(broken).load("thinker", broken)
+
+
+def test_a_head_that_is_the_embedding_table_need_not_be_in_the_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    tied = changed(checkpoint, tmp_path / "whole", tie_word_embeddings=True)
+    tied = without(tied, tmp_path / "tied", "lm_head")
+    family = families.family_of(tied)
+
+    thought = think(family.load("thinker", tied), [], CHATS["one turn"], {}, TOKENS)
+
+    assert thought.ids == oracle.answer(tied, CHATS["one turn"], TOKENS)[0]
+    assert family.reader(tied).prompt(CHATS["one turn"]).ids
+
+
+def test_sliding_layers_are_refused_by_name(checkpoint: Path, tmp_path: Path) -> None:
+    sliding = changed(checkpoint, tmp_path / "sliding", layer_types=["full_attention", "sliding_attention"])
+
+    with pytest.raises(Fatal, match="sliding_attention"):
+        families.family_of(sliding).load("thinker", sliding)

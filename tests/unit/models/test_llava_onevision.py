@@ -1,0 +1,48 @@
+"""LLaVA-OneVision looks closer at a picture that is alone in its request."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText
+
+from tests.oracles import plain as oracle
+from tests.unit.models import files
+from tests.unit.models.plain import CASES, Model, built
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return built("llava_onevision", tmp_path_factory.mktemp("onevision"))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "image" in case])
+def test_rows_are_those_of_the_whole_model_for_all_of_a_request(model: Model, case: str) -> None:
+    messages, given = CASES[case]
+    whole = AutoModelForImageTextToText.from_pretrained(model.checkpoint)
+    inputs = oracle.inputs(model.checkpoint, messages, given)
+    names = ("pixel_values", "image_sizes", "batch_num_images")
+    with torch.no_grad():
+        found = whole.model.get_image_features(**{name: inputs[name] for name in names}, return_dict=True)
+
+    rows = [item.embeds for item in model.items(messages, given) if item.meta["modality"] == "image"]
+
+    assert len(rows) == len(found.pooler_output) == len(given["image"])
+    for mine, theirs in zip(rows, found.pooler_output, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+
+
+def test_a_picture_with_others_is_one_tile_and_one_alone_more(model: Model) -> None:
+    picture = memoryview(files.picture(1, 200, 120))
+
+    alone, beside = (model.vision.prepare(picture, "image", each) for each in (True, False))
+
+    assert model.vision.closer == {"image"}
+    assert (len(beside.features["tiles"]), beside.meta["n_tokens"]) == (1, 17)
+    assert len(alone.features["tiles"]) > 2
+    assert alone.meta["n_tokens"] > 50
+
+
+def test_no_other_family_looks_closer(tmp_path: Path) -> None:
+    for family in ("llava", "llava_next", "internvl"):
+        assert built(family, tmp_path).vision.closer == frozenset()

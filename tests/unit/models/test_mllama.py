@@ -1,0 +1,212 @@
+"""Llama 3.2 Vision taken apart answers what the whole model answers: pictures are looked at aside."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from omnibus.errors import BadRequest, Fatal
+from omnibus_models import families, tiny
+from omnibus_models.contract import Encoded
+from tests.oracles import plain as oracle
+from tests.unit.models import files
+from tests.unit.models.split import encode, think
+from tests.unit.models.test_loading import without
+
+IMAGE = {"type": "image"}
+TOKENS = 24
+#: Rows of a picture: four tiles of 16 patches and what stands for the whole tile.
+ROWS = 4 * 17
+
+
+def text(words: str) -> dict[str, str]:
+    return {"type": "text", "text": words}
+
+
+def user(*parts: dict[str, str]) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+CASES = {
+    "text": ([{"role": "user", "content": "hello world, how are you today?"}], {}),
+    "text of a system": ([{"role": "system", "content": "you are a cat."}, {"role": "user", "content": "yes?"}], {}),
+    "image": ([user(IMAGE, text("what is in this picture?"))], {"image": [files.picture(1)]}),
+    "image of one tile": ([user(IMAGE, text("what is in this picture?"))], {"image": [files.picture(1, 50, 50)]}),
+    "image behind text": ([user(text("describe the image."), IMAGE)], {"image": [files.picture(1, 300, 40)]}),
+    "two images": (
+        [user(IMAGE, text("and"), IMAGE, text("?"))],
+        {"image": [files.picture(2), files.picture(3, 200, 120)]},
+    ),
+    "images side by side": ([user(*[IMAGE] * 4, text("?"))], {"image": [files.picture(seed) for seed in range(4)]}),
+    "several turns": (
+        [
+            user(IMAGE, text("what is this?")),
+            {"role": "assistant", "content": "a red square."},
+            user(text("and these?"), IMAGE, IMAGE),
+        ],
+        {"image": [files.picture(6), files.picture(7), files.picture(8, 40, 90)]},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("mllama", tmp_path_factory.mktemp("models") / "mllama")
+
+
+@pytest.fixture(scope="module")
+def parts(checkpoint: Path) -> dict[str, Any]:
+    family = families.family_of(checkpoint)
+    return {name: family.load(name, checkpoint) for name in family.components}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_split_components_answer_like_the_whole_model(checkpoint: Path, parts: dict[str, Any], case: str) -> None:
+    messages, given = CASES[case]
+
+    thought = think(parts["thinker"], [parts["vision"]], messages, given, TOKENS)
+
+    ids, words = oracle.answer(checkpoint, messages, given, TOKENS)
+    assert thought.ids == ids
+    assert parts["thinker"].text(thought.ids) == words
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_picture_is_one_token_and_what_is_seen_of_it_is_the_librarys(
+    checkpoint: Path, parts: dict[str, Any], case: str
+) -> None:
+    messages, given = CASES[case]
+    prompt = parts["thinker"].prompt(messages)
+
+    items = encode([parts["vision"]], prompt.modalities, given)
+    prefill = parts["thinker"].assemble(prompt, items)
+
+    expected = oracle.inputs(checkpoint, messages, given)
+    assert torch.equal(prefill.inputs, parts["thinker"].embed(expected["input_ids"][0]))
+    assert not prefill.media.any()
+    assert [tuple(item.embeds.shape) for item in items] == [(ROWS, 64)] * len(given.get("image", ()))
+    if not items:
+        assert prefill.attention is None
+        return
+    mask = prefill.attention.mask(0, len(prompt.ids))
+    tiles = expected["cross_attention_mask"][0].flatten(1).repeat_interleave(17, dim=1).bool()
+    assert torch.equal(mask.fed[0], tiles.any(-1))
+    assert torch.equal(mask.seen[0, 0], tiles | ~tiles.any(-1, keepdim=True))
+    assert torch.equal(prefill.attention.kept, tiles[-1])
+
+
+def test_the_rows_of_pictures_come_with_the_first_share_alone(parts: dict[str, Any]) -> None:
+    prompt = parts["thinker"].prompt([user(text("the cat sleeps"), IMAGE, text("and"), IMAGE)])
+    items = encode([parts["vision"]], prompt.modalities, {"image": [files.picture(1), files.picture(2)]})
+    attention = parts["thinker"].assemble(prompt, items).attention
+    size = len(prompt.ids)
+
+    shares = [attention.mask(at, min(at + 3, size)) for at in range(0, size, 3)]
+
+    whole = attention.mask(0, size)
+    assert [share.rows is not None for share in shares] == [True] + [False] * (len(shares) - 1)
+    assert torch.equal(torch.cat([share.seen for share in shares], dim=2), whole.seen)
+    assert torch.equal(torch.cat([share.fed for share in shares], dim=1), whole.fed)
+
+
+def test_every_weight_belongs_to_one_component(checkpoint: Path, parts: dict[str, Any]) -> None:
+    vision, thinker = ({key for key, _ in parts[name].module.named_parameters()} for name in ("vision", "thinker"))
+
+    model, _ = oracle._whole(checkpoint)
+    assert not vision & thinker
+    assert vision | thinker == {key for key, _ in model.named_parameters()}
+    assert not any(key.startswith("model.language_model.") for key in vision)
+
+
+def test_another_image_changes_the_answer(parts: dict[str, Any]) -> None:
+    messages = [user(IMAGE, text("describe the image"))]
+
+    answers = {
+        tuple(think(parts["thinker"], [parts["vision"]], messages, {"image": [files.picture(seed)]}, TOKENS).ids)
+        for seed in range(5)
+    }
+
+    assert len(answers) == 5
+
+
+def test_a_batch_of_images_equals_its_items_alone(parts: dict[str, Any]) -> None:
+    vision = parts["vision"]
+    sizes = [(56, 56), (50, 100), (250, 60), (400, 300)]
+    batch = [vision.prepare(memoryview(files.picture(n, *size)), "image") for n, size in enumerate(sizes)]
+
+    together = vision.encode(batch)
+
+    assert [item.meta["tiles"] for item in batch] == [1, 2, 4, 4]
+    for one, item in zip(together, batch, strict=True):
+        [alone] = vision.encode([item])
+        assert one.meta == alone.meta == {"modality": "image", "n_tokens": ROWS, "tiles": item.meta["tiles"]}
+        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+    assert vision.encode([]) == []
+
+
+@pytest.mark.parametrize("modality", ["video", "audio"])
+def test_a_vision_encoder_takes_pictures_alone(parts: dict[str, Any], modality: str) -> None:
+    with pytest.raises(BadRequest, match=f"not {modality}"):
+        parts["vision"].prepare(memoryview(files.tone(1)), modality)
+
+
+@pytest.mark.parametrize("token", ["<|image|>", "<|eot_id|>", "<|begin_of_text|>"])
+def test_control_tokens_in_text_are_refused_by_name(parts: dict[str, Any], token: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parts["thinker"].prompt([user(text(f"ignore this {token} please"))])
+
+    assert token in caught.value.message
+
+
+def test_a_system_message_beside_pictures_is_refused(parts: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="chat template does not take"):
+        parts["thinker"].prompt([{"role": "system", "content": "you are a cat."}, user(IMAGE)])
+
+
+def test_more_pictures_in_a_row_than_are_kept_for_an_answer_are_refused(parts: dict[str, Any]) -> None:
+    thinker = parts["thinker"]
+    item = Encoded(torch.zeros(ROWS, 64), {"modality": "image", "tiles": 1})
+
+    thinker.assemble(thinker.prompt([user(*[IMAGE] * 4, text("and"), *[IMAGE] * 4)]), [item] * 8)
+
+    with pytest.raises(BadRequest, match="more than 4 pictures"):
+        thinker.assemble(thinker.prompt([user(*[IMAGE] * 5)]), [item] * 5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "meta", "problem"),
+    [
+        ((ROWS, 64), {"tiles": 5}, "meta data"),
+        ((ROWS, 64), {"tiles": 0}, "meta data"),
+        ((ROWS, 64), {"tiles": "2"}, "meta data"),
+        ((ROWS, 64), {}, "meta data"),
+        ((ROWS - 17, 64), {"tiles": 3}, "an embedding of shape"),
+        ((ROWS, 63), {"tiles": 3}, "an embedding of shape"),
+    ],
+)
+def test_items_that_no_encoder_made_are_refused(
+    parts: dict[str, Any], shape: tuple[int, int], meta: dict[str, Any], problem: str
+) -> None:
+    thinker = parts["thinker"]
+
+    with pytest.raises(BadRequest, match=problem):
+        thinker.assemble(thinker.prompt([user(IMAGE)]), [Encoded(torch.zeros(shape), {"modality": "image", **meta})])
+
+
+@pytest.mark.parametrize(
+    ("component", "lost"),
+    [("vision", "multi_modal_projector"), ("vision", "global_transformer"), ("thinker", "cross_attn_attn_gate")],
+)
+def test_missing_weights_are_named(checkpoint: Path, tmp_path: Path, component: str, lost: str) -> None:
+    with pytest.raises(Fatal, match=lost):
+        families.family("mllama").load(component, without(checkpoint, tmp_path / "broken", lost))
+
+
+def test_the_placeholder_is_no_word_that_can_be_said(parts: dict[str, Any]) -> None:
+    thinker = parts["thinker"]
+
+    scores = thinker.logits(torch.zeros(1, thinker.width))
+
+    assert scores.shape == (1, thinker.vocabulary)
+    assert thinker.prompt([user(IMAGE)]).ids.count(thinker.vocabulary) == 1

@@ -1,0 +1,134 @@
+"""Qwen2-VL taken apart answers what the whole model answers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen2VLForConditionalGeneration
+
+from omnibus.errors import BadRequest, Fatal, NotFound
+from omnibus_models import families, tiny
+from omnibus_models.contract import Encoded
+from tests import models_oracle as oracle
+from tests.unit.models import files
+from tests.unit.models.split import encode, think
+from tests.unit.models.test_loading import count, without
+from tests.unit.models.test_qwen2_5_vl import CASES, IMAGE, TOKENS, VIDEO, text, user
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen2_vl", tmp_path_factory.mktemp("models") / "qwen2_vl")
+
+
+@pytest.fixture(scope="module")
+def vision(checkpoint: Path) -> Any:
+    return families.family_of(checkpoint).load("vision", checkpoint)
+
+
+@pytest.fixture(scope="module")
+def thinker(checkpoint: Path) -> Any:
+    return families.family_of(checkpoint).load("thinker", checkpoint)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_split_components_answer_like_the_whole_model(checkpoint: Path, vision: Any, thinker: Any, case: str) -> None:
+    messages, given = CASES[case]
+
+    thought = think(thinker, [vision], messages, given, TOKENS)
+
+    ids, words = oracle.vl_answer(checkpoint, messages, given, TOKENS)
+    assert thought.ids == ids
+    assert thinker.text(thought.ids) == words
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_prompts_are_those_of_the_joint_processor(checkpoint: Path, vision: Any, thinker: Any, case: str) -> None:
+    messages, given = CASES[case]
+    prompt = thinker.prompt(messages)
+
+    layout = thinker.layout(prompt, encode([vision], prompt.modalities, given))
+
+    assert list(layout.ids) == oracle.vl_inputs(checkpoint, messages, given)["input_ids"][0].tolist()
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_another_picture_or_video_changes_the_answer(vision: Any, thinker: Any, kind: str) -> None:
+    messages = [user({"type": kind}, text("describe"))]
+    media = [files.picture(seed) if kind == "image" else files.film(2, seed) for seed in range(4)]
+
+    answers = {tuple(think(thinker, [vision], messages, {kind: [data]}, TOKENS).ids) for data in media}
+
+    assert len(answers) == 4
+
+
+def test_a_batch_of_images_and_videos_equals_its_items_alone(vision: Any) -> None:
+    sizes = [(56, 56), (60, 100), (140, 60), (112, 112), (200, 120)]
+    batch = [vision.prepare(memoryview(files.picture(n, *size)), "image") for n, size in enumerate(sizes)]
+    batch.insert(2, vision.prepare(memoryview(files.film(2)), "video"))
+
+    together = vision.encode(batch)
+
+    for one, item in zip(together, batch, strict=True):
+        [alone] = vision.encode([item])
+        assert one.meta == alone.meta == item.meta
+        assert one.embeds.shape == (item.meta["n_tokens"], 64)
+        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+
+
+def test_frames_are_one_position_apart_whatever_the_pace(vision: Any, thinker: Any) -> None:
+    prompt = thinker.prompt([user(VIDEO, text("describe"))])
+    [film] = encode([vision], ["video"], {"video": [files.film(6)]})
+    slow = Encoded(film.embeds, {**film.meta, "second_per_grid": 8.0})
+
+    layouts = [thinker.layout(prompt, [item]) for item in (film, slow)]
+
+    start, times = layouts[0].starts[0], film.meta["grid_thw"][0]
+    places = layouts[0].positions[0, start : start + len(film.embeds)]
+    assert places.unique().tolist() == list(range(int(places[0]), int(places[0]) + times))
+    assert torch.equal(*(layout.positions for layout in layouts))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"grid_thw": [1, 4]}, {"grid_thw": [2, 4, 6]}, {"grid_thw": None}, {"grid_thw": [1, 8, 6]}, {"modality": "video"}],
+)
+def test_an_item_that_is_not_what_its_meta_data_says_is_refused(thinker: Any, changes: dict[str, Any]) -> None:
+    meta = {"modality": "image", "n_tokens": 6, "grid_thw": [1, 4, 6], **changes}
+    prompt = thinker.prompt([user({"type": meta["modality"]})])
+
+    with pytest.raises(BadRequest) as caught:
+        thinker.layout(prompt, [Encoded(torch.zeros(6, 64), meta)])
+
+    assert caught.value.param == "items"
+
+
+def test_the_components_share_nothing_and_leave_nothing_out(checkpoint: Path, vision: Any, thinker: Any) -> None:
+    whole = Qwen2VLForConditionalGeneration.from_pretrained(checkpoint)
+
+    assert vision.parameters == count(whole.model.visual)
+    assert thinker.parameters == count(whole.model.language_model) + count(whole.lm_head)
+    assert vision.parameters + thinker.parameters == count(whole)
+    with pytest.raises(NotFound, match="vision, thinker"):
+        families.family_of(checkpoint).load("audio", checkpoint)
+
+
+@pytest.mark.parametrize(("component", "lost"), [("vision", "merger"), ("thinker", "layers.1.mlp.up_proj")])
+def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, component: str, lost: str) -> None:
+    broken = without(checkpoint, tmp_path / "broken", lost)
+
+    with pytest.raises(Fatal, match=lost):
+        families.family_of(broken).load(component, broken)
+
+
+def test_a_reader_reads_as_the_thinker_does(checkpoint: Path, vision: Any, thinker: Any) -> None:
+    reader = families.family_of(checkpoint).reader(checkpoint)
+    prompt = reader.prompt([user(IMAGE, text("and"), VIDEO)])
+    items = encode([vision], ["image", "video"], {"image": [files.picture(1)], "video": [files.film(2)]})
+
+    mine, whole = reader.assemble(prompt, items), thinker.assemble(prompt, items)
+
+    assert reader.parameters == reader.vocabulary * reader.width + reader.width
+    assert torch.equal(mine.inputs, whole.inputs)
+    assert (mine.positions.tolist(), mine.delta) == (whole.positions.tolist(), whole.delta)

@@ -1,0 +1,324 @@
+"""Qwen3-Omni taken apart says what the whole model says: ids, frames of codes and waveform."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from omnibus.errors import BadMedia, BadRequest, Fatal
+from omnibus_models import families, tiny
+from omnibus_models.contract import Encoded, Prepared
+from tests.oracles import qwen3_omni_moe as oracle
+from tests.unit.models import files
+from tests.unit.models.split import encode, talk, think
+from tests.unit.models.test_loading import count, without
+from tests.unit.models.test_qwen2_5_omni import AUDIO, IMAGE, VIDEO, text, user
+from tests.unit.models.test_qwen2_5_omni import CASES as PLAIN
+
+TOKENS, FRAMES, VOICE = 10, 20, "Ethan"
+HISTORY = [
+    {"role": "system", "content": "you are a helpful assistant."},
+    *user(IMAGE, text("describe the image")),
+    {"role": "assistant", "content": "a red square."},
+    *user(AUDIO, text("and this?")),
+]
+CASES = {
+    **{name: case for name, case in PLAIN.items() if name != "several of everything"},
+    "less than a window of sound": (user(AUDIO, text("what?")), {"audio": [files.tone(0.4)]}),
+    "a chat": (HISTORY, {"image": [files.picture(5)], "audio": [files.tone(1.2, 4)]}),
+    # Of sounds of several lengths the library hears the shorter ones differently.
+    "several of everything": (
+        user(AUDIO, IMAGE, text("and"), VIDEO, IMAGE, AUDIO, text("describe the image")),
+        {
+            "image": [files.picture(3), files.picture(4, 120, 200)],
+            "audio": [files.tone(1.7, 2), files.tone(1.7, 3)],
+            "video": [files.film(3, 1)],
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen3_omni_moe", tmp_path_factory.mktemp("models") / "omni")
+
+
+@pytest.fixture(scope="module")
+def parts(checkpoint: Path) -> dict[str, Any]:
+    family = families.family_of(checkpoint)
+    return {name: family.load(name, checkpoint) for name in family.components}
+
+
+def spoken(parts: dict[str, Any], messages: Any, given: Any, voice: str = VOICE) -> tuple[list[int], list[Any]]:
+    """Ids and frames."""
+    thought = think(parts["thinker"], [parts["vision"], parts["audio"]], messages, given, TOKENS, voice)
+    return thought.ids, talk(parts["talker"], thought, FRAMES, voice)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_split_components_speak_like_the_whole_model(checkpoint: Path, parts: dict[str, Any], case: str) -> None:
+    messages, given = CASES[case]
+
+    ids, frames = spoken(parts, messages, given)
+    wave = parts["vocoder"].open(VOICE, 0).push(frames, last=True)
+
+    expected = oracle.answer(checkpoint, messages, given, TOKENS, VOICE, FRAMES)
+    assert ids == expected.ids
+    assert parts["thinker"].text(ids) == expected.text
+    assert frames == expected.frames
+    torch.testing.assert_close(wave, expected.wave, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_prompts_are_the_ids_of_the_joint_processor(checkpoint: Path, parts: dict[str, Any], case: str) -> None:
+    messages, given = CASES[case]
+    thinker = parts["thinker"]
+    prompt = thinker.prompt(messages)
+
+    layout = thinker.layout(prompt, encode([parts["vision"], parts["audio"]], prompt.modalities, given))
+
+    assert layout.ids == oracle.inputs(checkpoint, messages, given)["input_ids"][0].tolist()
+
+
+def test_text_alone_needs_no_talker(checkpoint: Path, parts: dict[str, Any]) -> None:
+    messages, given = CASES["a chat"]
+
+    thought = think(parts["thinker"], [parts["vision"], parts["audio"]], messages, given, TOKENS)
+
+    assert (thought.ids, parts["thinker"].text(thought.ids)) == oracle.text(checkpoint, messages, given, TOKENS)
+
+
+@pytest.mark.parametrize(("part", "kind"), [(IMAGE, "image"), (AUDIO, "audio"), (VIDEO, "video")])
+def test_another_medium_changes_the_answer_and_the_speech(parts: dict[str, Any], part: Any, kind: str) -> None:
+    make = {"image": files.picture, "audio": lambda seed: files.tone(2.0, seed), "video": lambda s: files.film(2, s)}
+
+    answers = [spoken(parts, user(part, text("describe")), {kind: [make[kind](seed)]}) for seed in range(3)]
+
+    assert len({str(ids) for ids, _ in answers}) > 1
+    assert len({str(frames) for _, frames in answers}) == 3
+
+
+def test_a_medium_is_heard_by_the_talker_itself(parts: dict[str, Any]) -> None:
+    messages, given = CASES["image"]
+    thought = think(parts["thinker"], [parts["vision"]], messages, given, TOKENS, VOICE)
+
+    frames = talk(parts["talker"], thought, FRAMES, VOICE)
+    media = thought.prefill.spoken[1].nonzero()[:, 0]
+    thought.prompt_rows[media] = 0.0
+
+    assert len(media) == 6
+    assert talk(parts["talker"], thought, FRAMES, VOICE) != frames
+
+
+def test_the_talker_hears_users_alone_and_how_the_answer_begins(parts: dict[str, Any]) -> None:
+    thinker = parts["thinker"]
+    prompt = thinker.prompt(HISTORY)
+    items = encode([parts["vision"], parts["audio"]], prompt.modalities, CASES["a chat"][1])
+
+    layout, prefill = thinker.layout(prompt, items), thinker.assemble(prompt, items)
+
+    places, media, *positions = prefill.layout.tolist()
+    heard = thinker._tokenizer.decode([layout.ids[place] for place in places if not prefill.media[place]])
+    mark = "<|vision_start|><|vision_end|>", "<|audio_start|><|audio_end|>"
+    turns = [
+        f"<|im_start|>user\n{mark[0]}describe the image<|im_end|>\n",
+        f"<|im_start|>user\n{mark[1]}and this?<|im_end|>\n",
+    ]
+    assert heard == "".join([*turns, "<|im_start|>assistant\n"])
+    assert [places[at] for at, flag in enumerate(media) if flag] == prefill.media.nonzero()[:, 0].tolist()
+    assert min(map(min, positions)) == 0
+
+
+def test_another_voice_changes_the_frames(checkpoint: Path, parts: dict[str, Any]) -> None:
+    messages, given = CASES["text"]
+
+    frames = {voice: spoken(parts, messages, given, voice)[1] for voice in ("Aiden", "chelsie", "Ethan")}
+
+    assert len({str(each) for each in frames.values()}) == 3
+    assert frames["Aiden"] == oracle.answer(checkpoint, messages, given, TOKENS, "Aiden", FRAMES).frames
+
+
+SECONDS = (0.1, 0.7, 5.1, 2.0, 1.0, 0.99)
+
+
+def heard(audio: Any, seconds: tuple[float, ...] = SECONDS) -> list[Prepared]:
+    return [audio.prepare(memoryview(files.tone(each, n)), "audio") for n, each in enumerate(seconds)]
+
+
+def test_a_batch_of_sounds_equals_its_items_alone(parts: dict[str, Any]) -> None:
+    audio = parts["audio"]
+    batch = heard(audio)
+
+    together = audio.encode(batch)
+
+    for one, item in zip(together, batch, strict=True):
+        [alone] = audio.encode([item])
+        assert one.meta == item.meta
+        assert one.embeds.shape[0] == item.meta["n_tokens"]
+        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+
+
+def test_in_the_library_a_short_sound_depends_on_those_beside_it(checkpoint: Path, parts: dict[str, Any]) -> None:
+    tower = oracle.whole(checkpoint)[0].thinker.audio_tower.requires_grad_(False)
+    short, long = heard(parts["audio"], (0.5, 2.0))
+    mels = [each.features["features"] for each in (short, long)]
+    lengths = torch.tensor([mel.shape[1] for mel in mels])
+
+    alone = tower(mels[0], feature_lens=lengths[:1]).last_hidden_state
+    beside = tower(torch.cat(mels, dim=1), feature_lens=lengths).last_hidden_state[: len(alone)]
+
+    # Once it does not, all sounds of a batch can go through the tower at once.
+    assert not torch.allclose(alone, beside, rtol=0, atol=1e-3)
+    torch.testing.assert_close(parts["audio"].encode([short, long])[0].embeds, alone, rtol=0, atol=1e-5)
+
+
+def test_a_sound_may_be_longer_than_half_a_minute(parts: dict[str, Any]) -> None:
+    item = parts["audio"].prepare(memoryview(files.tone(31.0, rate=8000)), "audio")
+
+    assert item.meta == {"modality": "audio", "n_tokens": 31 * 13, "audio_len": 3100}
+
+
+def test_nothing_to_encode_is_nothing(parts: dict[str, Any]) -> None:
+    assert parts["audio"].encode([]) == []
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.012, 0.029])
+def test_a_click_is_too_short_to_hear(parts: dict[str, Any], seconds: float) -> None:
+    with pytest.raises(BadMedia, match="30 ms"):
+        parts["audio"].prepare(memoryview(files.tone(seconds)), "audio")
+
+
+def test_an_audio_encoder_takes_no_image(parts: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="not image"):
+        parts["audio"].prepare(memoryview(files.picture(1)), "image")
+
+
+@pytest.mark.parametrize("frames", [150, 0, -3, None, 155.0, 10**400])
+def test_a_sound_that_is_not_what_its_meta_data_says_is_refused(parts: dict[str, Any], frames: Any) -> None:
+    thinker = parts["thinker"]
+    prompt = thinker.prompt(user(AUDIO))
+    sound = Encoded(torch.zeros(21, 64), {"modality": "audio", "audio_len": 160})
+    assert len(thinker.layout(prompt, [sound]).ids) == len(prompt.ids) + 20
+
+    with pytest.raises(BadRequest) as caught:
+        thinker.layout(prompt, [Encoded(sound.embeds, {**sound.meta, "audio_len": frames})])
+
+    assert caught.value.param == "items"
+
+
+def test_a_sound_without_rows_is_refused(parts: dict[str, Any]) -> None:
+    thinker = parts["thinker"]
+
+    with pytest.raises(BadRequest):
+        thinker.layout(
+            thinker.prompt(user(AUDIO)), [Encoded(torch.zeros(0, 64), {"modality": "audio", "audio_len": 0})]
+        )
+
+
+def test_an_unknown_voice_is_refused_with_the_known_ones(parts: dict[str, Any]) -> None:
+    thinker = parts["thinker"]
+    prefill = thinker.assemble(thinker.prompt(user(text("hello"))), [])
+    rows = thinker.talker_prompt(prefill, torch.zeros(len(prefill.inputs), 128), "Ethan")
+
+    for refuses in (
+        lambda: thinker.talker_prompt(prefill, torch.zeros(len(prefill.inputs), 128), "Nobody"),
+        lambda: parts["talker"].start(rows, prefill.layout, rows[0], "Nobody"),
+        lambda: parts["vocoder"].open("Nobody", 0),
+    ):
+        with pytest.raises(BadRequest, match="aiden, chelsie, ethan"):
+            refuses()
+
+
+def test_an_engine_that_gives_the_last_layer_alone_cannot_speak(parts: dict[str, Any]) -> None:
+    thinker = parts["thinker"]
+    prefill = thinker.assemble(thinker.prompt(user(text("hello"))), [])
+
+    with pytest.raises(BadRequest, match="layer 2"):
+        thinker.talker_prompt(prefill, torch.zeros_like(prefill.inputs), "Ethan")
+
+
+def test_what_is_no_code_is_never_chosen(parts: dict[str, Any]) -> None:
+    talker = parts["talker"]
+
+    scores = talker.logits(torch.randn(2, 48))
+
+    assert talker.eos == {64}
+    assert torch.isfinite(scores).nonzero()[:, 1].tolist() == [*range(65), *range(65)]
+
+
+def test_the_checkpoint_says_how_long_an_answer_may_sound(parts: dict[str, Any]) -> None:
+    assert parts["talker"].max_codes == 48
+
+
+def test_the_library_knows_nothing_of_sound_where_it_counts_a_talkers_positions(checkpoint: Path) -> None:
+    from transformers import Qwen3OmniMoeConfig
+
+    # Once it does, neither the family nor its oracle has to add it.
+    assert not hasattr(Qwen3OmniMoeConfig.from_pretrained(checkpoint).talker_config, "audio_config")
+
+
+def test_a_model_without_a_talker_does_not_speak(checkpoint: Path, tmp_path: Path) -> None:
+    silent = without(checkpoint, tmp_path / "silent", "talker.")
+    config = silent / "config.json"
+    config.write_text(re.sub(r'"enable_audio_output": true', '"enable_audio_output": false', config.read_text()))
+    messages, given = CASES["image"]
+    family = families.family_of(silent)
+    vision, thinker = (family.load(part, silent) for part in ("vision", "thinker"))
+
+    thought = think(thinker, [vision], messages, given, TOKENS)
+
+    assert not thinker.speaks
+    assert thought.ids == oracle.text(checkpoint, messages, given, TOKENS)[0]
+
+
+def test_a_reader_reads_as_the_thinker_does(checkpoint: Path, parts: dict[str, Any]) -> None:
+    reader, thinker = families.family_of(checkpoint).reader(checkpoint), parts["thinker"]
+    messages, given = CASES["a chat"]
+    prompt = reader.prompt(messages)
+    items = encode([parts["vision"], parts["audio"]], prompt.modalities, given)
+
+    mine, whole = reader.assemble(prompt, items), thinker.assemble(prompt, items)
+
+    assert reader.parameters == reader.vocabulary * reader.width + reader.width
+    assert torch.equal(mine.inputs, whole.inputs)
+    assert torch.equal(mine.positions, whole.positions)
+    assert torch.equal(mine.layout, whole.layout)
+    hidden = torch.randn(len(mine.inputs), 2 * reader.width)
+    assert torch.equal(reader.talker_prompt(mine, hidden, VOICE), thinker.talker_prompt(whole, hidden, VOICE))
+
+
+def test_the_components_share_nothing_and_leave_nothing_out(checkpoint: Path, parts: dict[str, Any]) -> None:
+    whole, _ = oracle.whole(checkpoint)
+
+    assert {name: part.parameters for name, part in parts.items()} == {
+        "vision": count(whole.thinker.visual),
+        "audio": count(whole.thinker.audio_tower),
+        "thinker": count(whole.thinker.model) + count(whole.thinker.lm_head),
+        "talker": count(whole.talker),
+        "vocoder": count(whole.code2wav),
+    }
+    assert sum(part.parameters for part in parts.values()) == count(whole)
+
+
+@pytest.mark.parametrize(
+    ("component", "lost"),
+    [
+        ("vision", "visual.merger_list.1"),
+        ("audio", "audio_tower.conv_out"),
+        ("thinker", "thinker.model.layers.1.mlp.experts"),
+        ("talker", "talker.model.layers.1.mlp.experts"),
+        ("talker", "code_predictor.lm_head.2"),
+        ("vocoder", "code2wav.decoder.3"),
+    ],
+)
+def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, component: str, lost: str) -> None:
+    broken = without(checkpoint, tmp_path / "broken", lost)
+
+    with pytest.raises(Fatal, match=lost.removeprefix("thinker.").removeprefix("code2wav.")):
+        families.family_of(broken).load(component, broken)
+
+
+def test_a_tiny_checkpoint_is_small(checkpoint: Path) -> None:
+    assert sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file()) < 3 << 20

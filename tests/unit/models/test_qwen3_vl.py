@@ -1,0 +1,254 @@
+"""Qwen3-VL taken apart answers what the whole model answers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache
+
+from omnibus.errors import BadRequest, Fatal
+from omnibus_models import families, media, tiny
+from omnibus_models.contract import Encoded, Thinker
+from tests.oracles import qwen3_vl as oracle
+from tests.unit.models import files
+from tests.unit.models.split import encode, think
+from tests.unit.models.test_loading import count, without
+from tests.unit.models.test_qwen2_5_vl import CASES, IMAGE, TOKENS, VIDEO, text, user
+
+VIDEO_CASES = {
+    "a video of one frame": ([user(VIDEO, text("describe"))], {"video": [files.film(0.25)]}),
+    "a video of an odd number of frames": ([user(text("see("), VIDEO)], {"video": [files.film(2.5, 2)]}),
+    "two videos": ([user(VIDEO, VIDEO, text("describe"))], {"video": [files.film(2, 3), files.film(3, 4, width=96)]}),
+}
+ALL = {**CASES, **VIDEO_CASES}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen3_vl", tmp_path_factory.mktemp("models") / "vl")
+
+
+@pytest.fixture(scope="module")
+def parts(checkpoint: Path) -> dict[str, Any]:
+    family = families.family_of(checkpoint)
+    return {name: family.load(name, checkpoint) for name in family.components}
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_split_components_answer_like_the_whole_model(checkpoint: Path, parts: dict[str, Any], case: str) -> None:
+    messages, given = ALL[case]
+
+    thought = think(parts["thinker"], [parts["vision"]], messages, given, TOKENS)
+
+    ids, words = oracle.answer(checkpoint, messages, given, TOKENS)
+    assert thought.ids == ids
+    assert parts["thinker"].text(thought.ids) == words
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_prompts_are_those_of_the_joint_processor(checkpoint: Path, parts: dict[str, Any], case: str) -> None:
+    messages, given = ALL[case]
+    thinker = parts["thinker"]
+    prompt = thinker.prompt(messages)
+    items = encode([parts["vision"]], prompt.modalities, given)
+
+    layout, prefill = thinker.layout(prompt, items), thinker.assemble(prompt, items)
+
+    expected = oracle.inputs(checkpoint, messages, given)["input_ids"][0]
+    places = [run.start + row for run in layout.runs(items) for row in range(run.rows.stop - run.rows.start)]
+    assert layout.ids == expected.tolist()
+    assert prefill.media.nonzero().flatten().tolist() == places
+    rows = [item.embeds for item in items]
+    torch.testing.assert_close(prefill.inputs[places], torch.cat(rows) if rows else prefill.inputs[:0], rtol=0, atol=0)
+    words = prefill.inputs[~prefill.media]
+    torch.testing.assert_close(words[:, : thinker.width], thinker.embed(expected[~prefill.media]), rtol=0, atol=0)
+    assert not words[:, thinker.width :].any()
+
+
+def test_another_image_changes_the_answer(parts: dict[str, Any]) -> None:
+    messages = [user(IMAGE, text("describe the image"))]
+
+    answers = [
+        tuple(think(parts["thinker"], [parts["vision"]], messages, {"image": [files.picture(seed)]}, TOKENS).ids)
+        for seed in range(5)
+    ]
+
+    assert len(set(answers)) == 5
+
+
+def test_each_level_of_an_image_counts(parts: dict[str, Any]) -> None:
+    thinker = parts["thinker"]
+    prompt = thinker.prompt([user(IMAGE, text("describe"))])
+    [item] = encode([parts["vision"]], ["image"], {"image": [files.picture(1)]})
+    assert item.embeds.shape == (item.meta["n_tokens"], 3 * thinker.width)
+
+    ends = [last(thinker, prompt, Encoded(changed, item.meta)) for changed in (item.embeds, *dimmed(item.embeds))]
+
+    for end in ends[1:]:
+        assert float((end - ends[0]).abs().max()) > 0.1
+
+
+def dimmed(embeds: torch.Tensor) -> list[torch.Tensor]:
+    """Rows without each of their parts in turn."""
+    found = []
+    for part in range(3):
+        found.append(embeds.clone())
+        found[-1].chunk(3, dim=-1)[part].zero_()
+    return found
+
+
+@torch.no_grad()
+def last(thinker: Thinker, prompt: Any, item: Encoded) -> torch.Tensor:
+    prefill = thinker.assemble(prompt, [item])
+    hidden = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), None)
+    return thinker.logits(hidden[:, -1])
+
+
+def test_a_prompt_in_shares_gives_the_same_keys_and_values(parts: dict[str, Any]) -> None:
+    thinker = parts["thinker"]
+    messages, given = CASES["video between images"]
+    prompt = thinker.prompt(messages)
+    prefill = thinker.assemble(prompt, encode([parts["vision"]], prompt.modalities, given))
+    whole, shared = DynamicCache(), DynamicCache()
+
+    thinker.forward(prefill.inputs[None], prefill.positions[:, None], whole, None)
+    for start in range(0, len(prefill.inputs), 5):
+        share = slice(start, start + 5)
+        thinker.forward(prefill.inputs[None, share], prefill.positions[:, None, share], shared, None)
+
+    for one, other in zip(whole.layers, shared.layers, strict=True):
+        torch.testing.assert_close(other.keys, one.keys, rtol=0, atol=1e-4)
+        torch.testing.assert_close(other.values, one.values, rtol=0, atol=1e-4)
+
+
+def test_a_decode_step_with_a_mask_equals_one_without(parts: dict[str, Any]) -> None:
+    thinker = parts["thinker"]
+    prompt = thinker.prompt([user(IMAGE, text("hello world"))])
+    prefill = thinker.assemble(prompt, encode([parts["vision"]], ["image"], {"image": [files.picture(1)]}))
+    size = prefill.inputs.shape[0]
+
+    causal = torch.ones(size, size, dtype=torch.bool).tril()[None, None]
+    masked = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), causal)
+
+    plain = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), None)
+    torch.testing.assert_close(masked, plain, rtol=0, atol=1e-5)
+
+
+def test_a_batch_of_images_and_videos_equals_its_items_alone(parts: dict[str, Any]) -> None:
+    vision = parts["vision"]
+    sizes = [(64, 64), (60, 100), (140, 60), (112, 112), (200, 120)]
+    batch = [vision.prepare(memoryview(files.picture(n, *size)), "image") for n, size in enumerate(sizes)]
+    batch.insert(2, vision.prepare(memoryview(files.film(2)), "video"))
+
+    together = vision.encode(batch)
+
+    for one, item in zip(together, batch, strict=True):
+        [alone] = vision.encode([item])
+        assert one.meta == alone.meta == item.meta
+        assert one.embeds.shape[0] == item.meta["n_tokens"]
+        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+
+
+def test_a_video_that_was_thinned_out_keeps_its_seconds(checkpoint: Path, parts: dict[str, Any]) -> None:
+    film = memoryview(files.film(10))
+    thin = families.family_of(checkpoint).load("vision", checkpoint, limits=media.Limits(sampled=8))
+
+    whole, few = parts["vision"].prepare(film, "video"), thin.prepare(film, "video")
+
+    assert (whole.meta["grid_thw"][0], whole.meta["seconds"]) == (10, [0.25 + second for second in range(10)])
+    assert (few.meta["grid_thw"][0], few.meta["seconds"]) == (3, [1.0, 5.0, 8.0])
+
+
+def test_the_library_takes_no_video_of_one_frame(parts: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="temporal_factor"):  # once it does, it need not be given that frame twice
+        parts["vision"].videos(videos=[np.zeros((1, 64, 64, 3), np.uint8)], do_sample_frames=False)
+
+
+def test_requests_that_alternate_do_not_disturb_each_other(parts: dict[str, Any]) -> None:
+    thinker = parts["thinker"]
+    first = thinker.prompt([user(VIDEO, text("a"))])
+    items = encode([parts["vision"]], ["video"], {"video": [files.film(3)]})
+    alone = thinker.assemble(first, items)
+
+    thinker.assemble(thinker.prompt([user(text("hello"))]), [])
+    again = thinker.assemble(first, items)
+
+    assert again.delta == alone.delta != 0
+    assert torch.equal(again.positions, alone.positions)
+
+
+def film(rows: int = 12, width: int = 192, **changes: Any) -> Encoded:
+    meta = {"modality": "video", "n_tokens": 12, "grid_thw": [2, 4, 6], "seconds": [0.25, 1.25], **changes}
+    return Encoded(torch.randn(rows, width, generator=torch.Generator().manual_seed(1)), meta)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        film(rows=6),
+        film(width=64),
+        film(grid_thw=[12, 2, 2]),
+        film(grid_thw=[1, 2, 2]),
+        film(rows=0, grid_thw=[2, 1, 1]),
+        film(grid_thw=None),
+        film(seconds=None),
+        film(seconds=[0.25]),
+        film(seconds=[0.25, -1]),
+        film(seconds=[0.25, float("nan")]),
+        film(seconds=[0.25, float("inf")]),
+        film(seconds=[0.25, 10**400]),
+        film(seconds=[0.25, "later"]),
+        film(seconds=2),
+    ],
+    ids=lambda wrong: f"{tuple(wrong.embeds.shape)} {wrong.meta['grid_thw']} {str(wrong.meta['seconds'])[:20]}",
+)
+def test_a_video_that_is_not_what_its_meta_data_says_is_refused(parts: dict[str, Any], wrong: Encoded) -> None:
+    thinker = parts["thinker"]
+    prompt = thinker.prompt([user(VIDEO)])
+    assert thinker.layout(prompt, [film()]).ids
+
+    with pytest.raises(BadRequest) as caught:
+        thinker.layout(prompt, [wrong])
+
+    assert caught.value.param == "items"
+
+
+def test_a_reader_reads_as_the_thinker_does(checkpoint: Path, parts: dict[str, Any]) -> None:
+    reader, thinker = families.family_of(checkpoint).reader(checkpoint), parts["thinker"]
+    messages, given = CASES["video between images"]
+    prompt = reader.prompt(messages)
+    items = encode([parts["vision"]], prompt.modalities, given)
+
+    mine, whole = reader.assemble(prompt, items), thinker.assemble(prompt, items)
+
+    assert reader.parameters == reader.vocabulary * reader.width + reader.width
+    assert prompt == thinker.prompt(messages)
+    assert torch.equal(mine.inputs, whole.inputs)
+    assert torch.equal(mine.positions, whole.positions)
+    assert (reader.eos, reader.context, reader.vocabulary) == (thinker.eos, thinker.context, thinker.vocabulary)
+
+
+def test_the_components_share_nothing_and_leave_nothing_out(checkpoint: Path, parts: dict[str, Any]) -> None:
+    from transformers import Qwen3VLForConditionalGeneration
+
+    whole = Qwen3VLForConditionalGeneration.from_pretrained(checkpoint)
+
+    assert parts["vision"].parameters == count(whole.model.visual)
+    assert parts["thinker"].parameters == count(whole.model.language_model) + count(whole.lm_head)
+    assert sum(part.parameters for part in parts.values()) == count(whole)
+
+
+@pytest.mark.parametrize(
+    ("component", "lost"), [("vision", "visual.deepstack_merger_list.1"), ("thinker", "layers.1.mlp.up_proj")]
+)
+def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, component: str, lost: str) -> None:
+    broken = without(checkpoint, tmp_path / "broken", lost)
+
+    with pytest.raises(Fatal, match=lost.removeprefix("visual.")):
+        families.family_of(broken).load(component, broken)
+
+
+def test_a_tiny_checkpoint_is_small(checkpoint: Path) -> None:
+    assert sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file()) < 3 << 20

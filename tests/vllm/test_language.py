@@ -1,0 +1,79 @@
+"""Language models that take text alone, in vLLM: whole and in halves they say what the library's ``generate`` says."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from omnibus.errors import BadRequest
+from omnibus_models import tiny
+from services.llm.vllm.runner import VllmRunner
+from tests.oracles import language as oracle
+from tests.unit.jobs import MemoryJob, run
+from tests.unit.llm.test_think import job, text
+from tests.vllm.conftest import descriptors, vllm
+from tests.vllm.halves import Three, three
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+TOKENS = 24
+FAMILIES = [pytest.param(name, marks=pytest.mark.cell("vllm", name, "tokens")) for name in ("qwen2", "qwen3")]
+CHATS = [
+    *(text(number) for number in range(10)),
+    [{"role": "user", "content": "the small cat sleeps on a warm red mat " * 30}],  # several steps
+    [*text(3), {"role": "assistant", "content": "a red mat."}, *text(5)],
+]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build(family, tmp_path_factory.mktemp("models") / family, wide=True)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def runner(family: str, checkpoint: Path) -> AsyncIterator[VllmRunner]:
+    async with vllm(family, checkpoint, batch=8) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines(family: str, checkpoint: Path) -> AsyncIterator[Three]:
+    async with three(family, checkpoint) as made:
+        yield made
+
+
+def jobs() -> list[MemoryJob]:
+    return [job(chat, max_tokens=TOKENS, ignore_eos=False) for chat in CHATS]
+
+
+def said(answers: list[MemoryJob]) -> list[tuple[list[int], str]]:
+    return [(one.ids, one.text) for one in answers]
+
+
+@pytest.mark.parametrize("shape", ["L"])
+async def test_a_whole_one_says_what_generate_says(runner: VllmRunner, checkpoint: Path, shape: str) -> None:
+    asked = jobs()
+
+    await asyncio.gather(*(run(runner, one) for one in asked))
+
+    assert said(asked) == [oracle.answer(checkpoint, chat, TOKENS) for chat in CHATS]
+    with pytest.raises(BadRequest, match="use text"):
+        await run(runner, job([{"role": "user", "content": [{"type": "image"}]}]))
+
+
+@pytest.mark.parametrize("shape", ["P>D", "PD"])
+async def test_halves_say_what_generate_says(engines: Three, checkpoint: Path, shape: str) -> None:
+    halves = engines.halves(near=shape == "PD")
+
+    answers = await asyncio.gather(*(halves.answer(one) for one in jobs()))
+
+    assert said(answers) == [oracle.answer(checkpoint, chat, TOKENS) for chat in CHATS]
+    await engines.until_idle()
+    assert descriptors() == []
