@@ -1,4 +1,4 @@
-"""The composite tasks that serve a model of the plan: one that chats, one that makes pictures, where there is one."""
+"""The composite tasks that serve a model of the plan: those that chat, make pictures, or vectors of texts."""
 
 import inspect
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from omnibus import catalog, plugins
 from omnibus.errors import BadRequest
 from omnibus.plan import ModelPlan, Plan
 from omnibus.task import MLLM, ChatInput, CompositeTask, Encode, Omni, Talk, Think, UnitTask, Vocode
-from omnibus.task.library import PAINTERS, Decode, Prefill, PrefillDecode
+from omnibus.task.library import PAINTERS, Decode, Prefill, PrefillDecode, TextEmbedding
 from services.gateway.route import Router
 
 Task = TypeVar("Task", bound=UnitTask)
@@ -87,6 +87,16 @@ def painter(name: str, plan: Plan) -> CompositeTask:
     kind, parts = max(fitting, key=lambda each: len(each[1]))
     owners = plan.owners()
     return kind(**{field: _bound(task, name, part, model, owners) for field, (task, part) in parts.items()})
+
+
+def embedder(name: str, plan: Plan) -> CompositeTask:
+    """The task of model ``name`` that makes vectors of texts. Raises ``BadRequest`` for a model that makes none."""
+    model = plan.models[name]
+    parts = _parts(TextEmbedding, model)
+    if parts is None:
+        raise BadRequest(f"{name} makes no embeddings: it has {', '.join(model.components)}", param="model")
+    task, part = parts["embedder"]
+    return TextEmbedding(embedder=_bound(task, name, part, model, plan.owners()))  # type: ignore[arg-type]
 
 
 def request_of(task: CompositeTask) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from omnibus.encoding.sound import MIME
-from services.gateway.openai import files, images, speech, transcriptions
+from services.gateway.openai import embeddings, files, images, speech, transcriptions
 from services.gateway.openai.answers import ChatCompletion
 from services.gateway.openai.problems import ErrorBody
 from services.gateway.openai.schema import ChatRequest
@@ -34,6 +34,8 @@ _SHAPES = (
     images.ImagesResponse,
     images.PartialImage,
     images.CompletedImage,
+    embeddings.EmbeddingRequest,
+    embeddings.EmbeddingList,
     speech.SpeechRequest,
     speech.SpeechDelta,
     speech.SpeechDone,
@@ -65,6 +67,7 @@ def openapi_paths() -> dict[str, Any]:
         PATH: {"post": _chat()},
         images.PATH: {"post": _generation()},
         images.EDITS: {"post": _edit()},
+        embeddings.PATH: {"post": _embeddings()},
         speech.PATH: {"post": _speech()},
         transcriptions.PATH: {"post": _transcription()},
         **_files(),
@@ -96,6 +99,11 @@ def _pictures() -> dict[str, Any]:
         "description": said,
         "content": {**_json("ImagesResponse"), **_events("PartialImage", "CompletedImage")},
     }
+
+
+def _embeddings() -> dict[str, Any]:
+    made = {"description": "A vector of each text.", "content": _json("EmbeddingList")}
+    return _post("create_embedding", "Make vectors of texts.", "Embeddings", _json("EmbeddingRequest"), made)
 
 
 def _speech() -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from services.gateway.chat import Chat
 from services.gateway.files import Files
+from services.gateway.openai import embeddings, speech, transcriptions
 from services.gateway.openai import images as pictures
-from services.gateway.openai import speech, transcriptions
 from services.gateway.painting import Painters
 from services.gateway.routes.drawn import DrawnChats
+from services.gateway.routes.embeddings import Embeddings
 from services.gateway.routes.files import FileRoutes
 from services.gateway.routes.images import Edits, Generations, Variations
 from services.gateway.routes.serving import Route
@@ -25,6 +26,7 @@ class Table:
             pictures.PATH: Generations(settings, painters, files),
             pictures.EDITS: Edits(settings, painters, files),
             pictures.VARIATIONS: Variations(settings),
+            embeddings.PATH: Embeddings(settings, runs),
             speech.PATH: Speech(settings, chat),
             transcriptions.PATH: Transcriptions(settings, chat),
         }

@@ -19,7 +19,7 @@ import numpy as np
 from omnibus import catalog
 from omnibus.bus import subjects
 from omnibus.bus.subjects import task_name, token
-from omnibus.errors import BadRequest
+from omnibus.errors import BadRequest, TooLarge
 from omnibus.executor.contract import Item, Job
 from omnibus.plan import Plan
 from omnibus.settings import GatewaySettings
@@ -45,7 +45,7 @@ from tests.unit.sidecar import node as nodes
 
 VL, OMNI, TEXT, PAINTER = "toy-vl", "toy.omni", "toy-text", "toy-painter"
 _FAMILIES = {VL: "qwen2_5_vl", OMNI: "qwen2_5_omni", TEXT: "qwen2", PAINTER: "qwen_image"}
-_KINDS = {**catalog.FAMILIES["qwen2_5_omni"]["tasks"], **catalog.FAMILIES["qwen_image"]["tasks"]}
+_KINDS = {**catalog.FAMILIES["qwen2_5_omni"]["tasks"], **catalog.FAMILIES["qwen_image"]["tasks"], **catalog.EMBED}
 RATE = 24000
 PNG = picture("PNG")
 
@@ -117,6 +117,8 @@ async def denoise(job: Job) -> None:
     steps, width, height = wish["steps"], wish["width"], wish["height"]
     if width % 16:
         raise BadRequest("width must be a multiple of 16", param="width")
+    if width * height > 1 << 20:
+        raise TooLarge("the picture has more than a megapixel", param="width")
     for step in range(1, steps + 1):
         await job.send("progress", {"step": step, "steps": steps})
         if step % wish["every"] == 0 and step < steps and job.wants("preview"):
@@ -137,9 +139,20 @@ async def paint(job: Job) -> None:
     await job.put("image", {}, picture.astype(np.uint8))
 
 
+async def embed(job: Job) -> None:
+    """Three numbers of each text: its characters, its words, and one; of length 1. The last pooling turns them round."""
+    texts = await job.value("text")
+    if isinstance(texts, Item):
+        texts = json.loads(bytes(texts.array))
+    rows = np.array([[len(text), len(text.split()), 1] for text in texts], np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    await job.put("embedding", {}, rows[:, ::-1] if job.inputs["pooling"] == "last" else rows)
+    await job.put("tokens", {"value": sum(len(text.split()) for text in texts)})
+
+
 TOYS: dict[str, Work] = {
     "vision": encode, "audio": encode, "thinker": think, "talker": talk, "vocoder": vocode,
-    "text_encoder": read, "dit": denoise, "vae": paint,
+    "text_encoder": read, "dit": denoise, "vae": paint, "embedder": embed,
 }  # fmt: skip
 
 

@@ -12,9 +12,12 @@ from omnibus.task.library.language import (
     PrefillDecode,
     PrefillOutput,
     TextChunk,
+    TextEmbedding,
+    TextInput,
     Think,
     ThinkInput,
     ThinkOutput,
+    Vectors,
 )
 from omnibus.task.library.media import Encode, EncodeInput, EncodeOutput
 from omnibus.task.library.pictures import (
@@ -113,12 +116,15 @@ __all__ = [
     "TalkInput",
     "TalkOutput",
     "TextChunk",
+    "TextEmbedding",
     "TextEncode",
     "TextEncodeInput",
     "TextEncodeOutput",
+    "TextInput",
     "Think",
     "ThinkInput",
     "ThinkOutput",
+    "Vectors",
     "VideoGeneration",
     "VideoInput",
     "VideoOutput",
