@@ -177,6 +177,14 @@ def _text_encode(component: str, settings: ExecutorSettings) -> Runner:
     return TextEncodeRunner(component, *_source(settings), limits)
 
 
+def _embed(component: str, settings: ExecutorSettings) -> Runner:
+    from services.encoder.embed import EmbedRunner
+    from services.encoder.runner import EncodeSettings
+
+    limits = EncodeSettings(items=settings.batch, tokens=settings.media_tokens, threads=settings.threads)
+    return EmbedRunner(*_source(settings), limits)
+
+
 def _denoise(component: str, settings: ExecutorSettings) -> Runner:
     from services.generator.denoise import DenoiseRunner, DenoiseSettings
 
@@ -216,6 +224,7 @@ _TRANSFORMERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
     "talker": _talk,
     "vocoder": _vocode,
     "text_encoder": _text_encode,
+    "embedder": _embed,
     "vae_encoder": _encode,
     "prior": _prior,
     "dit": _denoise,

@@ -68,11 +68,26 @@ def vl_inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, t
 
 
 def omni_answer(
-    checkpoint: Path, messages: Messages, media: Media, max_tokens: int, voice: str, max_codes: int, seed: int
+    checkpoint: Path,
+    messages: Messages,
+    media: Media,
+    max_tokens: int,
+    voice: str,
+    max_codes: int,
+    seed: int,
+    say: str = "",
 ) -> tuple[list[int], str, list[int], torch.Tensor]:
-    """Greedy ids, text, codes and the float32 waveform of Qwen2.5-Omni. ``seed`` fixes the vocoder's noise."""
+    """Greedy ids, text, codes and the float32 waveform of Qwen2.5-Omni. ``seed`` fixes the vocoder's noise.
+
+    With ``say`` no other token is allowed than the next one of that text, and then the one that ends an answer.
+    """
     model, processor = _omni(checkpoint)
     inputs = omni_inputs(checkpoint, messages, media)
+    told: dict[str, Any] = {}
+    if say:
+        script = [*processor.tokenizer(say, add_special_tokens=False)["input_ids"], processor.tokenizer.eos_token_id]
+        begin, max_tokens = inputs["input_ids"].shape[1], len(script)
+        told["thinker_prefix_allowed_tokens_fn"] = lambda _row, ids: [script[len(ids) - begin]]
     # Pixels under their plain name reach the talker too, which refuses them.
     named = {f"thinker_{key}" if key.startswith("pixel_values") else key: value for key, value in inputs.items()}
     codes: list[torch.Tensor] = []
@@ -82,6 +97,7 @@ def omni_answer(
             torch.manual_seed(seed)
             out, wave = model.generate(
                 **named,
+                **told,
                 speaker=voice,
                 thinker_max_new_tokens=max_tokens,
                 thinker_do_sample=False,

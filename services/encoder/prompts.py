@@ -28,7 +28,7 @@ class TextEncodeRunner(Hosted[TextEncoder]):
 
     Inputs: ``prompt``, ``negative_prompt``, ``items`` (embeddings of the pictures that both are about). Outputs:
     ``embeds``, float32 [1 or 2, T, W], the negative prompt's in the second place where there is one, and ``mask``,
-    bool [1 or 2, T]: the shorter one is filled up.
+    bool [1 or 2, T]: the shorter one is filled up. ``tokens``: how many the prompt has.
     """
 
     def __init__(
@@ -47,6 +47,8 @@ class TextEncodeRunner(Hosted[TextEncoder]):
         embeds, mask = _padded(rows)
         await job.put("embeds", {}, embeds)
         await job.put("mask", {}, mask)
+        if job.wants("tokens"):
+            await job.put("tokens", {"value": len(rows[0])})
 
     def stats(self) -> dict[str, Any]:
         return {

@@ -2,23 +2,26 @@
 
 import time
 from collections.abc import AsyncIterator, Callable
-from secrets import token_hex
 from typing import Any
 
 import numpy as np
 
+from omnibus.encoding.sound import SoundFormat, pcm16
 from omnibus.errors import OmnibusError
 from omnibus.task import ChatOutput
 from services.gateway.arrivals import arrivals
 from services.gateway.collected import Collected
-from services.gateway.openai import answers, audio
+from services.gateway.files import new
+from services.gateway.openai import answers
 from services.gateway.openai.schema import ChatRequest
 from services.gateway.openai.stream import DONE, ChatStream
 from services.gateway.run import Run
+from services.gateway.sounding import Sounding, render
+from services.gateway.spoken import Spoken
 from services.gateway.streams import merge
 
-#: Seconds that an answer's audio id may be referred to.
-AUDIO_KEPT = 3600
+#: Seconds that an answer's audio id is said to be good for where nothing is kept.
+AUDIO_KEPT = 3600.0
 
 
 async def collect(output: ChatOutput, got: Collected) -> np.ndarray:
@@ -31,21 +34,21 @@ async def collect(output: ChatOutput, got: Collected) -> np.ndarray:
                 sound.append(item.array)
     samples = np.concatenate(sound) if sound else np.zeros(0, np.float32)
     if output.audio is not None:
-        got.heard(audio.pcm16(samples))
+        got.heard(pcm16(samples))
     return samples
 
 
-async def whole(run: Run, request: ChatRequest, output: ChatOutput, got: Collected) -> bytes:
-    """The body of a ``chat.completion``."""
+async def whole(
+    run: Run, request: ChatRequest, output: ChatOutput, got: Collected, keeper: Spoken | None = None
+) -> bytes:
+    """The body of a ``chat.completion``; with a ``keeper`` its sound may be referred to."""
     samples = await collect(output, got)
     spoken = None
     if request.audio is not None and request.speaks:
-        spoken = answers.Audio(
-            id=f"audio_{token_hex(16)}",
-            data=await audio.render(samples, got.rate, request.audio.format),
-            expires_at=int(time.time()) + AUDIO_KEPT,
-            transcript=got.text,
-        )
+        data = await render(samples, got.rate, request.audio.format)
+        id = new("audio_")
+        expires = await _keep(keeper, id, got.text, data, request.audio.format)
+        spoken = answers.Audio(id=id, data=data, expires_at=expires, transcript=got.text)
     return answers.completion(
         id=f"chatcmpl-{run.id}",
         model=run.model,
@@ -59,44 +62,85 @@ async def whole(run: Run, request: ChatRequest, output: ChatOutput, got: Collect
 
 
 async def events(
-    run: Run, request: ChatRequest, output: ChatOutput, got: Collected, done: Callable[[str], None]
+    run: Run,
+    request: ChatRequest,
+    output: ChatOutput,
+    got: Collected,
+    done: Callable[[str], None],
+    keeper: Spoken | None = None,
 ) -> AsyncIterator[bytes]:
     """The body of a streamed answer: frames that are ready together leave together.
 
-    ``done`` is called with the status before the last frame leaves.
+    ``done`` is called with the status before the last frame leaves; with a ``keeper`` its sound may be referred to.
     """
-    wav = request.audio is not None and request.speaks and request.audio.format == "wav"
     stream = ChatStream(
         f"chatcmpl-{run.id}",
         run.model,
         int(run.created),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
-        wav=got.rate if wav else None,
         fingerprint=f"epoch-{run.epoch}",
     )
     head = [stream.role("" if request.writes else None)]
+    sound = _Sound(request.audio.format if request.audio is not None else "pcm16", keeper)
     if output.audio is not None:
-        head.append(stream.audio_start(f"audio_{token_hex(16)}"))
+        head.append(stream.audio_start(sound.id))
     yield b"".join(head)
     say = stream.text if request.writes else stream.transcript
+    tail = []
     try:
         async for batch in merge(arrivals(output)):
-            yield b"".join([frame for name, item in batch if (frame := _frame(stream, say, got, name, item))])
+            frames = [say(text) for name, item in batch if (text := _text(got, name, item))]
+            samples = [item.array for _, item in batch if item.array is not None]
+            if samples:
+                frames.append(stream.audio(await sound.push(samples, got)))
+            yield b"".join(frames)
+        if output.audio is not None:
+            tail = [stream.audio(await sound.close(got)), stream.audio_end(await sound.keep(got.text))]
     except OmnibusError as error:
         done("failed")
         yield stream.error(error, run.id)
         return
     done("done")
-    tail = [stream.audio_end(int(time.time()) + AUDIO_KEPT)] if output.audio is not None else []
     yield b"".join([*tail, stream.finish(got.finish), stream.usage(got.usage()), DONE])  # type: ignore[arg-type]
 
 
-def _frame(stream: ChatStream, say: Callable[[str], bytes], got: Collected, name: str, item: Any) -> bytes:
+class _Sound:
+    """The sound of a streamed answer: its file as it is sent, and all of it where it is kept."""
+
+    def __init__(self, format: SoundFormat, keeper: Spoken | None) -> None:
+        self.id = new("audio_")
+        self._format = format
+        self._keeper = keeper
+        self._sounding = Sounding(format)
+        self._file: list[bytes] = []
+
+    async def push(self, samples: list[np.ndarray], got: Collected) -> bytes:
+        """Take samples; returns what of the file is ready."""
+        whole = samples[0] if len(samples) == 1 else np.concatenate(samples)
+        got.heard(pcm16(whole))
+        return self._sent(await self._sounding.push(whole, got.rate))
+
+    async def close(self, got: Collected) -> bytes:
+        """The rest of the file."""
+        return self._sent(await self._sounding.close(got.rate))
+
+    async def keep(self, transcript: str) -> int:
+        """Keep it; returns the Unix seconds at which it is forgotten."""
+        return await _keep(self._keeper, self.id, transcript, b"".join(self._file), self._format)
+
+    def _sent(self, data: bytes) -> bytes:
+        if self._keeper is not None:
+            self._file.append(data)
+        return data
+
+
+async def _keep(keeper: Spoken | None, id: str, transcript: str, file: bytes, format: SoundFormat) -> int:
+    if keeper is None:
+        return int(time.time() + AUDIO_KEPT)
+    await keeper.keep(id, transcript, file, format)
+    return int(time.time() + keeper.seconds)
+
+
+def _text(got: Collected, name: str, item: Any) -> str:
     got.take(name, item.data, item.array)
-    if name == "text":
-        return say(text) if (text := item.data.get("text")) else b""
-    if item.array is None:
-        return b""
-    pcm = audio.pcm16(item.array)
-    got.heard(pcm)
-    return stream.audio(pcm)
+    return item.data.get("text", "") if name == "text" else ""

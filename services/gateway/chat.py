@@ -9,6 +9,7 @@ answer     JSON or server-sent events; then one ``end``
 
 import asyncio
 import inspect
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -20,13 +21,14 @@ from omnibus.task import MLLM, ChatInput, ChatOutput, CompositeTask, record, rep
 from omnibus.task.running import run as run_task
 from services.gateway.dispatch import ATTEMPTS
 from services.gateway.fetch import Fetcher
-from services.gateway.models import composite
+from services.gateway.models import Known, composite
 from services.gateway.openai import media as openai_media
-from services.gateway.openai.conversation import conversation
+from services.gateway.openai.conversation import MediaRef, conversation
 from services.gateway.openai.media import Limits, Media
 from services.gateway.openai.schema import ChatRequest
 from services.gateway.placing import MANY, place
 from services.gateway.run import Run, Runs
+from services.gateway.spoken import Spoken, forgotten, references
 
 APP = "chat"
 #: Bytes of messages above which they travel by handle.
@@ -48,9 +50,14 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class Asked:
-    """A chat request as it was understood: what a composite task gets, and the media not yet placed."""
+    """A chat request as it was understood: what a composite task gets, and the media not yet placed.
 
-    def __init__(self, request: ChatRequest, messages: list[dict[str, Any]], items: list[Media], voice: str) -> None:
+    With ``say`` that is the answer, and only its sound is to be made.
+    """
+
+    def __init__(
+        self, request: ChatRequest, messages: list[dict[str, Any]], items: list[Media], voice: str = "", say: str = ""
+    ) -> None:
         self.body = _encode(messages)
         self.items = items
         speech = _speech(request)
@@ -58,11 +65,11 @@ class Asked:
             messages=msgspec.Raw(self.body),
             media=tuple({"modality": item.info.modality, "sha256": item.info.sha256} for item in items),
             modalities=tuple(item.info.modality for item in items),
-            params=_json(_params(request)),
+            params=_json(_params(request) | ({"say": say} if say else {})),
             voice=voice,
             speech=_json(speech) if speech is not None else None,
             tokens=tuple(openai_media.estimate_tokens(item.info) for item in items),
-            answer=request.limit or USUAL_ANSWER,
+            answer=len(say) // 4 + 1 if say else request.limit or USUAL_ANSWER,
         )
 
     @property
@@ -74,22 +81,17 @@ class Asked:
 class Chat:
     """Serves chat requests for every model of the plan."""
 
-    def __init__(self, runs: Runs, fetcher: Fetcher) -> None:
+    def __init__(self, runs: Runs, fetcher: Fetcher, spoken: Spoken | None = None) -> None:
         self._runs = runs
+        self.spoken = spoken
         self._router = runs.router
         self._fetcher = fetcher
         self._limits = Limits(body_bytes=runs.settings.max_body)
-        self._tasks: dict[tuple[int, str], CompositeTask] = {}
+        self._tasks = Known(runs.router, composite)
 
     def task(self, name: str) -> CompositeTask:
         """The composite task of model ``name``, made once per plan epoch."""
-        plan = self._router.plan
-        key = (plan.epoch if plan else 0, name)
-        if key not in self._tasks:
-            self._router.model(name)
-            self._tasks = {known: task for known, task in self._tasks.items() if known[0] == key[0]}
-            self._tasks[key] = composite(name, plan)  # type: ignore[arg-type]
-        return self._tasks[key]
+        return self._tasks.task(name)
 
     async def start(self, request: ChatRequest, pinned: str = "") -> tuple[Run, ChatOutput]:
         """Send ``request`` on its way; returns its run and its streams. ``pinned`` names its path.
@@ -100,22 +102,53 @@ class Chat:
         model = self._router.model(request.model)  # first: from here on its name is one of ours, not the client's
         run = self._runs.open(APP, request.model, seed=request.seed, pinned=pinned)
         task = self.task(request.model)
-        asked = await self.understand(request, model, task)
+        return run, await self.begin(run, await self.understand(request, model, task))
+
+    def open(self, model: str, seed: int | None = None, pinned: str = "") -> Run:
+        """A new request to ``model`` that is a chat in the end. Raises as ``start``."""
+        self._router.model(model)
+        return self._runs.open(APP, model, seed=seed, pinned=pinned)
+
+    async def begin(self, run: Run, asked: Asked) -> ChatOutput:
+        """Send what was ``asked`` of the run's model on its way; returns the streams of the answer."""
+        task = self.task(run.model)
         if inspect.iscoroutinefunction(task.invoke):
-            return run, await self._live(run, task, asked)
-        return run, await self._static(run, task, asked)
+            return await self._live(run, task, asked)
+        return await self._static(run, task, asked)
 
     async def understand(
         self, request: ChatRequest, model: ModelPlan | None, task: CompositeTask | None = None
     ) -> Asked:
         """Check ``request``, for ``model`` and its ``task`` if it is one's, and fetch its media."""
         voice = _voice(request, model)
-        messages, refs = conversation(request)
+        messages, refs = conversation(await self._recalled(request))
         if isinstance(task, MLLM):
             for ref in refs:
                 task.encoder(ref.modality)  # what no encoder takes is not fetched
-        items = await openai_media.load(refs, self._fetcher, self._limits) if refs else []
-        return Asked(request, messages, items, voice)
+        return Asked(request, messages, await self.media(refs), voice)
+
+    async def _recalled(self, request: ChatRequest) -> ChatRequest:
+        """``request`` with earlier spoken answers in the place of their ids."""
+        if self.spoken is not None:
+            return await self.spoken.recalled(request)
+        for index, _ in references(request):
+            raise forgotten(index)
+        return request
+
+    def voice(self, name: str, model: str) -> str:
+        """The voice of ``model`` that is called ``name``. Raises ``BadRequest`` for one that it has not."""
+        return _chosen(name, self._router.model(model), model)
+
+    async def media(self, refs: Sequence[MediaRef]) -> list[Media]:
+        """The media items of a request, fetched and inspected."""
+        return await openai_media.load(refs, self._fetcher, self._limits) if refs else []
+
+    def require(self, model: str, modality: str) -> None:
+        """Raises ``BadRequest`` for a model without an encoder of ``modality``."""
+        takes = self._router.model(model).encoders
+        if modality not in takes:
+            named = ", ".join(sorted(takes)) or "text only"
+            raise BadRequest(f"{model} takes no {modality} input (it takes: {named})", param="model")
 
     async def _static(self, run: Run, task: CompositeTask, asked: Asked) -> ChatOutput:
         """A graph that follows from the request alone: one segment."""
@@ -184,6 +217,12 @@ def _voice(request: ChatRequest, model: ModelPlan | None) -> str:
         return name
     if not model.speaks:
         raise BadRequest(f"{request.model} has no audio output: leave modalities out", param="modalities")
+    return _chosen(name, model, request.model)
+
+
+def _chosen(name: str, model: ModelPlan, called: str) -> str:
+    if not model.speaks:
+        raise BadRequest(f"{called} does not speak", param="model")
     if name in model.voices or not model.voices:
         return name
     if name in OPENAI_VOICES:

@@ -1,7 +1,7 @@
 """``POST /v1/chat/completions`` as plain ASGI, the one hot path: for models of the plan, and for apps."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from secrets import token_hex
 
 from starlette.types import Receive, Scope, Send
@@ -18,13 +18,23 @@ from services.gateway.openai.schema import ChatRequest
 log = logging.getLogger(__name__)
 
 
-class ChatRoute:
-    """Answers chat requests; ``apps`` are asked first, for their models are registered while others run."""
+#: Answers a chat request that wants pictures.
+Draw = Callable[[ChatRequest, Scope, Receive, Send], Awaitable[None]]
 
-    def __init__(self, settings: GatewaySettings, chat: Chat, apps: Chats | None = None) -> None:
+
+class ChatRoute:
+    """Answers chat requests; ``apps`` are asked first, for their models are registered while others run.
+
+    ``draw`` answers those that want pictures.
+    """
+
+    def __init__(
+        self, settings: GatewaySettings, chat: Chat, apps: Chats | None = None, draw: Draw | None = None
+    ) -> None:
         self._settings = settings
         self._chat = chat
         self._apps = apps
+        self._draw = draw
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         model = ""
@@ -35,6 +45,9 @@ class ChatRoute:
             body = await read_body(chunks(receive), self._settings.max_body, declared)
             wanted = parse_chat(body)
             model = wanted.model
+            if wanted.draws and self._draw is not None:
+                await self._draw(wanted, scope, receive, send)
+                return
             pinned = headers.get(b"x-omnibus-path", b"").decode("latin-1")
             exchange = await self._start(scope, receive, wanted, pinned)
         except ClientLeft:
@@ -56,9 +69,9 @@ class ChatRoute:
         app = self._apps.app(wanted.model) if self._apps is not None else ""
         if self._apps is None or not app:
             run, output = await self._chat.start(wanted, pinned)
-            return Exchange(run, wanted, output)
+            return Exchange(run, wanted, output, keeper=self._chat.spoken)
         run, output, call = await while_connected(scope, receive, self._apps.start(app, wanted, pinned))
-        return Exchange(run, wanted, output, call.close)
+        return Exchange(run, wanted, output, call.close, self._chat.spoken)
 
 
 async def chunks(receive: Receive) -> AsyncIterator[bytes]:

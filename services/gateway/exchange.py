@@ -16,6 +16,7 @@ from services.gateway.openai.problems import error_body, error_headers, status_o
 from services.gateway.openai.schema import ChatRequest
 from services.gateway.run import Run
 from services.gateway.server import ON_LEFT
+from services.gateway.spoken import Spoken
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
@@ -27,7 +28,12 @@ class Exchange:
     """A request in flight and everything that must happen once when it is over."""
 
     def __init__(
-        self, run: Run, request: ChatRequest, output: ChatOutput, on_end: Callable[[], None] | None = None
+        self,
+        run: Run,
+        request: ChatRequest,
+        output: ChatOutput,
+        on_end: Callable[[], None] | None = None,
+        keeper: Spoken | None = None,
     ) -> None:
         self.run = run
         self.request = request
@@ -35,6 +41,7 @@ class Exchange:
         self.got = Collected(request.model, run.created)
         self._over = False
         self._on_end = on_end
+        self._keeper = keeper
         self._timer = asyncio.get_running_loop().call_later(max(0.0, run.deadline - time.time()), self._expire)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,7 +60,7 @@ class Exchange:
 
     async def _whole(self, send: Send) -> None:
         try:
-            body = await answer.whole(self.run, self.request, self.output, self.got)
+            body = await answer.whole(self.run, self.request, self.output, self.got, self._keeper)
         except OmnibusError as error:
             self.end("failed")
             await problem(send, error, self.run.id)
@@ -64,7 +71,7 @@ class Exchange:
     async def _stream(self, send: Send) -> None:
         headers = [(b"content-type", EVENTS), (b"cache-control", b"no-cache"), *self._about()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async for part in answer.events(self.run, self.request, self.output, self.got, self.end):
+        async for part in answer.events(self.run, self.request, self.output, self.got, self.end, self._keeper):
             if part:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})

@@ -1,4 +1,4 @@
-"""HTTP: a FastAPI application, and in front of it the chat route as plain ASGI, the one hot path."""
+"""HTTP: a FastAPI application, and in front of it what models answer as plain ASGI; chat is the one hot path."""
 
 import logging
 from typing import Any
@@ -23,6 +23,7 @@ from services.gateway.dispatch import Dispatcher
 from services.gateway.openai import openapi
 from services.gateway.openai.problems import error_body
 from services.gateway.route import Router
+from services.gateway.routes.table import Table
 
 log = logging.getLogger(__name__)
 
@@ -36,21 +37,25 @@ class Frontend:
         chat: Chat,
         router: Router,
         dispatcher: Dispatcher,
+        table: Table,
         apps: Apps | None = None,
     ) -> None:
         self._settings = settings
-        self._chat = ChatRoute(settings, chat, apps.chats if apps is not None else None)
+        self._chat = ChatRoute(settings, chat, apps.chats if apps is not None else None, table.draw)
         self._router = router
         self._dispatcher = dispatcher
+        self._table = table
         self._apps = apps
 
     def application(self) -> ASGIApp:
         """Everything that this gateway answers."""
         rest = self._fastapi()
+        posts: dict[str, ASGIApp] = {**self._table.posts, openapi.PATH: self._chat}
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "http" and scope["path"] == openapi.PATH and scope["method"] == "POST":
-                await self._chat(scope, receive, send)
+            route = posts.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+            if route is not None:
+                await route(scope, receive, send)
             elif self._apps is not None and scope["type"] == "http" and (name := called(scope)):
                 await self._apps.invoke(name, scope, receive, send)
             else:
@@ -65,13 +70,15 @@ class Frontend:
         app.add_api_route("/readyz", self.readyz, methods=["GET"], summary="Every stage can make progress")
         app.add_api_route("/version", self.version, methods=["GET"], summary="Version and plan epoch")
         app.add_route("/metrics", self.metrics, methods=["GET"], include_in_schema=False)
-        app.add_route(openapi.PATH, _not_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+        for path in (openapi.PATH, *self._table.posts):
+            app.add_route(path, _not_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+        self._table.files.add(app)
         app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
         if self._apps is not None:
             Routes(self._settings, self._apps.control).add(app)
             app.add_route(INVOKE, _not_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
         generated = app.openapi
-        app.openapi = lambda: self._documented(_with_chat(generated()))  # type: ignore[method-assign]
+        app.openapi = lambda: self._documented(_with_models(generated()))  # type: ignore[method-assign]
         return app
 
     def _documented(self, whole: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +136,7 @@ async def _http_error(_: Request, error: HTTPException) -> Response:
     return Response(error_body(typed), error.status_code, media_type="application/json", headers=error.headers)
 
 
-def _with_chat(document: dict[str, Any]) -> dict[str, Any]:
-    document.setdefault("paths", {})[openapi.PATH] = openapi.openapi_path()
+def _with_models(document: dict[str, Any]) -> dict[str, Any]:
+    document.setdefault("paths", {}).update(openapi.openapi_paths())
     document.setdefault("components", {}).setdefault("schemas", {}).update(openapi.openapi_components())
     return document

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from omnibus.errors import NotFound
+from omnibus.errors import Fatal, NotFound
 
 #: A content hash as it is written. Records come back from outside: nothing else may become a path.
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -31,6 +31,15 @@ class MediaKeep:
         if self._keeps:
             self._writer.submit(self._write, self._root / sha256[:2] / sha256, data)
 
+    async def store(self, sha256: str, data: bytes) -> None:
+        """Keep ``data``; it is there when this returns. Raises ``Fatal`` when the directory takes no files."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(
+                self._writer, self._write, self._root / sha256[:2] / sha256, data
+            )
+        except OSError as error:
+            raise Fatal(f"the media directory takes no files: {error.strerror}") from error
+
     async def get(self, sha256: str) -> bytes:
         """Raises ``NotFound`` when the content was never kept or has left."""
         loop = asyncio.get_running_loop()
@@ -47,7 +56,8 @@ class MediaKeep:
         self._writer.shutdown(wait=True)
 
     def _write(self, path: Path, data: bytes) -> None:
-        if path.exists():
+        with suppress(FileNotFoundError):
+            os.utime(path)  # it is as young as its latest use
             return
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}")

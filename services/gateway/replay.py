@@ -15,6 +15,7 @@ import numpy as np
 
 from omnibus import graph
 from omnibus.bus import Delivery
+from omnibus.encoding.sound import pcm16
 from omnibus.errors import BadRequest, DeadlineExceeded, NotFound, OmnibusError
 from omnibus.graph import HANDLE, Invocation, Node
 from omnibus.tensors.client import TensorClient
@@ -23,7 +24,6 @@ from services.gateway.collected import Answer, Collected
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fingerprint import Fingerprint
 from services.gateway.keep import MediaKeep
-from services.gateway.openai.audio import pcm16
 from services.gateway.placing import restore
 from services.gateway.records import SHOWN, Ended, Records, fingerprints
 from services.gateway.route import Router

@@ -100,6 +100,11 @@ class Run:
         """Seconds until the deadline."""
         return self.deadline - time.time()
 
+    @property
+    def age(self) -> float:
+        """Seconds since it came."""
+        return time.time() - self.created
+
     # What the client is told
 
     @property

@@ -22,6 +22,7 @@ from services.gateway.apps.service import Apps
 from services.gateway.chat import Chat
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fetch import Fetcher, FetchRules
+from services.gateway.files import Files
 from services.gateway.http import Frontend
 from services.gateway.keep import MediaKeep
 from services.gateway.load import Loads
@@ -29,8 +30,10 @@ from services.gateway.members import Members
 from services.gateway.records import Records
 from services.gateway.replay import Replayer
 from services.gateway.route import Router
+from services.gateway.routes.table import Table
 from services.gateway.run import Runs
 from services.gateway.server import Server, server
+from services.gateway.spoken import Spoken
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +53,7 @@ class GatewayService:
         self._tensors: TensorClient | None = None
         self._dispatcher: Dispatcher | None = None
         self._keep = MediaKeep(self._settings.media_dir, self._settings.media_bytes)
+        self._files = Files(self._settings)
         self._apps: Apps | None = None
         self._server: Server | None = None
         self._router: Router | None = None
@@ -74,7 +78,7 @@ class GatewayService:
         fetcher = Fetcher(rules)
         loads = self._loads = Loads(router, self._bus, limit)
         runs = Runs(settings, router, self._dispatcher, self._tensors, records, self._keep, loads)
-        chat = Chat(runs, fetcher)
+        chat = Chat(runs, fetcher, Spoken(self._store, self._files, settings.file_seconds))
         replayer = Replayer(router, self._dispatcher, self._tensors, records, self._keep)
         await self._bus.respond(subjects.REPLAY, replayer.respond, queue="gateways")
         await self._bus.subscribe(subjects.event(subjects.CENSUS), lambda _: self._announce("ready"))
@@ -82,7 +86,8 @@ class GatewayService:
         self._tasks.append(loop.create_task(self._follow_plan(router)))
         self._apps = Apps(settings, self._store, router, runs, chat)
         self._apps.startup()
-        self._listen(Frontend(settings, chat, router, self._dispatcher, self._apps))
+        table = Table(runs, chat, self._files)
+        self._listen(Frontend(settings, chat, router, self._dispatcher, table, self._apps))
         log.info("gateway %s on http://%s:%d", gateway, settings.host, settings.port)
 
     async def _follow_plan(self, router: Router) -> None:
@@ -155,6 +160,7 @@ class GatewayService:
         if self._tensors is not None:
             await self._tensors.close()
         self._keep.close()
+        self._files.close()
         await self._store.close()
 
 

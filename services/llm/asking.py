@@ -34,8 +34,9 @@ async def ask(core: Core, job: Job) -> Asked:
     items = await read_items(job)
     prefill, layout = await core.assemble(prompt, items)
     length = prefill.inputs.shape[0]
-    limit = core.limit(length, params.max_tokens)
-    picker = Picker(sampling(params, limit, job.seed), core.thinker.vocabulary, prompt.ids)
+    script = await core.script(params, length)
+    limit = len(script) or core.limit(length, params.max_tokens)
+    picker = Picker(sampling(params, limit, job.seed), core.thinker.vocabulary, prompt.ids, script)
     sequence = Thinking(prefill, picker, ends(core, params), voice)
     aside = prefill.attention is not None and prefill.attention.kept is not None
     return Asked(params, sequence, prompt.ids, layout, counts(length, items, aside))

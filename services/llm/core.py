@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omnibus.errors import BadRequest, StageUnavailable
+from omnibus.errors import BadRequest, ContextTooLong, StageUnavailable
 from omnibus.executor.budget import NONE, Goals
 from omnibus.executor.contract import Item
 from omnibus.executor.schedule import Schedule
@@ -22,7 +22,7 @@ from omnibus_models.contract import Encoded, Prefill, Prompt, Thinker
 from services.compute import Source
 from services.llm.engine import Limits
 from services.llm.hosted import HostedDecoder
-from services.llm.params import room
+from services.llm.params import ThinkParams, room
 from services.llm.thinking import ThinkFeed, Thinking
 
 
@@ -108,6 +108,22 @@ class Core(HostedDecoder[Thinker, Thinking]):
     async def prompt(self, messages: list[dict[str, Any]]) -> Prompt:
         """Tokenise. Raises ``BadRequest``."""
         return await asyncio.get_running_loop().run_in_executor(self._words, self.thinker.prompt, messages)
+
+    async def script(self, params: ThinkParams, length: int) -> tuple[int, ...]:
+        """The tokens of an answer that is given, the one that ends it included; none where the model chooses.
+
+        ``length`` is the prompt's. Raises ``BadRequest`` for a text that cannot be said, and ``ContextTooLong``.
+        """
+        if params.say is None:
+            return ()
+        words = await asyncio.get_running_loop().run_in_executor(self._words, self.thinker.words, params.say)
+        script, left = (*words, min(self.thinker.eos)), self.limit(length, None)
+        if len(script) > left:
+            raise ContextTooLong(
+                f"what is to be said has {len(script)} tokens, and the model's context leaves {left}; say less at once",
+                param="say",
+            )
+        return script
 
     async def assemble(self, prompt: Prompt, items: Rows[Item]) -> tuple[Prefill, np.ndarray]:
         """What the prefill consumes, and its layout for a talker, int32 [k, S]. Raises ``BadRequest``."""

@@ -17,7 +17,10 @@ Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class ThinkParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How text is generated. ``max_tokens`` None means the rest of the context, ``seed`` None the invocation's."""
+    """How text is generated. ``max_tokens`` None means the rest of the context, ``seed`` None the invocation's.
+
+    With ``say`` nothing is: that is the answer, word for word, and the model only feels what it is like to say it.
+    """
 
     max_tokens: Count | None = None
     temperature: Temperature = 0.0
@@ -27,6 +30,7 @@ class ThinkParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop: Annotated[tuple[Stop, ...], msgspec.Meta(max_length=16)] = ()
     seed: int | None = None
     ignore_eos: bool = False
+    say: Annotated[str, msgspec.Meta(min_length=1, max_length=65536)] | None = None
 
 
 class TalkParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

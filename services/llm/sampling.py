@@ -1,6 +1,6 @@
 """How the next token of each row is chosen. No row ever sees another row's settings or random numbers."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -10,10 +10,16 @@ from omnibus_models.contract import Sampling
 
 
 class Picker:
-    """The choices of one request: its settings, its own random numbers and, for a penalty, what it has seen."""
+    """The choices of one request: its settings, its own random numbers and, for a penalty, what it has seen.
 
-    def __init__(self, settings: Sampling, vocabulary: int, history: Iterable[int] = ()) -> None:
+    With a ``script`` there is nothing to choose: those are its tokens, in order.
+    """
+
+    def __init__(
+        self, settings: Sampling, vocabulary: int, history: Iterable[int] = (), script: Sequence[int] = ()
+    ) -> None:
         self.settings = settings
+        self._script = deque(script)
         # The generator lives on the CPU, so that a seed means the same draws on every device.
         self._generator = torch.Generator().manual_seed(settings.seed % 2**63)
         self._seen: Tensor | None = None
@@ -23,7 +29,11 @@ class Picker:
 
     @property
     def greedy(self) -> bool:
-        return self.settings.temperature == 0.0
+        return self.settings.temperature == 0.0 or bool(self._script)
+
+    def told(self, token: int) -> int:
+        """The next token of the script, or ``token`` without one."""
+        return self._script.popleft() if self._script else token
 
     def draw(self) -> float:
         """The next random number, uniform in [0, 1)."""
@@ -33,7 +43,7 @@ class Picker:
         """Stand as after the choice of ``token``, which was made elsewhere with the same settings."""
         if not self.greedy:
             self.draw()
-        self.note(token)
+        self.note(self.told(token))
 
     def note(self, token: int) -> None:
         """Remember a chosen token for the repetition penalty."""
@@ -58,6 +68,7 @@ def choose(logits: Tensor, pickers: Sequence[Picker]) -> list[int]:
         drawn = _sample(logits[rows], top_k, [pickers[row] for row in rows])
         for row, token in zip(rows, drawn, strict=True):
             tokens[row] = token
+    tokens = [picker.told(token) for picker, token in zip(pickers, tokens, strict=True)]
     for picker, token in zip(pickers, tokens, strict=True):
         picker.note(token)
     return tokens

@@ -6,6 +6,7 @@ Where both halves run in one executor the sequence stays in its slot and nothing
 section 4.3 (migration by pull).
 """
 
+from collections.abc import Sequence as Rows
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,8 @@ class DecodeRunner(_Half):
     async def run(self, job: Job) -> None:
         params = read(job.inputs.get("params"), ThinkParams)
         start, seen = read_start(await job.value("start"), TRANSFORMERS)
-        sequence, finish = self._sequence(start, seen, params, job.wants("rows"))
+        script = await self._core.script(params, start.length)
+        sequence, finish = self._sequence(start, seen, params, script, job.wants("rows"))
         reply = Reply(self._core.thinker.text, params.stop)
         reply.add(start.first_token, start.finish or finish)
         speech = Speech(job, sequence.limit - 1) if job.wants("rows") else None
@@ -112,13 +114,13 @@ class DecodeRunner(_Half):
                 await answer(job, sequence.inbox.take, reply, speech)
 
     def _sequence(
-        self, start: Start, seen: np.ndarray | None, params: ThinkParams, speaks: bool
+        self, start: Start, seen: np.ndarray | None, params: ThinkParams, script: Rows[int], speaks: bool
     ) -> tuple[Thinking, str | None]:
         """The sequence as it is after its first token, and why it ends there, if it does."""
         core = self._core
-        limit = core.limit(start.length, params.max_tokens)
+        limit = len(script) or core.limit(start.length, params.max_tokens)
         ids = [] if seen is None else seen.tolist()
-        picker = Picker(sampling(params, limit, start.seed), core.thinker.vocabulary, ids)
+        picker = Picker(sampling(params, limit, start.seed), core.thinker.vocabulary, ids, script)
         picker.resume(start.first_token)
         nothing = torch.empty(start.length, 0)
         prefill = Prefill(nothing, nothing, start.rope_delta, nothing)

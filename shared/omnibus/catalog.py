@@ -14,6 +14,10 @@ PYTHON = "python"
 #: The halves of a language model, and the kinds of their unit tasks.
 SPLIT = {"prefill": "prefill", "decode": "decode"}
 
+#: A language model that makes vectors of texts, the kind of its unit task, and the option that runs it.
+EMBED = {"embedder": "embed"}
+EMBEDS: dict[str, dict[str, Any]] = {"B": {"components": ["embedder"], "service": "encoder"}}
+
 #: Kinds of the unit tasks of language models that chat, and of those that make pictures.
 CHATTING = frozenset({"think", *SPLIT.values()})
 PAINTING = frozenset({"text-encode", "prior", "denoise", "decode-image", "decode-video", "decode-audio"})
@@ -62,8 +66,8 @@ def family(name: str) -> dict[str, Any]:
             "engine": known.engine,
             **FAMILIES[name],
             **DEPLOYMENTS[name],
-            "tasks": {**known.tasks, **SPLIT},
-            "options": {**_halves(known), **known.more, **known.options},
+            "tasks": {**known.tasks, **SPLIT, **EMBED},
+            "options": {**_halves(known), **_embeds(known), **known.more, **known.options},
         }
     found = plugins.family(name) if name != PYTHON else None
     if found is None:
@@ -111,6 +115,21 @@ def split(family: str, checkpoint: str, *paths: str) -> dict[str, Any]:
         "options": {name: options[name] for path in named for name in path},
         "paths": [{"options": path, "share": 1} for path in named],
     }
+
+
+def embedding(family: str, checkpoint: str) -> dict[str, Any]:
+    """The declaration of a model of ``family`` that makes vectors of texts, and nothing else."""
+    return {
+        "family": family,
+        "checkpoint": checkpoint,
+        "components": [*EMBED],
+        "options": dict(EMBEDS),
+        "paths": [{"options": [*EMBEDS], "share": 1}],
+    }
+
+
+def _embeds(known: Known) -> dict[str, dict[str, Any]]:
+    return EMBEDS if "thinker" in known.components else {}
 
 
 def _halves(known: Known) -> dict[str, dict[str, Any]]:

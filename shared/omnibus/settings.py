@@ -77,6 +77,13 @@ class GatewaySettings(Settings, frozen=True):
     #: Directory of recorded media, by content hash; empty: none is kept.
     media_dir: str = ""
     media_bytes: int = 1 << 30
+    #: Seconds that files are kept which clients were given a URL of, below the same directory; bytes of one, and of
+    #: all of them. When there are more, the oldest leave.
+    file_seconds: float = 3600.0
+    file_largest: int = 64 << 20
+    file_bytes: int = 1 << 30
+    #: What those URLs begin with, as ``https://api.example.com``; empty: what the client called this gateway.
+    public_url: str = ""
     #: Kept embeddings of media are shared by gateways with the same salt alone. Else the time that a request
     #: takes would tell one tenant that another one has sent the same file.
     salt: str = ""

@@ -78,6 +78,8 @@ def asked(record: AppRecord, body: bytes) -> ChatRequest:
     if request.stream is not None and request.stream != record.streams:
         how = "part by part" if record.streams else "as a whole"
         raise BadRequest(f"the app {record.name} answers {how}: leave stream out", param="stream")
+    if request.draws:
+        raise BadRequest("apps answer with what they make: leave modalities out", param="modalities")
     if request.speaks and request.audio is not None and request.audio.format != "wav":
         raise BadRequest("apps give sound as wav files", param="audio.format")
     return request

@@ -9,7 +9,6 @@ other. One that fails later ends its stream with an error frame in place of ``[D
 import asyncio
 import logging
 from contextlib import aclosing
-from secrets import token_hex
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
@@ -21,10 +20,10 @@ from omnibus.settings import GatewaySettings
 from services.gateway.apps.calls import Call
 from services.gateway.apps.chats import Chats, asked
 from services.gateway.apps.registry import Registry
-from services.gateway.exchange import EVENTS, JSON, ClientLeft, about, problem, respond, while_connected
-from services.gateway.openai.problems import error_body
+from services.gateway.exchange import JSON, ClientLeft, about, while_connected
 from services.gateway.openai.requests import read_body
 from services.gateway.run import Run, Runs
+from services.gateway.sending import Sending
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ class Invoke:
     async def __call__(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request to app ``name``. A client that leaves cancels what still runs."""
         code = "ok"
-        sending = _Sending(send)
+        sending = Sending(send)
         try:
             body = await self._read(name, scope, receive)
             await while_connected(scope, receive, self._answer(name, body, pinned(scope), sending))
@@ -75,20 +74,20 @@ class Invoke:
         stream = Request(scope, receive).stream()
         return await read_body(stream, self._settings.max_body, int(length) if length.isdigit() else None)
 
-    async def _answer(self, name: str, body: bytes, pinned: str, sending: "_Sending") -> None:
+    async def _answer(self, name: str, body: bytes, pinned: str, sending: Sending) -> None:
         run, call, streams = await self._begin(name, body, pinned)
         sending.id = run.id
         if not streams:
-            await respond(sending.send, 200, JSON, await call.answer(), about(run))
+            await sending.whole(200, JSON, await call.answer(), about(run))
             return
         async with aclosing(call.parts()) as parts:
             first = await anext(parts, None)
             await sending.begin(about(run))
             if first is not None:
-                await sending.part(first)
+                await sending.event(first)
                 async for part in parts:
-                    await sending.part(part)
-        await sending.end()
+                    await sending.event(part)
+        await sending.end(_DONE)
 
     async def _begin(self, name: str, body: bytes, pinned: str) -> tuple[Run, Call, bool]:
         record, worker = self._registry.worker(name)
@@ -109,29 +108,3 @@ class Invoke:
 def pinned(scope: Scope) -> str:
     """The path that the client asks for."""
     return dict(scope["headers"]).get(b"x-omnibus-path", b"").decode("latin-1")
-
-
-class _Sending:
-    """A response; once a stream has begun its errors are frames of it."""
-
-    def __init__(self, send: Send) -> None:
-        self.send = send
-        self.id = f"req-{token_hex(8)}"  # until the run has one
-        self._begun = False
-
-    async def begin(self, more: list[tuple[bytes, bytes]]) -> None:
-        self._begun = True
-        headers = [(b"content-type", EVENTS), (b"cache-control", b"no-cache"), *more]
-        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
-
-    async def part(self, body: bytes) -> None:
-        await self.send({"type": "http.response.body", "body": b"data: %b\n\n" % body, "more_body": True})
-
-    async def end(self) -> None:
-        await self.send({"type": "http.response.body", "body": _DONE})
-
-    async def fail(self, error: OmnibusError) -> None:
-        if not self._begun:
-            await problem(self.send, error, self.id)
-            return
-        await self.send({"type": "http.response.body", "body": b"data: %b\n\n" % error_body(error, self.id)})

@@ -1,29 +1,19 @@
 """The HTTP routes of apps, but for ``invoke``: what a client may ask, and who may change what."""
 
 import hmac
-import logging
-from collections.abc import Awaitable, Callable
-from secrets import token_hex
-from typing import Any
 
-import msgspec
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from omnibus.errors import Fatal, Forbidden, OmnibusError, Unauthorized
+from omnibus.errors import Forbidden, Unauthorized
 from omnibus.settings import GatewaySettings
+from services.gateway.answering import Handler, answering, json_response
 from services.gateway.apps.control import Control
 from services.gateway.apps.shapes import AppList, TaskList
-from services.gateway.openai.problems import error_body, error_headers, status_of
 from services.gateway.openai.requests import read_body
 
-log = logging.getLogger(__name__)
-
 APPS, APP, INVOKE, TASKS = "/v1/apps", "/v1/apps/{name}", "/v1/apps/{name}/invoke", "/v1/tasks"
-
-Handler = Callable[[Request], Awaitable[Response]]
-_encode = msgspec.json.Encoder().encode
 
 
 class Routes:
@@ -40,28 +30,28 @@ class Routes:
             TASKS: {"GET": self._tasks},
         }
         for path, handlers in routes.items():
-            app.add_route(path, _answering(handlers), methods=list(handlers), include_in_schema=False)
+            app.add_route(path, answering(handlers), methods=list(handlers), include_in_schema=False)
 
     async def _list(self, _: Request) -> Response:
-        return _json(AppList(data=self._control.apps()))
+        return json_response(AppList(data=self._control.apps()))
 
     async def _show(self, request: Request) -> Response:
-        return _json(self._control.show(request.path_params["name"]))
+        return json_response(self._control.show(request.path_params["name"]))
 
     async def _tasks(self, _: Request) -> Response:
-        return _json(TaskList(data=self._control.tasks()))
+        return json_response(TaskList(data=self._control.tasks()))
 
     async def _register(self, request: Request) -> Response:
         about, new = await self._control.register(await self._body(request))
-        return _json(about, 201 if new else 200)
+        return json_response(about, 201 if new else 200)
 
     async def _update(self, request: Request) -> Response:
         body = await self._body(request)
-        return _json(await self._control.update(request.path_params["name"], body))
+        return json_response(await self._control.update(request.path_params["name"], body))
 
     async def _unregister(self, request: Request) -> Response:
         self._authorize(request)
-        return _json(await self._control.unregister(request.path_params["name"]))
+        return json_response(await self._control.unregister(request.path_params["name"]))
 
     async def _body(self, request: Request) -> bytes:
         self._authorize(request)
@@ -76,30 +66,3 @@ class Routes:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
             raise Unauthorized("send the gateway's OMNIBUS_GATEWAY_ADMIN_TOKEN as `Authorization: Bearer <token>`")
-
-
-def _answering(handlers: dict[str, Handler]) -> Handler:
-    """The handler of the request's method; its errors in OpenAI's shape."""
-
-    async def answer(request: Request) -> Response:
-        id = f"req-{token_hex(8)}"
-        try:
-            response = await handlers["GET" if request.method == "HEAD" else request.method](request)
-            response.headers["x-request-id"] = id
-        except OmnibusError as error:
-            return _problem(error, id)
-        except Exception:  # a defect of ours
-            log.exception("%s failed", id)
-            return _problem(Fatal("internal error: the gateway's log has more under this request id"), id)
-        return response
-
-    return answer
-
-
-def _problem(error: OmnibusError, id: str) -> Response:
-    headers = {**error_headers(error), "x-request-id": id}
-    return Response(error_body(error, id), status_of(error), headers, "application/json")
-
-
-def _json(body: Any, status: int = 200) -> Response:
-    return Response(_encode(body), status, media_type="application/json")

@@ -16,7 +16,10 @@ class PromptDetails(Struct, frozen=True):
 
 
 class CompletionDetails(Struct, frozen=True):
+    """``image_tokens`` is an extra: one for 16 x 16 pixels."""
+
     audio_tokens: int = 0
+    image_tokens: int = 0
     text_tokens: int = 0
     reasoning_tokens: int = 0
     accepted_prediction_tokens: int = 0
@@ -40,11 +43,24 @@ class Audio(Struct, frozen=True):
     transcript: str
 
 
+class PictureUrl(Struct, frozen=True):
+    url: str
+
+
+class Picture(Struct, frozen=True):
+    """A picture of an answer, an extra that other open servers have: ``url`` is a data URL, or that of a file."""
+
+    image_url: PictureUrl
+    index: int
+    type: Literal["image_url"] = "image_url"
+
+
 class Message(Struct, frozen=True):
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: str | None = None
     audio: Audio | UnsetType = UNSET
+    images: list[Picture] | UnsetType = UNSET
 
 
 class Choice(Struct, frozen=True):
@@ -75,17 +91,19 @@ def usage(
     cached: int = 0,
     text: int = 0,
     audio: int = 0,
+    image: int = 0,
 ) -> Usage:
     """Token counts. The prompt is the sum of its three kinds; ``cached`` tokens are among them."""
     prompt = prompt_text + prompt_image + prompt_audio
+    answer = text + audio + image
     return Usage(
         prompt_tokens=prompt,
-        completion_tokens=text + audio,
-        total_tokens=prompt + text + audio,
+        completion_tokens=answer,
+        total_tokens=prompt + answer,
         prompt_tokens_details=PromptDetails(
             audio_tokens=prompt_audio, cached_tokens=cached, image_tokens=prompt_image, text_tokens=prompt_text
         ),
-        completion_tokens_details=CompletionDetails(audio_tokens=audio, text_tokens=text),
+        completion_tokens_details=CompletionDetails(audio_tokens=audio, image_tokens=image, text_tokens=text),
     )
 
 
@@ -111,3 +129,9 @@ def completion(
         system_fingerprint=fingerprint or None,
     )
     return _ENCODER.encode(answer)
+
+
+def drawn(*, id: str, model: str, created: int, text: str | None, usage: Usage, images: list[Picture]) -> bytes:
+    """A whole answer of pictures as JSON. ``text`` is None when no text was asked for."""
+    choice = Choice(message=Message(content=text, images=images), finish_reason="stop")
+    return _ENCODER.encode(ChatCompletion(id=id, created=created, model=model, choices=[choice], usage=usage))

@@ -142,9 +142,26 @@ async def _load(ref: MediaRef, fetcher: Fetcher, limits: Limits, budget: _Budget
         found = await fetcher.fetch(ref.url, limits.item_bytes, ref.param)
         data, declared = found.data, found.declared
     budget.take(len(data), ref.param)
+    return await _inspected(data, ref.modality, declared, limits, ref.param)
+
+
+async def received(files: Sequence[tuple[bytes, str]], modality: str, limits: Limits, param: str) -> list[Media]:
+    """Inspect files of ``modality`` that came with the request: bytes, and the MIME type that was declared or "".
+
+    Raises as ``inspect``, and ``TooLarge`` for too many bytes together.
+    """
+    budget = _Budget(limits.request_bytes)
+    found = []
+    for data, declared in files:
+        budget.take(len(data), param)
+        found.append(await _inspected(data, modality, declared, limits, param))
+    return found
+
+
+async def _inspected(data: bytes, modality: str, declared: str, limits: Limits, param: str) -> Media:
     if len(data) < _THREAD_FROM:
-        return Media(data, inspect(data, ref.modality, declared, limits=limits, param=ref.param))
-    info = await asyncio.to_thread(inspect, data, ref.modality, declared, limits=limits, param=ref.param)
+        return Media(data, inspect(data, modality, declared, limits=limits, param=param))
+    info = await asyncio.to_thread(inspect, data, modality, declared, limits=limits, param=param)
     return Media(data, info)
 
 

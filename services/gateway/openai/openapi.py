@@ -1,9 +1,11 @@
-"""The chat route for the OpenAPI document, from the same structs that read and write it."""
+"""The OpenAI routes for the OpenAPI document, from the same structs that read and write them."""
 
 from typing import Any
 
 import msgspec
 
+from omnibus.encoding.sound import MIME
+from services.gateway.openai import embeddings, files, images, speech, transcriptions
 from services.gateway.openai.answers import ChatCompletion
 from services.gateway.openai.problems import ErrorBody
 from services.gateway.openai.schema import ChatRequest
@@ -22,43 +24,168 @@ _FAILURES = {
     "503": "No live executor for a stage.",
     "504": "The deadline passed.",
 }
+_SHAPES = (
+    ChatRequest,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ErrorBody,
+    images.ImageRequest,
+    images.EditForm,
+    images.ImagesResponse,
+    images.PartialImage,
+    images.CompletedImage,
+    embeddings.EmbeddingRequest,
+    embeddings.EmbeddingList,
+    speech.SpeechRequest,
+    speech.SpeechDelta,
+    speech.SpeechDone,
+    transcriptions.TranscriptionForm,
+    transcriptions.Transcription,
+    transcriptions.VerboseTranscription,
+    transcriptions.TranscriptDelta,
+    transcriptions.TranscriptDone,
+    files.FileObject,
+    files.FileDeleted,
+)
+_FILE = {"type": "string", "format": "binary"}
 
 
 def openapi_components() -> dict[str, Any]:
-    """The schemas of request, answer, stream chunk and error, by name, for ``components.schemas``."""
-    _, components = msgspec.json.schema_components(
-        [ChatRequest, ChatCompletion, ChatCompletionChunk, ErrorBody], ref_template=_REF
-    )
-    return dict(components)
-
-
-def openapi_path() -> dict[str, Any]:
-    """The path item of ``PATH``."""
-    request = {"required": True, "content": {"application/json": {"schema": _ref("ChatRequest")}}}
+    """The schemas of requests, answers, stream chunks and errors, by name, for ``components.schemas``."""
+    _, components = msgspec.json.schema_components(_SHAPES, ref_template=_REF)
+    several = {"type": "array", "items": _FILE, "minItems": 1}
     return {
-        "post": {
-            "operationId": "create_chat_completion",
-            "summary": "Answer a conversation with text, sound or both.",
-            "tags": ["Chat"],
-            "requestBody": request,
-            "responses": {"200": _answer(), **{status: _failure(text) for status, text in _FAILURES.items()}},
-        }
+        **components,
+        "EditForm": _with_files(components["EditForm"], image=several),
+        "TranscriptionForm": _with_files(components["TranscriptionForm"], file=_FILE),
     }
 
 
-def _answer() -> dict[str, Any]:
+def openapi_paths() -> dict[str, Any]:
+    """The path items of all routes."""
     return {
-        "description": "The answer; with `stream`, server-sent events that each hold one chunk, then `[DONE]`.",
-        "content": {
-            "application/json": {"schema": _ref("ChatCompletion")},
-            "text/event-stream": {"schema": _ref("ChatCompletionChunk")},
+        PATH: {"post": _chat()},
+        images.PATH: {"post": _generation()},
+        images.EDITS: {"post": _edit()},
+        embeddings.PATH: {"post": _embeddings()},
+        speech.PATH: {"post": _speech()},
+        transcriptions.PATH: {"post": _transcription()},
+        **_files(),
+    }
+
+
+def _chat() -> dict[str, Any]:
+    events = "The answer; with `stream`, server-sent events that each hold one chunk, then `[DONE]`."
+    return _post(
+        "create_chat_completion",
+        "Answer a conversation with text, sound or both.",
+        "Chat",
+        _json("ChatRequest"),
+        {"description": events, "content": {**_json("ChatCompletion"), **_events("ChatCompletionChunk")}},
+    )
+
+
+def _generation() -> dict[str, Any]:
+    return _post("create_image", "Make pictures of a text.", "Images", _json("ImageRequest"), _pictures())
+
+
+def _edit() -> dict[str, Any]:
+    return _post("edit_image", "Make pictures of a text and pictures.", "Images", _form("EditForm"), _pictures())
+
+
+def _pictures() -> dict[str, Any]:
+    said = "The pictures; with `stream`, server-sent events: partial images, then the completed one."
+    return {
+        "description": said,
+        "content": {**_json("ImagesResponse"), **_events("PartialImage", "CompletedImage")},
+    }
+
+
+def _embeddings() -> dict[str, Any]:
+    made = {"description": "A vector of each text.", "content": _json("EmbeddingList")}
+    return _post("create_embedding", "Make vectors of texts.", "Embeddings", _json("EmbeddingRequest"), made)
+
+
+def _speech() -> dict[str, Any]:
+    sound = {mime: {"schema": _FILE} for mime in sorted(MIME.values())}
+    said = "The sound, while it is being made; with `stream_format` sse, events with pieces of it."
+    return _post(
+        "create_speech",
+        "Speak a text as it is.",
+        "Audio",
+        _json("SpeechRequest"),
+        {"description": said, "content": {**sound, **_events("SpeechDelta", "SpeechDone")}},
+    )
+
+
+def _transcription() -> dict[str, Any]:
+    either = {"application/json": {"schema": {"anyOf": [_ref("Transcription"), _ref("VerboseTranscription")]}}}
+    text = {"text/plain": {"schema": {"type": "string"}}}
+    return _post(
+        "create_transcription",
+        "Write what is said in a sound.",
+        "Audio",
+        _form("TranscriptionForm"),
+        {
+            "description": "The text; with `stream`, server-sent events with pieces of it.",
+            "content": {**either, **text, **_events("TranscriptDelta", "TranscriptDone")},
+        },
+    )
+
+
+def _files() -> dict[str, Any]:
+    id = {"name": "file_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    bytes_ = {"description": "The file.", "content": {"application/octet-stream": {"schema": _FILE}}}
+    gone = {"404": _failure("There is no such file, or it was kept long enough.")}
+    about = {"description": "About the file.", "content": _json("FileObject")}
+    removed = {"description": "It is gone.", "content": _json("FileDeleted")}
+    return {
+        files.FILE: {
+            "parameters": [id],
+            "get": _operation("show_file", "About a file that was made.", "Files", {"200": about, **gone}),
+            "delete": _operation("remove_file", "Remove a file that was made.", "Files", {"200": removed, **gone}),
+        },
+        files.CONTENT: {
+            "parameters": [id],
+            "get": _operation("fetch_file", "The file itself.", "Files", {"200": bytes_, **gone}),
         },
     }
 
 
+def _post(id: str, summary: str, tag: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    responses = {"200": answer, **{status: _failure(text) for status, text in _FAILURES.items()}}
+    return {**_operation(id, summary, tag, responses), "requestBody": {"required": True, "content": body}}
+
+
+def _operation(id: str, summary: str, tag: str, responses: dict[str, Any]) -> dict[str, Any]:
+    return {"operationId": id, "summary": summary, "tags": [tag], "responses": responses}
+
+
 def _failure(description: str) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": _ref("ErrorBody")}}}
+    return {"description": description, "content": _json("ErrorBody")}
+
+
+def _json(name: str) -> dict[str, Any]:
+    return {"application/json": {"schema": _ref(name)}}
+
+
+def _form(name: str) -> dict[str, Any]:
+    return {"multipart/form-data": {"schema": _ref(name)}}
+
+
+def _events(*names: str) -> dict[str, Any]:
+    schemas = [_ref(name) for name in names]
+    return {"text/event-stream": {"schema": schemas[0] if len(schemas) == 1 else {"oneOf": schemas}}}
 
 
 def _ref(name: str) -> dict[str, str]:
     return {"$ref": _REF.format(name=name)}
+
+
+def _with_files(schema: dict[str, Any], **parts: Any) -> dict[str, Any]:
+    """A form's schema with the files that go with its fields, all of them required."""
+    return {
+        **schema,
+        "properties": {**parts, **schema["properties"]},
+        "required": [*parts, *schema.get("required", ())],
+    }

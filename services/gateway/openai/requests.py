@@ -71,13 +71,14 @@ def parse_chat(body: bytes | bytearray | memoryview, *, app: bool = False) -> Ch
     try:
         request = (_OF_APP if app else _DECODER).decode(body)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from None
+        raise invalid(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
     except RecursionError:
         raise BadRequest("The request body is nested too deeply.") from None
     _check_supported(request)
     _check_audio(request)
+    _check_images(request)
     _check_stream(request)
     for index, message in enumerate(request.messages):
         _check_message(message, f"messages[{index}]")
@@ -89,7 +90,7 @@ def _check_body(nbytes: int, limit: int) -> None:
         raise TooLarge(f"The request body has more than {limit} bytes, the most accepted.")
 
 
-def _invalid(complaint: str) -> BadRequest:
+def invalid(complaint: str) -> BadRequest:
     """The decoder's complaint in OpenAI's words and with OpenAI's way to name the place."""
     place = _PLACE.fullmatch(complaint)
     text, param = (place["text"], place["param"] or "") if place else (complaint, "")
@@ -117,11 +118,16 @@ def _check_audio(request: ChatRequest) -> None:
         raise BadRequest("Audio output needs audio: {voice, format}.", param="audio")
 
 
+def _check_images(request: ChatRequest) -> None:
+    if request.draws and request.speaks:
+        raise BadRequest("An answer has pictures or sound, not both.", param="modalities")
+    if request.image_config is not None and not request.draws:
+        raise BadRequest("image_config is only allowed when modalities hold image.", param="image_config")
+
+
 def _check_stream(request: ChatRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
-    if request.stream and request.speaks and request.audio and request.audio.format not in ("wav", "pcm16"):
-        raise BadRequest("Streamed audio is pcm16 or wav: other formats need stream=false.", param="audio.format")
 
 
 def _check_message(message: Message, param: str) -> None:
@@ -136,9 +142,7 @@ def _check_assistant(message: AssistantMessage, param: str) -> None:
         raise _unsupported(f"{param}.tool_calls")
     if message.function_call is not None:
         raise _unsupported(f"{param}.function_call")
-    if message.audio is not None:
-        raise BadRequest("Earlier audio is not kept: send the answer's transcript as content.", param=f"{param}.audio")
-    if message.content is None and message.refusal is None:
+    if message.content is None and message.refusal is None and message.audio is None:
         raise BadRequest(f"Missing required parameter: '{param}.content'.", param=f"{param}.content")
 
 

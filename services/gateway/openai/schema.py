@@ -9,10 +9,14 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from omnibus.encoding.sound import SoundFormat
+
 ImageDetail = Literal["auto", "low", "high", "original"]
 InputFormat = Literal["wav", "mp3", "flac", "ogg", "opus", "aac", "m4a"]
-OutputFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
-Modality = Literal["text", "audio"]
+Modality = Literal["text", "audio", "image"]
+Size = Annotated[str, Meta(max_length=16, pattern=r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$")]
+Guidance = Annotated[float, Meta(ge=0, le=100)]
+Steps = Annotated[int, Meta(ge=1, le=1000)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
@@ -88,9 +92,9 @@ class UserMessage(Struct, frozen=True, tag_field="role", tag="user"):
 
 
 class AudioId(Struct, frozen=True):
-    """An earlier spoken answer."""
+    """An earlier spoken answer: it stands for its transcript where there is no content."""
 
-    id: str
+    id: Annotated[str, Meta(min_length=1, max_length=128)]
 
 
 class AssistantMessage(Struct, frozen=True, tag_field="role", tag="assistant"):
@@ -120,8 +124,22 @@ class AudioOutput(Struct, frozen=True):
     """``max_tokens`` is an extra: the most codec codes to speak, which bounds the seconds of sound."""
 
     voice: Annotated[str, Meta(min_length=1, max_length=128)] | VoiceId
-    format: OutputFormat
+    format: SoundFormat
     max_tokens: Count | None = None
+
+
+class ImageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an answer's pictures are made, an extra. The fields are those of ``POST /v1/images/generations``."""
+
+    size: Size | None = None
+    n: Annotated[int, Meta(ge=1, le=10)] | None = None
+    #: ``b64_json``, as a data URL, unless a URL of a file is wanted.
+    response_format: Literal["url", "b64_json"] | None = None
+    output_format: Literal["png", "jpeg", "webp"] | None = None
+    output_compression: Annotated[int, Meta(ge=0, le=100)] | None = None
+    negative_prompt: Annotated[str, Meta(max_length=32_000)] | None = None
+    steps: Steps | None = None
+    guidance: Guidance | None = None
 
 
 class StreamOptions(Struct, frozen=True):
@@ -138,7 +156,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     messages: Annotated[list[Message], Meta(min_length=1, max_length=2048)]
-    modalities: Annotated[list[Modality], Meta(min_length=1, max_length=2)] | None = None
+    modalities: Annotated[list[Modality], Meta(min_length=1, max_length=3)] | None = None
     audio: AudioOutput | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -153,6 +171,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
     ignore_eos: bool | None = None
+    image_config: ImageConfig | None = None
 
     # Accepted only with values that change nothing; see ``requests``.
     n: int | None = None
@@ -201,6 +220,11 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def speaks(self) -> bool:
         """Whether audio is wanted; ``audio`` is then set."""
         return self.modalities is not None and "audio" in self.modalities
+
+    @property
+    def draws(self) -> bool:
+        """Whether pictures are wanted."""
+        return self.modalities is not None and "image" in self.modalities
 
     @property
     def voice(self) -> str:

@@ -6,8 +6,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from omnibus.errors import OmnibusError, Problem
-from services.gateway.openai.answers import FinishReason, Usage
-from services.gateway.openai.audio import stream_wav_header
+from services.gateway.openai.answers import FinishReason, Picture, Usage
 from services.gateway.openai.problems import error_body
 
 DONE = b"data: [DONE]\n\n"
@@ -33,6 +32,7 @@ class Delta(Struct, frozen=True, omit_defaults=True):
     content: str | UnsetType | None = UNSET
     refusal: UnsetType | None = UNSET
     audio: DeltaAudio | UnsetType = UNSET
+    images: list[Picture] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct, frozen=True):
@@ -58,9 +58,8 @@ class ChatStream:
     """Builds the frames of one streamed answer, as bytes ready to send.
 
     Order: ``role``, then ``text`` and, with audio, ``audio_start``, ``audio`` and ``transcript`` in any
-    mix, ``audio_end``; then ``finish``, ``usage`` and ``DONE``. ``error`` may replace the rest at any
-    time. With ``wav`` set, the sound is preceded by a WAV header of that many samples per second;
-    without it the chunks are bare pcm16. A method may return b"": there is nothing to send yet.
+    mix, ``audio_end``; or ``images``; then ``finish``, ``usage`` and ``DONE``. ``error`` may replace the rest at any
+    time. A method may return b"": there is nothing to send yet.
     """
 
     def __init__(
@@ -70,7 +69,6 @@ class ChatStream:
         created: int,
         *,
         include_usage: bool = False,
-        wav: int | None = None,
         fingerprint: str = "",
     ) -> None:
         self._head = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,' % (
@@ -87,7 +85,7 @@ class ChatStream:
         self._audio = self._open + b'{"audio":{'
         self._end_text = b"}" + self._close
         self._end_audio = b"}}" + self._close
-        self._held = b"" if wav is None else stream_wav_header(wav)
+        self._held = b""
 
     def role(self, content: str | None = "") -> bytes:
         """The first frame. ``content`` is None when only audio follows."""
@@ -100,9 +98,9 @@ class ChatStream:
     def audio_start(self, audio_id: str) -> bytes:
         return b"".join((self._audio, b'"id":', _json(audio_id), self._end_audio))
 
-    def audio(self, pcm: bytes) -> bytes:
-        """Sound: mono 16-bit little-endian samples. Up to two samples wait for the next call."""
-        sound = self._held + pcm
+    def audio(self, data: bytes) -> bytes:
+        """The next bytes of a sound file. Up to five wait for the next call."""
+        sound = self._held + data
         ready = len(sound) - len(sound) % _GRAIN
         self._held = sound[ready:]
         return self._sound(sound[:ready])
@@ -111,9 +109,13 @@ class ChatStream:
         return b"".join((self._audio, b'"transcript":', _json(delta), self._end_audio))
 
     def audio_end(self, expires_at: int) -> bytes:
-        """The samples still held, if any, and the frame with only the expiry (Unix seconds)."""
+        """The bytes still held, if any, and the frame with only the expiry (Unix seconds)."""
         rest, self._held = self._sound(self._held), b""
         return b"".join((rest, self._audio, b'"expires_at":%d' % expires_at, self._end_audio))
+
+    def images(self, images: list[Picture]) -> bytes:
+        """Pictures, all at once."""
+        return b"".join((self._open, b'{"images":', _json(images), self._end_text))
 
     def finish(self, reason: FinishReason) -> bytes:
         return self._open + b'{},"logprobs":null,"finish_reason":%b}]' % _json(reason) + self._tail

@@ -136,6 +136,8 @@ class VllmCore:
     async def ask(self, job: Job) -> Asked:
         """Read the inputs of a think or prefill ``job``: ``messages``, ``items``, ``params``, ``voice``."""
         params = read(job.inputs.get("params"), ThinkParams)
+        if params.say is not None:
+            raise BadRequest("vLLM chooses every token itself: a given text is said by transformers", param="say")
         voice = self._voice(job)
         prompt = await self._prompt(job)
         items = await read_items(job)

@@ -2,8 +2,6 @@
 
 import asyncio
 import base64
-import io
-import wave
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -11,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
+from omnibus.encoding import sound
 from omnibus.errors import AppFailed, BadRequest
 from omnibus.task import Audio, ChatOutput, Result, Source, TextChunk
 from omnibus.tensors.item import Item
@@ -117,13 +116,8 @@ def _file(heard: list[Item]) -> Spoken:
     """A mono WAV file of 16-bit samples."""
     arrays = [item.array for item in heard if item.array is not None]
     samples = np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
-    out = io.BytesIO()
-    with wave.open(out, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(heard[0].data["rate"] if heard else Audio().rate)
-        file.writeframes((np.clip(samples, -1.0, 1.0) * 32767.0).round().astype("<i2").tobytes())
-    return Spoken(data=base64.b64encode(out.getvalue()).decode())
+    rate = heard[0].data["rate"] if heard else Audio().rate
+    return Spoken(data=base64.b64encode(sound.encode(samples, rate, "wav")).decode())
 
 
 def chat(output: Any) -> dict[str, Any]:

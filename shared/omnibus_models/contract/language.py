@@ -122,6 +122,12 @@ class Reader(Protocol):
         unknown role or an empty list.
         """
 
+    def words(self, text: str, marked: bool = False) -> Sequence[int]:
+        """The ids of ``text`` as it stands, without a template. Raises ``BadRequest`` as ``prompt`` does.
+
+        ``marked``: with what the tokeniser itself puts before and behind a text.
+        """
+
     def layout(self, prompt: Prompt, media: Sequence[Encoded]) -> Layout:
         """Expand placeholders and count positions.
 

@@ -95,6 +95,10 @@ class Thinker(Decoder, ABC):
             raise errors.BadRequest("this model's chat template does not take media in this place", param="messages")
         return Prompt(tuple(ids), named)
 
+    def words(self, text: str, marked: bool = False) -> tuple[int, ...]:
+        """The ids of ``text`` as it stands; ``marked``: with the tokeniser's own marks around it."""
+        return tuple(self._tokenizer(self._clean(text), add_special_tokens=marked)["input_ids"])
+
     def text(self, ids: Sequence[int]) -> str:
         """Decode ids, control tokens left out."""
         decoded: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)

@@ -58,6 +58,12 @@ async def test_without_a_negative_prompt_there_is_one_row(runner: TextEncodeRunn
     assert len(one.array("mask")) == 1
 
 
+async def test_the_tokens_of_a_prompt_are_counted_for_who_wants_to_know(runner: TextEncodeRunner) -> None:
+    one = await run(runner, MemoryJob({"prompt": "a red square", "negative_prompt": "x " * 30}, wants=("tokens",)))
+
+    assert one.outputs["tokens"].items[0].data == {"value": int(one.array("mask")[0].sum())}
+
+
 async def test_prompts_of_many_requests_share_batches(runner: TextEncodeRunner, image: Path) -> None:
     prompts = [f"{count} birds over the hill " * count for count in range(1, 7)]
     jobs = [MemoryJob({"prompt": prompt, "negative_prompt": " "}) for prompt in prompts]

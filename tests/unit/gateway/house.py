@@ -1,7 +1,8 @@
 """A whole gateway without sockets: HTTP application, bus in this process, real sidecar, toy executors.
 
 The toys are no models, but they take the same inputs and give the same outputs: the thinker says back what
-it was told and what it saw, the talker counts the words, the vocoder hums a ramp for each.
+it was told and what it saw, the talker counts the words, the vocoder hums a ramp for each; the painter's pictures
+have one colour: seed, words of the prompt, guidance.
 """
 
 import base64
@@ -18,12 +19,15 @@ import numpy as np
 from omnibus import catalog
 from omnibus.bus import subjects
 from omnibus.bus.subjects import task_name, token
+from omnibus.errors import BadRequest, TooLarge
 from omnibus.executor.contract import Item, Job
 from omnibus.plan import Plan
 from omnibus.settings import GatewaySettings
+from omnibus.store import Store
 from services.gateway.chat import Chat
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fetch import Fetcher, FetchRules
+from services.gateway.files import Files
 from services.gateway.http import Frontend
 from services.gateway.keep import MediaKeep
 from services.gateway.load import Loads
@@ -31,13 +35,17 @@ from services.gateway.members import Members
 from services.gateway.records import Ended, Records
 from services.gateway.replay import Replayer
 from services.gateway.route import Router
+from services.gateway.routes.table import Table
 from services.gateway.run import Runs
+from services.gateway.spoken import Spoken
 from services.planner import declare
 from tests.unit.executor.arithmetic import LIMIT, Place, Work, place
 from tests.unit.gateway.samples import picture
 from tests.unit.sidecar import node as nodes
 
-VL, OMNI, TEXT = "toy-vl", "toy.omni", "toy-text"
+VL, OMNI, TEXT, PAINTER = "toy-vl", "toy.omni", "toy-text", "toy-painter"
+_FAMILIES = {VL: "qwen2_5_vl", OMNI: "qwen2_5_omni", TEXT: "qwen2", PAINTER: "qwen_image"}
+_KINDS = {**catalog.FAMILIES["qwen2_5_omni"]["tasks"], **catalog.FAMILIES["qwen_image"]["tasks"], **catalog.EMBED}
 RATE = 24000
 PNG = picture("PNG")
 
@@ -63,6 +71,8 @@ async def think(job: Job) -> None:
     seen = [f"saw {int(item.array.sum())}" for item in items]
     words = [f"{word} " for word in ["You", "said", *said.split(), *seen, f"[{job.seed % 97}]"]]
     words = words[: job.inputs["params"]["max_tokens"] or len(words)]
+    if say := job.inputs["params"].get("say"):
+        words = [f"{word} " for word in say.split()]
     if job.wants("rows"):
         await job.put("prompt", {}, np.zeros((3, 4), np.float32))
         await job.put("layout", {}, np.zeros((3, 1), np.int64))
@@ -90,14 +100,67 @@ async def vocode(job: Job) -> None:
             await job.send("audio", {"rate": RATE}, np.linspace(0, code / 100, 240, dtype=np.float32))
 
 
-TOYS: dict[str, Work] = {"vision": encode, "audio": encode, "thinker": think, "talker": talk, "vocoder": vocode}
+async def read(job: Job) -> None:
+    """A row for each word; what guides away has one of its own."""
+    words = len(job.inputs["prompt"].split())
+    rows = 1 if job.inputs.get("negative_prompt") is None else 2
+    await job.put("embeds", {}, np.full((rows, words, 4), 1, np.float32))
+    await job.put("mask", {}, np.ones((rows, words), np.bool_))
+    if job.wants("tokens"):
+        await job.put("tokens", {"value": words})
+
+
+async def denoise(job: Job) -> None:
+    """Latents of the seed, the number of words and the guidance; previews that become brighter."""
+    embeds = await job.value("embeds")
+    wish = job.inputs
+    steps, width, height = wish["steps"], wish["width"], wish["height"]
+    if width % 16:
+        raise BadRequest("width must be a multiple of 16", param="width")
+    if width * height > 1 << 20:
+        raise TooLarge("the picture has more than a megapixel", param="width")
+    for step in range(1, steps + 1):
+        await job.send("progress", {"step": step, "steps": steps})
+        if step % wish["every"] == 0 and step < steps and job.wants("preview"):
+            shade = np.full((height // 8, width // 8, 3), 10 * step, np.uint8)
+            await job.send("preview", {"step": step, "steps": steps}, shade)
+    job.close("progress")
+    job.close("preview")
+    seed = wish["seed"] if wish.get("seed") is not None else job.seed
+    values = [seed % 200, embeds.array.shape[1], int(wish.get("guidance") or 0)]
+    latents = np.broadcast_to(np.array(values, np.float32)[:, None, None, None], (3, 1, height // 8, width // 8))
+    await job.put("latents", {}, latents.copy())
+
+
+async def paint(job: Job) -> None:
+    """Each pixel is what the latents say."""
+    latents = (await job.value("latents")).array
+    picture = latents[:, 0].transpose(1, 2, 0).repeat(8, 0).repeat(8, 1)
+    await job.put("image", {}, picture.astype(np.uint8))
+
+
+async def embed(job: Job) -> None:
+    """Three numbers of each text: its characters, its words, and one; of length 1. The last pooling turns them round."""
+    texts = await job.value("text")
+    if isinstance(texts, Item):
+        texts = json.loads(bytes(texts.array))
+    rows = np.array([[len(text), len(text.split()), 1] for text in texts], np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    await job.put("embedding", {}, rows[:, ::-1] if job.inputs["pooling"] == "last" else rows)
+    await job.put("tokens", {"value": sum(len(text.split()) for text in texts)})
+
+
+TOYS: dict[str, Work] = {
+    "vision": encode, "audio": encode, "thinker": think, "talker": talk, "vocoder": vocode,
+    "text_encoder": read, "dit": denoise, "vae": paint, "embedder": embed,
+}  # fmt: skip
 
 
 # The house
 
 
 class House:
-    def __init__(self, place: Place, settings: GatewaySettings) -> None:
+    def __init__(self, place: Place, settings: GatewaySettings, store: Store | None = None) -> None:
         self.place = place
         self.bus = place.bus
         self.tensors = place.office.tensors
@@ -110,9 +173,12 @@ class House:
         fetcher = Fetcher(FetchRules())
         self.loads = Loads(self.router, self.bus, LIMIT)
         self.runs = Runs(settings, self.router, self.dispatcher, self.tensors, self.records, self.keep, self.loads)
-        self.chat = Chat(self.runs, fetcher)
+        self.files = Files(settings)
+        spoken = Spoken(store, self.files, settings.file_seconds) if store is not None else None
+        self.chat = Chat(self.runs, fetcher, spoken)
         self.replayer = Replayer(self.router, self.dispatcher, self.tensors, self.records, self.keep)
-        self.app = Frontend(settings, self.chat, self.router, self.dispatcher).application()
+        self.table = Table(self.runs, self.chat, self.files)
+        self.app = Frontend(settings, self.chat, self.router, self.dispatcher, self.table).application()
         transport = httpx.ASGITransport(app=self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
 
@@ -121,10 +187,9 @@ class House:
         await self.dispatcher.startup()
         await self.bus.respond(subjects.REPLAY, self.replayer.respond, queue="gateways")
 
-    def serve(self, *models: str) -> None:
-        """A plan of the usual declarations; ``toy.omni`` speaks."""
-        families = {VL: "qwen2_5_vl", OMNI: "qwen2_5_omni", TEXT: "qwen2"}
-        declared = {name: catalog.declaration(families[name], "") for name in models}
+    def serve(self, *models: str, **more: Any) -> None:
+        """A plan of the usual declarations; ``toy.omni`` speaks. ``more`` are declarations of others by name."""
+        declared = {name: catalog.declaration(_FAMILIES[name], "") for name in models} | more
         plans = declare.plans(msgspec.convert(declared, dict[str, declare.Declared]))
         epoch = self.router.plan.epoch + 1 if self.router.plan else 1
         self.router.plan = Plan(epoch, 0, 1000.0, plans)
@@ -137,7 +202,7 @@ class House:
             option,
             credits=64,
             model=model,
-            named=lambda component: task_name(catalog.FAMILIES["qwen2_5_omni"]["tasks"][component], model, component),
+            named=lambda component: task_name(_KINDS[component], model, component),
         )
         await nodes.until(lambda: self.members.get(made.identity.id) is not None)
         return made.identity.id
@@ -178,13 +243,14 @@ class House:
         await self.dispatcher.shutdown()
         self.loads.close()
         self.keep.close()
+        self.files.close()
 
 
 @asynccontextmanager
-async def house(directory: File, **changes: Any) -> AsyncIterator[House]:
+async def house(directory: File, store: Store | None = None, **changes: Any) -> AsyncIterator[House]:
     usual = {"media_dir": str(directory / "kept"), "deadline": 30.0}
     async with place(directory) as made:
-        built = House(made, GatewaySettings(**{**usual, **changes}))
+        built = House(made, GatewaySettings(**{**usual, **changes}), store)
         await built.open()
         try:
             yield built

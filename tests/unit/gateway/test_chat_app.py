@@ -16,6 +16,7 @@ from omnibus.bus.messages import Hop
 from omnibus.executor.contract import Job
 from omnibus.graph import HANDLE
 from services.gateway.openai.requests import parse_chat
+from tests.unit.encoding.test_sound import decode
 from tests.unit.gateway.house import (
     OMNI,
     PNG,
@@ -136,6 +137,25 @@ async def test_speech_streams_with_its_text(home: House):
     audio = [chunk["choices"][0]["delta"].get("audio") or {} for chunk in chunks if chunk["choices"]]
     assert len(b"".join(base64.b64decode(each.get("data", "")) for each in audio)) == 4 * 240 * 2
     assert done == "[DONE]"
+    await home.emptied()
+
+
+@pytest.mark.parametrize("format", ["wav", "mp3", "flac", "opus", "aac"])
+async def test_speech_comes_in_every_format_whole_and_streamed(home: House, format: str):
+    await home.all_of(OMNI)
+    wanted = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": format}}
+
+    whole = await home.ask(OMNI, "a b c d e f", **wanted)
+    streamed = await home.ask(OMNI, "a b c d e f", stream=True, **wanted)
+
+    deltas = [chunk["choices"][0]["delta"].get("audio") or {} for chunk in events(streamed)[:-1] if chunk["choices"]]
+    for file in (
+        base64.b64decode(whole.json()["choices"][0]["message"]["audio"]["data"]),
+        b"".join(base64.b64decode(each.get("data", "")) for each in deltas),
+    ):
+        samples, rate = decode(file)
+        assert len(samples) / rate == pytest.approx(9 * 240 / 24000, abs=0.05)
+        assert np.abs(samples).max() == pytest.approx(0.08, abs=0.02)
     await home.emptied()
 
 

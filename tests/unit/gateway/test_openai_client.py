@@ -16,9 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from omnibus.encoding.sound import encode, pcm16
 from omnibus.errors import OmnibusError, Overloaded, StageFailed
 from services.gateway.fetch import Fetcher
-from services.gateway.openai import answers, audio, media, problems, stream
+from services.gateway.openai import answers, media, problems, stream
 from services.gateway.openai.conversation import conversation
 from services.gateway.openai.requests import parse_chat, read_body
 from services.gateway.openai.schema import ChatRequest
@@ -47,7 +48,7 @@ async def answer(http: Request) -> Response:
 async def whole(request: ChatRequest, text: str) -> bytes:
     spoken = None
     if request.audio is not None and request.speaks:
-        data = await audio.render(tone(0.1), 24000, request.audio.format)
+        data = encode(tone(0.1), 24000, request.audio.format)
         spoken = answers.Audio(id="audio_1", data=data, expires_at=1, transcript=text)
     return answers.completion(
         id="chatcmpl-1",
@@ -61,9 +62,7 @@ async def whole(request: ChatRequest, text: str) -> bytes:
 
 
 async def frames(request: ChatRequest, words: list[str]) -> AsyncIterator[bytes]:
-    out = stream.ChatStream(
-        "chatcmpl-1", request.model, 1, include_usage=request.wants_usage, wav=24000 if request.speaks else None
-    )
+    out = stream.ChatStream("chatcmpl-1", request.model, 1, include_usage=request.wants_usage)
     yield out.role()
     for word in words:
         yield out.text(word)
@@ -72,7 +71,7 @@ async def frames(request: ChatRequest, words: list[str]) -> AsyncIterator[bytes]
         return
     if request.speaks:
         yield out.audio_start("audio_1")
-        yield out.audio(audio.pcm16(tone(0.1)))
+        yield out.audio(encode(tone(0.1), 24000, "wav"))
         yield out.transcript("hi")
         yield out.audio_end(1)
     yield out.finish("stop")
@@ -155,7 +154,7 @@ async def test_a_stream_of_text_sound_and_usage_is_read(client: AsyncOpenAI) -> 
     pieces = [piece["data"] if isinstance(piece, dict) else piece.data for piece in spoken if _data(piece)]
     assert "".join(delta.content or "" for delta in deltas) == "hi"
     with wave.open(io.BytesIO(b"".join(map(base64.b64decode, pieces)))) as reader:
-        assert reader.readframes(10_000) == audio.pcm16(tone(0.1))
+        assert reader.readframes(10_000) == pcm16(tone(0.1))
     assert chunks[-1].usage.total_tokens == 3
 
 

@@ -4,9 +4,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from fastapi import FastAPI
 
-from services.gateway.openai.openapi import PATH, openapi_components, openapi_path
+from services.gateway.openai.openapi import PATH, openapi_components, openapi_paths
 
 
 def references(node: Any) -> Iterator[str]:
@@ -20,7 +21,7 @@ def references(node: Any) -> Iterator[str]:
 
 def test_every_reference_leads_to_a_schema() -> None:
     components = openapi_components()
-    used = set(references([components, openapi_path()]))
+    used = set(references([components, openapi_paths()]))
 
     assert used
     assert {name.removeprefix("#/components/schemas/") for name in used} <= set(components)
@@ -34,8 +35,9 @@ def test_the_request_schema_has_the_limits_that_are_enforced() -> None:
     assert {"minimum": 0.0, "maximum": 2.0, "type": "number"}.items() <= properties["temperature"]["anyOf"][0].items()
 
 
-def test_the_path_has_json_events_and_every_failure() -> None:
-    responses = openapi_path()["post"]["responses"]
+@pytest.mark.parametrize("path", [PATH, "/v1/images/generations", "/v1/images/edits"])
+def test_the_path_has_json_events_and_every_failure(path: str) -> None:
+    responses = openapi_paths()[path]["post"]["responses"]
 
     assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
     assert set(responses) == {"200", "400", "401", "404", "413", "429", "502", "503", "504"}
@@ -44,7 +46,7 @@ def test_the_path_has_json_events_and_every_failure() -> None:
 def test_fastapi_takes_it_into_its_own_document() -> None:
     app = FastAPI()
     document = app.openapi()
-    document["paths"][PATH] = openapi_path()
+    document["paths"].update(openapi_paths())
     document.setdefault("components", {}).setdefault("schemas", {}).update(openapi_components())
 
     assert json.loads(json.dumps(app.openapi()))["paths"][PATH]["post"]["operationId"] == "create_chat_completion"

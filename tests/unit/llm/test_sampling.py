@@ -50,6 +50,25 @@ def test_company_does_not_change_a_row() -> None:
         assert [batch[index] for batch in batches] == drawn(rows[index], picker(index, **chosen), 30)
 
 
+def test_a_script_is_followed_whatever_the_model_prefers() -> None:
+    scripted = Picker(Sampling(max_tokens=100, seed=1, temperature=1.0), V, (), [3, 1, 4])
+    sampled = picker(2, temperature=1.0)
+    rows = torch.stack([logits(0), logits(1)])
+
+    batches = [choose(rows, [scripted, sampled]) for _ in range(3)]
+
+    assert [batch[0] for batch in batches] == [3, 1, 4]
+    assert [batch[1] for batch in batches] == drawn(rows[1], picker(2, temperature=1.0), 3)
+
+
+def test_a_script_goes_on_where_another_executor_left_it() -> None:
+    scripted = Picker(Sampling(max_tokens=100, seed=1, temperature=1.0), V, (), [3, 1, 4])
+
+    scripted.resume(3)
+
+    assert drawn(logits(), scripted, 2) == [1, 4]
+
+
 def test_top_k_draws_only_the_k_best() -> None:
     best = set(logits().topk(4).indices.tolist())
 

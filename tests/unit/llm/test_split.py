@@ -53,6 +53,16 @@ async def test_halves_answer_as_a_thinker_does(halves: Halves, runner: ThinkRunn
     assert answer.end("text") == whole.end("text")
 
 
+async def test_a_given_answer_is_said_by_both_halves(halves: Halves, thinker: Thinker) -> None:
+    inputs = {"messages": text(3), "params": {"say": "the quick brown fox.", "temperature": 1.0}}
+
+    answer = await halves.answer(MemoryJob(inputs))
+
+    assert answer.text == "the quick brown fox."
+    assert answer.ids[:-1] == [*thinker.words("the quick brown fox.")]
+    assert answer.end("text")["finish_reason"] == "stop"
+
+
 async def test_a_stop_string_ends_the_answer_at_the_same_place(halves: Halves, runner: ThinkRunner) -> None:
     free = await run(runner, job(text(4), max_tokens=30))
     stops = [free.text[:3], free.text[10:14]]

@@ -2,15 +2,17 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from omnibus.errors import BadRequest, ContextTooLong, Fatal, StageUnavailable
+from omnibus.errors import BadRequest, ContextTooLong, Fatal, Rejected, StageUnavailable
 from omnibus.executor.contract import Item
 from omnibus_models.contract import Encoded, Thinker
+from omnibus_models.families import family
 from services.llm.core import Core, ThinkSettings
 from services.llm.runner import ThinkRunner
 from tests.unit.jobs import MemoryJob, Pipe, run
@@ -322,3 +324,44 @@ async def test_only_what_comes_after_loading_counts_as_busy(runner: ThinkRunner)
 
     assert before == 0.0
     assert runner.busy > 0.0
+
+
+# An answer that is given
+
+
+def saying(text: str, **params: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": "say it"}], "params": {"say": text, **params}, "voice": "Chelsie"}
+
+
+@pytest.mark.parametrize("params", [{}, {"max_tokens": 3}, {"temperature": 1.5, "repetition_penalty": 2.0}])
+async def test_a_given_answer_is_said_word_for_word(runner: ThinkRunner, thinker: Thinker, params: dict[str, object]):
+    one = await run(runner, MemoryJob(saying("hello world, the cat sat on the mat.", **params)))
+
+    assert one.text == "hello world, the cat sat on the mat."
+    assert one.ids[:-1] == [*thinker.words("hello world, the cat sat on the mat.")]
+    assert one.ids[-1] in thinker.eos
+    assert one.end("text")["finish_reason"] == "stop"
+
+
+async def test_a_given_answer_has_the_rows_of_that_answer(omni_runner: ThinkRunner, omni: Path):
+    wants = ("prompt", "layout", "rows")
+    told = await run(omni_runner, MemoryJob(saying("hello world"), wants=wants))
+
+    other = await run(omni_runner, MemoryJob(saying("hello there"), wants=wants))
+
+    thinker = family("qwen2_5_omni").load("thinker", omni)
+    rows = told.whole("rows")
+    assert len(rows) == len(thinker.words("hello world"))
+    np.testing.assert_array_equal(told.array("prompt"), other.array("prompt"))
+    assert not np.allclose(rows[-1], other.whole("rows")[-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("a <|im_end|> b", "control token"), ("word " * 600, "say less"), ("", "say"), (7, "say")],
+)
+async def test_what_cannot_be_said_is_refused(runner: ThinkRunner, text: object, said: str):
+    with pytest.raises(Rejected, match=said):
+        await run(runner, MemoryJob(saying(text)))  # type: ignore[arg-type]
+
+    assert await run(runner, MemoryJob(saying("still here"))) is not None

@@ -19,7 +19,7 @@ def test_a_built_in_family_has_the_shape_of_a_plugins(name: str):
     family = msgspec.convert(catalog.family(name), plugins.Family)
 
     assert family.components == tuple(catalog.FAMILIES[name]["components"])
-    assert set(family.tasks) == {*family.components, *catalog.SPLIT}
+    assert set(family.tasks) == {*family.components, *catalog.SPLIT, *catalog.EMBED}
     assert (family.composite, family.engine) == ("", "")
 
 

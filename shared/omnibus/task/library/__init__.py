@@ -12,12 +12,16 @@ from omnibus.task.library.language import (
     PrefillDecode,
     PrefillOutput,
     TextChunk,
+    TextEmbedding,
+    TextInput,
     Think,
     ThinkInput,
     ThinkOutput,
+    Vectors,
 )
 from omnibus.task.library.media import Encode, EncodeInput, EncodeOutput
 from omnibus.task.library.pictures import (
+    PAINTERS,
     DecodeAudio,
     DecodeAudioOutput,
     DecodeImage,
@@ -64,6 +68,7 @@ from omnibus.task.library.speech import (
 
 __all__ = [
     "MLLM",
+    "PAINTERS",
     "Audio",
     "ChatInput",
     "ChatOutput",
@@ -111,12 +116,15 @@ __all__ = [
     "TalkInput",
     "TalkOutput",
     "TextChunk",
+    "TextEmbedding",
     "TextEncode",
     "TextEncodeInput",
     "TextEncodeOutput",
+    "TextInput",
     "Think",
     "ThinkInput",
     "ThinkOutput",
+    "Vectors",
     "VideoGeneration",
     "VideoInput",
     "VideoOutput",

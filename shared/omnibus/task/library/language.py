@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from omnibus.task.base import CompositeTask, UnitTask
 from omnibus.task.elements import Part
@@ -28,8 +28,8 @@ class ThinkInput(TaskInput):
     messages: Any
     #: Embeddings, in the order in which the messages mention them.
     items: list[Tensor] = []
-    #: ``max_tokens``, ``temperature``, ``top_p``, ``top_k``, ``repetition_penalty``, ``stop``, ``ignore_eos``;
-    #: a dict, or its JSON as ``msgspec.Raw``.
+    #: ``max_tokens``, ``temperature``, ``top_p``, ``top_k``, ``repetition_penalty``, ``stop``, ``ignore_eos``, and
+    #: ``say``, an answer that is given; a dict, or its JSON as ``msgspec.Raw``.
     params: Any = {}
     voice: str | None = None
 
@@ -121,18 +121,48 @@ class PrefillDecode(CompositeTask):
 
 
 class EmbedInput(TaskInput):
-    #: One text, or a handle of it when it is long.
+    #: A list of texts, or a handle of its JSON when they are long.
     text: Any
-    items: list[Tensor] = []
+    #: ``mean`` of all tokens of a text, or the ``last`` one.
+    pooling: str = "mean"
 
 
 class EmbedOutput(TaskOutput):
-    #: [tokens, width] hidden states, or [width] when the model pools.
+    #: [texts, width] float32, each of length 1.
     embedding: Tensor
+    #: Of all texts.
+    tokens: OnDemand[int]
 
 
 class Embed(UnitTask[EmbedInput, EmbedOutput]):
-    """Text and embeddings to hidden states: a prefill that keeps no cache."""
+    """Texts to vectors: a language model's last hidden states, pooled. A prefill that keeps no cache."""
 
     kind: ClassVar[str] = "embed"
-    service: ClassVar[str] = "llm"
+    service: ClassVar[str] = "encoder"
+
+
+class TextInput(BaseModel):
+    """Texts to be embedded; ``work`` is how many tokens they are expected to have."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    text: Any
+    pooling: str = "mean"
+    work: int = 1
+
+
+class Vectors(BaseModel):
+    """``embedding`` [texts, width], and how many ``tokens`` the texts had."""
+
+    embedding: Any
+    tokens: Any
+
+
+class TextEmbedding(CompositeTask):
+    """Texts to vectors."""
+
+    embedder: Embed
+
+    def invoke(self, request: TextInput) -> Vectors:
+        made = self.embedder.invoke(EmbedInput(text=request.text, pooling=request.pooling), work=request.work)
+        return Vectors(embedding=made.embedding, tokens=made.tokens)

@@ -28,6 +28,8 @@ class TextEncodeOutput(TaskOutput):
     embeds: Tensor
     #: [1 or 2, tokens] bool: which of them count.
     mask: Tensor
+    #: Tokens of the prompt.
+    tokens: OnDemand[int]
 
 
 class TextEncode(UnitTask[TextEncodeInput, TextEncodeOutput]):
@@ -147,7 +149,8 @@ class DrawInput(BaseModel):
     """A picture to be made, ``n`` times.
 
     With a ``seed`` the first one has that, the next one the next. ``progress`` tells of each step, and
-    ``previews`` is the number of steps from one preview to the next; 0: none are made.
+    ``previews`` is the number of steps from one preview to the next; 0: none are made. With ``count`` the prompt's
+    tokens are counted.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -162,6 +165,7 @@ class DrawInput(BaseModel):
     seed: int | None = Field(None, ge=0, lt=2**62)
     progress: bool = False
     previews: int = Field(0, ge=0)
+    count: bool = False
 
     @property
     def guided(self) -> bool:
@@ -175,11 +179,13 @@ class DrawInput(BaseModel):
 
 
 class ImageOutput(BaseModel):
-    """``images`` [height, width, 3] uint8 each; streams of ``progress`` and ``previews``, where asked for."""
+    """``images`` [height, width, 3] uint8 each; where asked for streams of ``progress`` and ``previews``, and the
+    prompt's ``tokens``."""
 
     images: list[Any]
     progress: list[Any] = []
     previews: list[Any] = []
+    tokens: Any = None
 
 
 class ImageGeneration(CompositeTask):
@@ -198,7 +204,7 @@ class ImageGeneration(CompositeTask):
             TextEncodeInput(prompt=request.prompt, negative_prompt=request.negative_prompt if request.guided else None),
             work=len(request.prompt) // 4,
         )
-        return _drawn(self.denoiser, self.decoder, request, self.prior, embeds=guide.embeds, mask=guide.mask)
+        return _drawn(self.denoiser, self.decoder, request, guide, self.prior)
 
 
 class EditInput(DrawInput):
@@ -239,17 +245,24 @@ class ImageEdit(CompositeTask):
             work=tokens + len(request.prompt) // 4,
         )
         image = self.vae_encoder.invoke(EncodeInput(media=request.image), work=_MEGAPIXEL // 256).embedding
-        return _drawn(self.denoiser, self.decoder, request, embeds=guide.embeds, mask=guide.mask, image=image)
+        return _drawn(self.denoiser, self.decoder, request, guide, image=image)
 
 
 def _drawn(
-    denoiser: Denoise, decoder: DecodeImage, request: DrawInput, prior: Prior | None = None, **given: Any
+    denoiser: Denoise,
+    decoder: DecodeImage,
+    request: DrawInput,
+    guide: TextEncodeOutput,
+    prior: Prior | None = None,
+    image: Any = None,
 ) -> ImageOutput:
-    """The pictures of ``request``; ``given`` are the tensors that they are made of."""
+    """The pictures of ``request``, made of ``guide``, and of the latents of ``image`` where there is one."""
     made = [
         denoiser.invoke(
             DenoiseInput(
-                **given,
+                embeds=guide.embeds,
+                mask=guide.mask,
+                image=image,
                 width=request.width,
                 height=request.height,
                 steps=request.steps,
@@ -266,6 +279,7 @@ def _drawn(
         images=[decoder.invoke(DecodeInputs(latents=each.latents)).image for each in made],
         progress=[each.progress for each in made] if request.progress else [],
         previews=[each.preview for each in made] if request.previews else [],
+        tokens=guide.tokens if request.count else None,
     )
 
 
@@ -281,6 +295,10 @@ def _rough(prior: Prior, request: DrawInput, place: int) -> Any:
 
 def _seed(request: DrawInput, place: int) -> int | None:
     return None if request.seed is None else request.seed + place
+
+
+#: What makes pictures, whatever a model's components are: the one of these that uses most of them.
+PAINTERS: tuple[type[CompositeTask], ...] = (ImageEdit, ImageGeneration)
 
 
 class VideoInput(BaseModel):

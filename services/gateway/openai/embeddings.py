@@ -1,0 +1,91 @@
+"""Requests and answers of ``/v1/embeddings``. Source: the types of the ``openai`` package, 3.52."""
+
+import base64
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from omnibus.errors import BadRequest
+from services.gateway.openai.requests import invalid
+
+PATH = "/v1/embeddings"
+
+#: Texts of one request.
+TEXTS = 2048
+
+Text = Annotated[str, Meta(min_length=1)]
+
+
+class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Texts to be embedded; lists of tokens are not taken. None means that the client did not say."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    input: Text | Annotated[list[Text], Meta(min_length=1, max_length=TEXTS)]
+    #: Numbers that are left of each vector, which then has length 1 again; for models that were trained for it.
+    dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    #: An extra: what is taken of a text's tokens, the mean unless something else is asked for.
+    pooling: Literal["mean", "last"] | None = None
+    user: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class Embedding(Struct, frozen=True):
+    """``embedding`` is a list of numbers, or base64 of float32 in little-endian order."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(Struct, frozen=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct, frozen=True):
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+_DECODER = msgspec.json.Decoder(EmbeddingRequest)
+_encode = msgspec.json.Encoder().encode
+
+
+def parse(body: bytes) -> EmbeddingRequest:
+    """Decode and check a request. Raises ``BadRequest`` with ``param``."""
+    try:
+        return _DECODER.decode(body)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise BadRequest("The request body is not valid JSON in UTF-8.") from None
+
+
+def answer(request: EmbeddingRequest, vectors: NDArray[np.float32], tokens: int) -> bytes:
+    """The body of an answer to ``vectors`` [texts, width]. Raises ``BadRequest`` for more dimensions than there are."""
+    if request.dimensions is not None:
+        vectors = _cut(vectors, request.dimensions)
+    data = [Embedding(index, _written(request, vector)) for index, vector in enumerate(vectors)]
+    return _encode(EmbeddingList(request.model, data, EmbeddingUsage(tokens, tokens)))
+
+
+def _cut(vectors: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    if count > vectors.shape[1]:
+        raise BadRequest(f"vectors of this model have {vectors.shape[1]} dimensions, not {count}", param="dimensions")
+    cut = vectors[:, :count]
+    return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+
+
+def _written(request: EmbeddingRequest, vector: NDArray[np.float32]) -> list[float] | str:
+    if request.encoding_format == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return [float(value) for value in vector]

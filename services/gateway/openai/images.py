@@ -1,0 +1,256 @@
+"""Requests and answers of ``/v1/images``, as the ``openai`` client sends and reads them, plus some extras.
+
+Source: the types of the ``openai`` package, 3.52. A field that would silently not be obeyed is an error.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from omnibus.encoding.picture import PictureFormat
+from omnibus.errors import BadRequest
+from services.gateway.openai.requests import invalid
+from services.gateway.openai.schema import Guidance, Size, Steps
+
+PATH, EDITS, VARIATIONS = "/v1/images/generations", "/v1/images/edits", "/v1/images/variations"
+
+_SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
+
+
+class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What generations and edits have in common. None means that the client did not say."""
+
+    prompt: Annotated[str, Meta(min_length=1, max_length=32_000)]
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    n: Annotated[int, Meta(ge=1, le=10)] | None = None
+    #: Width and height, as 1024x768; ``auto``: the model's usual size, or that of the picture to edit.
+    size: Size | None = None
+    response_format: Literal["url", "b64_json"] | None = None
+    output_format: Literal["png", "jpeg", "webp"] | None = None
+    #: Quality of jpeg and webp in percent.
+    output_compression: Annotated[int, Meta(ge=0, le=100)] | None = None
+    stream: bool | None = None
+    partial_images: Annotated[int, Meta(ge=0, le=3)] | None = None
+
+    # Extras that other open servers accept too. Those in one line are names of one thing.
+    negative_prompt: Annotated[str, Meta(max_length=32_000)] | None = None
+    seed: Annotated[int, Meta(ge=0, lt=2**62)] | None = None
+    steps: Steps | None = None
+    num_inference_steps: Steps | None = None
+    guidance: Guidance | None = None
+    guidance_scale: Guidance | None = None
+    true_cfg_scale: Guidance | None = None
+
+    # Accepted only with values that change nothing.
+    background: Literal["transparent", "opaque", "auto"] | None = None
+    quality: str | None = None
+    style: str | None = None
+    complexity: str | None = None
+    frame_count: int | None = None
+    frame_duration_ms: int | None = None
+    svg: Any = None
+
+    # Accepted and ignored: nothing is filtered or billed here.
+    moderation: Literal["low", "auto"] | None = None
+    safety_identifier: str | None = None
+    user: str | None = None
+
+    @property
+    def format(self) -> PictureFormat:
+        return self.output_format or "png"
+
+    @property
+    def compression(self) -> int:
+        return 100 if self.output_compression is None else self.output_compression
+
+    @property
+    def url(self) -> bool:
+        """Whether URLs are wanted in the place of bytes."""
+        return self.response_format == "url"
+
+    @property
+    def extent(self) -> tuple[int, int] | None:
+        """Width and height; None where the model or a picture says it."""
+        found = _SIZE.fullmatch(self.size or "auto")
+        return (int(found[1]), int(found[2])) if found else None
+
+    def wish(self) -> dict[str, Any]:
+        """What was said, by the names of ``omnibus.task.library.DrawInput``."""
+        width, height = self.extent or (None, None)
+        said = {
+            "prompt": self.prompt,
+            "negative_prompt": self.negative_prompt,
+            "width": width,
+            "height": height,
+            "n": self.n,
+            "steps": self.steps or self.num_inference_steps,
+            "guidance": next((each for each in self._guidances if each is not None), None),
+            "seed": self.seed,
+        }
+        return {name: value for name, value in said.items() if value is not None}
+
+    @property
+    def _guidances(self) -> tuple[float | None, ...]:
+        return self.guidance, self.guidance_scale, self.true_cfg_scale
+
+
+class ImageRequest(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of ``POST /v1/images/generations``."""
+
+
+class EditForm(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of ``POST /v1/images/edits`` that are no files."""
+
+    input_fidelity: str | None = None
+
+
+# Answers
+
+
+class InputDetails(Struct, frozen=True):
+    image_tokens: int = 0
+    text_tokens: int = 0
+
+
+class OutputDetails(Struct, frozen=True):
+    image_tokens: int = 0
+    text_tokens: int = 0
+
+
+class ImageUsage(Struct, frozen=True):
+    """Tokens: of the prompt as the text encoder reads it, and of pictures, one for 16 x 16 pixels."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens_details: OutputDetails
+
+
+class Image(Struct, frozen=True, omit_defaults=True):
+    """A picture: ``b64_json`` is its file, base64 in JSON, or ``url`` where that can be fetched for a while."""
+
+    b64_json: bytes | UnsetType = UNSET
+    url: str | UnsetType = UNSET
+
+
+class ImagesResponse(Struct, frozen=True):
+    created: int
+    data: list[Image]
+    output_format: PictureFormat
+    size: str
+    usage: ImageUsage
+    background: Literal["opaque"] = "opaque"
+
+
+class PartialImage(Struct, frozen=True):
+    """A picture in the making, as a file of the whole size."""
+
+    type: Literal["image_generation.partial_image", "image_edit.partial_image"]
+    b64_json: bytes
+    partial_image_index: int
+    created_at: int
+    size: str
+    output_format: PictureFormat
+    quality: Literal["auto"] = "auto"
+    background: Literal["opaque"] = "opaque"
+
+
+class CompletedImage(Struct, frozen=True):
+    type: Literal["image_generation.completed", "image_edit.completed"]
+    b64_json: bytes
+    created_at: int
+    size: str
+    output_format: PictureFormat
+    usage: ImageUsage
+    quality: Literal["auto"] = "auto"
+    background: Literal["opaque"] = "opaque"
+
+
+_GENERATION = msgspec.json.Decoder(ImageRequest)
+_encode = msgspec.json.Encoder().encode
+
+
+def usage(text: int, pixels: int, images: int = 0) -> ImageUsage:
+    """Usage of a prompt of ``text`` and ``images`` tokens and pictures of all in all ``pixels``."""
+    made = pixels // 256
+    return ImageUsage(
+        text + images, made, text + images + made, InputDetails(images, text), OutputDetails(image_tokens=made)
+    )
+
+
+def response(created: int, data: list[Image], format: PictureFormat, size: str, used: ImageUsage) -> bytes:
+    """The body of a whole answer."""
+    return _encode(ImagesResponse(created, data, format, size, used))
+
+
+def event(said: PartialImage | CompletedImage) -> bytes:
+    """One server-sent event."""
+    return b"event: %b\ndata: %b\n\n" % (said.type.encode(), _encode(said))
+
+
+# Requests
+
+
+def parse_generation(body: bytes) -> ImageRequest:
+    """Decode and check the body of a generation. Raises ``BadRequest`` with ``param``."""
+    try:
+        request = _GENERATION.decode(body)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise BadRequest("The request body is not valid JSON in UTF-8.") from None
+    check(request)
+    return request
+
+
+def parse_edit(fields: Mapping[str, Any]) -> EditForm:
+    """Check the fields of an edit that are no files. Raises ``BadRequest`` with ``param``."""
+    try:
+        form = msgspec.convert(fields, EditForm, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error)) from None
+    check(form)
+    if form.input_fidelity is not None:
+        raise _unsupported("input_fidelity", "models say themselves how close they stay to a picture")
+    return form
+
+
+def check(request: Options) -> None:
+    """Raises ``BadRequest`` that names the first field which cannot be obeyed."""
+    if request.background == "transparent":
+        raise _unsupported("background", "pictures here are opaque")
+    if request.quality not in (None, "auto"):
+        raise _unsupported("quality", "say how many steps with `steps`")
+    for name in ("style", "complexity", "frame_count", "frame_duration_ms", "svg"):
+        if getattr(request, name) is not None:
+            raise _unsupported(name, "leave it out")
+    if request.output_compression is not None and request.format == "png":
+        raise BadRequest("png files have no quality: ask for jpeg or webp.", param="output_compression")
+    _check_once(request, "steps", "num_inference_steps")
+    _check_once(request, "guidance", "guidance_scale", "true_cfg_scale")
+    _check_stream(request)
+
+
+def _check_once(request: Options, *names: str) -> None:
+    said = [name for name in names if getattr(request, name) is not None]
+    if len(said) > 1:
+        raise BadRequest(f"'{said[0]}' and '{said[1]}' mean the same: send one of them.", param=said[1])
+
+
+def _check_stream(request: Options) -> None:
+    if not request.stream:
+        if request.partial_images:
+            raise BadRequest("partial_images is only allowed when stream is true.", param="partial_images")
+        return
+    if (request.n or 1) > 1:
+        raise BadRequest("A stream holds one picture: leave n out, or stream.", param="n")
+    if request.url:
+        raise BadRequest("A stream holds pictures, no URLs: leave response_format out.", param="response_format")
+
+
+def _unsupported(param: str, instead: str) -> BadRequest:
+    return BadRequest(f"The value of '{param}' is not supported here: {instead}.", param=param)

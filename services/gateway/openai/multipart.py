@@ -1,0 +1,133 @@
+"""Forms with files (RFC 7578, multipart/form-data), read strictly from a body that is there as a whole."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from omnibus.errors import BadRequest, TooLarge
+
+#: Parts of one form, bytes of the headers of a part, and of a field that is no file.
+PARTS, HEADERS, TEXT = 128, 4096, 1 << 20
+
+_KIND = re.compile(r"multipart/form-data\s*;(?:.*;)?\s*boundary=(?:\"([^\"]{1,70})\"|([^\s;\"]{1,70}))", re.I | re.S)
+_BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{1,70}(?<! )")
+_NAMED = re.compile(r"(?<![\w*])(?P<key>name|filename)=\"(?P<value>[^\"\r\n]{0,256})\"", re.I)
+_FORM_DATA = re.compile(r"form-data(\s*;.*)?", re.I | re.S)
+
+
+class Part(Struct, frozen=True):
+    """One part: ``filename`` is None for a plain field, ``mime`` what the client says its file is, or ""."""
+
+    name: str
+    data: bytes
+    filename: str | None
+    mime: str
+
+
+class Form:
+    """The parts of a form by name. ``name[]`` is ``name``, as clients write lists."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+
+    def files(self, *names: str) -> list[Part]:
+        """The files of these names, in order."""
+        return [part for part in self._parts if part.filename is not None and part.name in names]
+
+    def file(self, name: str) -> Part:
+        """The one file called ``name``. Raises ``BadRequest``."""
+        found = self.files(name)
+        if len(found) != 1:
+            said = f"Missing required parameter: '{name}'." if not found else f"Send one '{name}', not {len(found)}."
+            raise BadRequest(said, param=name)
+        return found[0]
+
+    def fields(self, *lists: str) -> dict[str, str | list[str]]:
+        """The fields that are no files, as text; those of ``lists`` as lists. Raises ``BadRequest``."""
+        found: dict[str, str | list[str]] = {}
+        for part in self._parts:
+            if part.filename is not None:
+                continue
+            text = _text(part)
+            if part.name in lists:
+                found.setdefault(part.name, []).append(text)  # type: ignore[union-attr]
+            elif part.name in found:
+                raise BadRequest(f"The field '{part.name}' comes twice.", param=part.name)
+            else:
+                found[part.name] = text
+        return found
+
+    def only(self, *names: str) -> None:
+        """Raises ``BadRequest`` for a file that has none of these names."""
+        for part in self._parts:
+            if part.filename is not None and part.name not in names:
+                raise BadRequest(f"Unrecognized file supplied: {part.name}", param=part.name)
+
+
+def parse(body: bytes, kind: str) -> Form:
+    """Read a form. ``kind`` is the request's content type. Raises ``BadRequest`` and ``TooLarge``."""
+    found = _KIND.match(kind)
+    boundary = (found[1] or found[2]) if found else ""
+    if not _BOUNDARY.fullmatch(boundary):
+        raise BadRequest("The request is no form: send multipart/form-data with a boundary.")
+    return Form([_part(each) for each in _split(body, b"--" + boundary.encode("ascii"))])
+
+
+def _split(body: bytes, mark: bytes) -> Iterator[bytes]:
+    """What is between the marks."""
+    at = body.find(mark, 0, len(mark) + 2)  # an empty line may come before the first
+    if at < 0 or body[:at] not in (b"", b"\r\n"):
+        raise _broken()
+    at += len(mark)
+    for _ in range(PARTS + 1):
+        if body[at : at + 2] == b"--":
+            return
+        end = body.find(b"\r\n" + mark, at)
+        if body[at : at + 2] != b"\r\n" or end < 0:
+            raise _broken()
+        yield body[at + 2 : end]
+        at = end + 2 + len(mark)
+    raise TooLarge(f"The form has more than {PARTS} parts, the most accepted.")
+
+
+def _part(data: bytes) -> Part:
+    end = data.find(b"\r\n\r\n", 0, HEADERS + 4)
+    if end < 0:
+        raise _broken()
+    headers = dict(_headers(data[:end]))
+    told = headers.get("content-disposition", "")
+    named = {found["key"].lower(): _plain(found["value"]) for found in _NAMED.finditer(told)}
+    if not _FORM_DATA.fullmatch(told) or not named.get("name"):
+        raise _broken()
+    name = named["name"].removesuffix("[]")
+    return Part(name, data[end + 4 :], named.get("filename"), headers.get("content-type", "").partition(";")[0].strip())
+
+
+def _headers(block: bytes) -> Iterator[tuple[str, str]]:
+    try:
+        lines = block.decode().split("\r\n")
+    except UnicodeDecodeError:
+        raise _broken() from None
+    for line in lines:
+        name, mark, value = line.partition(":")
+        if not mark:
+            raise _broken()
+        yield name.strip().lower(), value.strip()
+
+
+def _plain(value: str) -> str:
+    return value.replace("%22", '"').replace("%0D", "\r").replace("%0A", "\n")
+
+
+def _text(part: Part) -> str:
+    if len(part.data) > TEXT:
+        raise TooLarge(f"The field '{part.name}' has more than {TEXT} bytes, the most accepted.", param=part.name)
+    try:
+        return part.data.decode()
+    except UnicodeDecodeError:
+        raise BadRequest(f"The field '{part.name}' is no text in UTF-8.", param=part.name) from None
+
+
+def _broken() -> BadRequest:
+    return BadRequest("The form is malformed, or cut short.")

@@ -1,0 +1,81 @@
+"""Requests and events of ``/v1/audio/speech``. Source: the types of the ``openai`` package, 3.52; its events have none,
+and are as OpenAI's documentation has them."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from omnibus.encoding.sound import FASTEST, SLOWEST, SoundFormat
+from omnibus.errors import BadRequest
+from services.gateway.openai.requests import invalid
+from services.gateway.openai.schema import Count, VoiceId
+
+PATH = "/v1/audio/speech"
+
+SpeechFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
+
+
+class SpeechRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A text to be spoken as it is. None means that the client did not say."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    input: Annotated[str, Meta(min_length=1, max_length=4096)]
+    voice: Annotated[str, Meta(min_length=1, max_length=128)] | VoiceId
+    #: How to speak, in words.
+    instructions: Annotated[str, Meta(max_length=4096)] | None = None
+    #: ``pcm`` is 16-bit little-endian mono at the model's own rate; ``mp3`` unless something else is asked for.
+    response_format: SpeechFormat | None = None
+    speed: Annotated[float, Meta(ge=SLOWEST, le=FASTEST)] | None = None
+    stream_format: Literal["sse", "audio"] | None = None
+
+    # Extras. ``max_tokens`` is the most codec codes to speak, which bounds the seconds of sound.
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    max_tokens: Count | None = None
+
+    @property
+    def format(self) -> SoundFormat:
+        return "pcm16" if self.response_format == "pcm" else self.response_format or "mp3"
+
+    @property
+    def called(self) -> str:
+        """The voice's name or id."""
+        return self.voice if isinstance(self.voice, str) else self.voice.id
+
+
+class SpeechUsage(Struct, frozen=True):
+    """Tokens: of the text with what is said around it, and of the sound."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class SpeechDelta(Struct, frozen=True, tag_field="type", tag="speech.audio.delta"):
+    """The next bytes of the file, base64 in JSON."""
+
+    audio: bytes
+
+
+class SpeechDone(Struct, frozen=True, tag_field="type", tag="speech.audio.done"):
+    usage: SpeechUsage
+
+
+_DECODER = msgspec.json.Decoder(SpeechRequest)
+_encode = msgspec.json.Encoder().encode
+
+
+def parse(body: bytes) -> SpeechRequest:
+    """Decode and check a request. Raises ``BadRequest`` with ``param``."""
+    try:
+        return _DECODER.decode(body)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise BadRequest("The request body is not valid JSON in UTF-8.") from None
+
+
+def event(said: SpeechDelta | SpeechDone) -> bytes:
+    """One server-sent event."""
+    return b"data: %b\n\n" % _encode(said)

@@ -1,0 +1,146 @@
+"""Requests, answers and events of ``/v1/audio/transcriptions``. Source: the types of the ``openai`` package, 3.52."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from omnibus.errors import BadRequest
+from services.gateway.openai.answers import Usage
+from services.gateway.openai.requests import invalid
+from services.gateway.openai.schema import Count
+
+PATH = "/v1/audio/transcriptions"
+
+#: Fields of a form that may come several times.
+LISTS = (
+    "include",
+    "timestamp_granularities",
+    "keywords",
+    "languages",
+    "known_speaker_names",
+    "known_speaker_references",
+)
+
+
+class TranscriptionForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a request that are no files. None means that the client did not say."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    #: ISO 639, as ``en``.
+    language: Annotated[str, Meta(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$", max_length=16)] | None = None
+    #: What the sound is about, or continues.
+    prompt: Annotated[str, Meta(max_length=4096)] | None = None
+    response_format: Literal["json", "text", "verbose_json", "srt", "vtt", "diarized_json"] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    stream: bool | None = None
+
+    # Extras: the most tokens to write, and the seed of sampling.
+    max_tokens: Count | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+
+    # Accepted only with values that change nothing.
+    chunking_strategy: str | None = None
+    include: list[str] | None = None
+    timestamp_granularities: list[str] | None = None
+    keywords: list[str] | None = None
+    languages: list[str] | None = None
+    known_speaker_names: list[str] | None = None
+    known_speaker_references: list[str] | None = None
+
+
+class TokenDetails(Struct, frozen=True):
+    audio_tokens: int
+    text_tokens: int
+
+
+class TranscriptionUsage(Struct, frozen=True, tag_field="type", tag="tokens"):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_token_details: TokenDetails
+
+
+class DurationUsage(Struct, frozen=True, tag_field="type", tag="duration"):
+    seconds: float
+
+
+class Transcription(Struct, frozen=True):
+    text: str
+    usage: TranscriptionUsage
+
+
+class VerboseTranscription(Struct, frozen=True):
+    """``duration`` in seconds, null where the file's header does not say; ``language`` is what the client said."""
+
+    text: str
+    language: str
+    duration: float | None
+    usage: DurationUsage
+    task: Literal["transcribe"] = "transcribe"
+
+
+class TranscriptDelta(Struct, frozen=True, tag_field="type", tag="transcript.text.delta"):
+    delta: str
+
+
+class TranscriptDone(Struct, frozen=True, tag_field="type", tag="transcript.text.done"):
+    text: str
+    usage: TranscriptionUsage
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def parse(fields: Mapping[str, Any]) -> TranscriptionForm:
+    """Check the fields of a form. Raises ``BadRequest`` with ``param``."""
+    try:
+        form = msgspec.convert(fields, TranscriptionForm, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error)) from None
+    if form.response_format in ("srt", "vtt", "diarized_json"):
+        raise _unsupported("response_format", "models here say no times and no speakers: json, text or verbose_json")
+    if form.chunking_strategy not in (None, "auto"):
+        raise _unsupported("chunking_strategy", "the sound is heard as a whole")
+    for name in LISTS:
+        if getattr(form, name):
+            raise _unsupported(name, "leave it out")
+    if form.stream and form.response_format not in (None, "json"):
+        raise BadRequest("A stream has events of its own: leave response_format out.", param="response_format")
+    return form
+
+
+def transcription(text: str, used: Usage) -> bytes:
+    """The body of a JSON answer."""
+    return _encode(Transcription(text, usage(used)))
+
+
+def verbose(text: str, language: str | None, seconds: float | None) -> bytes:
+    """The body of a verbose JSON answer."""
+    return _encode(VerboseTranscription(text, language or "unknown", seconds, DurationUsage(seconds or 0.0)))
+
+
+def delta(text: str) -> bytes:
+    """One server-sent event: more of the text."""
+    return b"data: %b\n\n" % _encode(TranscriptDelta(text))
+
+
+def done(text: str, used: Usage) -> bytes:
+    """The last server-sent event."""
+    return b"data: %b\n\n" % _encode(TranscriptDone(text, usage(used)))
+
+
+def usage(used: Usage) -> TranscriptionUsage:
+    """A chat's usage in the words of transcriptions."""
+    sound = used.prompt_tokens_details.audio_tokens
+    return TranscriptionUsage(
+        used.prompt_tokens,
+        used.completion_tokens,
+        used.total_tokens,
+        TokenDetails(sound, used.prompt_tokens - sound),
+    )
+
+
+def _unsupported(param: str, instead: str) -> BadRequest:
+    return BadRequest(f"The value of '{param}' is not supported here: {instead}.", param=param)

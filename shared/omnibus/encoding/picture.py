@@ -1,0 +1,37 @@
+"""Pixels to picture files, by Pillow."""
+
+from io import BytesIO
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibus.errors import BadRequest
+
+PictureFormat = Literal["png", "jpeg", "webp"]
+
+MIME: dict[PictureFormat, str] = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
+
+
+def encode(
+    pixels: NDArray[np.uint8], format: PictureFormat, quality: int = 100, size: tuple[int, int] | None = None
+) -> bytes:
+    """``pixels`` uint8 [height, width, 3] as a file of ``format``.
+
+    ``quality`` is 0 to 100, for jpeg and webp; png has none. With ``size``, width and height, the picture is scaled.
+    Takes milliseconds to seconds: call it in a thread. Raises ``BadRequest`` for what is no picture.
+    """
+    from PIL import Image  # 10 MiB that a gateway without pictures does not need
+
+    if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8 or not pixels.size:
+        raise BadRequest(f"a picture is uint8 [height, width, 3], not {pixels.dtype} {list(pixels.shape)}")
+    picture = Image.fromarray(np.ascontiguousarray(pixels))
+    if size is not None and size != picture.size:
+        picture = picture.resize(size, Image.Resampling.BICUBIC)
+    out = BytesIO()
+    picture.save(out, format.upper(), **_options(format, quality))
+    return out.getvalue()
+
+
+def _options(format: PictureFormat, quality: int) -> dict[str, Any]:
+    return {} if format == "png" else {"quality": quality}

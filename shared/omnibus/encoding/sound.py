@@ -1,0 +1,210 @@
+"""Samples to sound files: whole, or piece by piece while they are being made.
+
+WAV and PCM are written here, everything else by PyAV. Sound is mono, float32 [n] in [-1, 1].
+"""
+
+import struct
+from fractions import Fraction
+from io import BytesIO
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Samples = NDArray[np.float32]
+SoundFormat = Literal["wav", "pcm16", "mp3", "flac", "opus", "aac"]
+
+#: MIME types of files. Those of PCM have no header: rate and width must be known.
+MIME: dict[SoundFormat, str] = {
+    "wav": "audio/wav",
+    "pcm16": "audio/pcm",
+    "mp3": "audio/mpeg",
+    "flac": "audio/flac",
+    "opus": "audio/ogg",
+    "aac": "audio/aac",
+}
+#: How much slower or faster a sound may become.
+SLOWEST, FASTEST = 0.25, 4.0
+
+_UNKNOWN = 0xFFFF_FFFF  # the size of a stream; readers take what is there
+_LEAST = 0.01  # seconds; encoders fail on nothing at all
+
+
+class _Codec(NamedTuple):
+    """``rate``: samples per second that it takes, None: any. ``bits`` per second, None: lossless. ``streamed``:
+    options of a container that cannot go back to what it wrote, and must not keep much of it."""
+
+    container: str
+    name: str
+    rate: int | None
+    bits: int | None
+    streamed: dict[str, str]
+
+
+_CODECS: dict[str, _Codec] = {
+    "mp3": _Codec("mp3", "libmp3lame", 44100, 96_000, {"write_xing": "0"}),
+    "flac": _Codec("flac", "flac", None, None, {}),
+    "opus": _Codec("ogg", "libopus", 48000, 64_000, {"page_duration": "100000"}),
+    "aac": _Codec("adts", "aac", 44100, 96_000, {}),
+}
+
+
+def pcm16(samples: Samples) -> bytes:
+    """Clipped and rounded, 16-bit little-endian."""
+    return (np.clip(samples, -1.0, 1.0) * 32767.0).round().astype("<i2").tobytes()
+
+
+def wav(pcm: bytes, rate: int) -> bytes:
+    """A WAV file of 16-bit samples."""
+    return _wav_header(rate, len(pcm)) + pcm
+
+
+def encode(samples: Samples, rate: int, format: SoundFormat) -> bytes:
+    """A whole file; mp3, aac and opus are resampled to 44.1 or 48 kHz.
+
+    Compressed sound lasts at least 10 ms, filled up with silence; it takes a while, so call this in a thread.
+    """
+    if format == "pcm16":
+        return pcm16(samples)
+    if format == "wav":
+        return wav(pcm16(samples), rate)
+    out = BytesIO()
+    file = _Compressed(out, _CODECS[format], rate, {})
+    file.write(samples)
+    file.close()
+    return out.getvalue()
+
+
+class Encoder:
+    """A file that is made while its samples come. What ``push`` and ``close`` return, put together, is the file.
+
+    ``speed`` makes the speech slower or faster and keeps its pitch, by overlapping and adding (FFmpeg's atempo).
+    ``slow``: its calls take a while, and belong into a thread; one at a time.
+    """
+
+    def __init__(self, format: SoundFormat, rate: int, speed: float = 1.0) -> None:
+        self._tempo = _Tempo(rate, speed) if speed != 1.0 else None
+        self._out = _Sink()
+        self._file: _Compressed | None = None
+        if format in _CODECS:
+            codec = _CODECS[format]
+            self._file = _Compressed(self._out, codec, rate, {"flush_packets": "1", **codec.streamed})
+        elif format == "wav":
+            self._out.write(_wav_header(rate, _UNKNOWN))
+        self.slow = self._file is not None or self._tempo is not None
+
+    def push(self, samples: Samples) -> bytes:
+        """Take samples; returns what of the file is ready, which may be nothing."""
+        return self._add(samples if self._tempo is None else self._tempo.push(samples))
+
+    def close(self) -> bytes:
+        """The rest of the file."""
+        made = self._add(self._tempo.close()) if self._tempo is not None else b""
+        if self._file is not None:
+            self._file.close()
+        return made + self._out.take()
+
+    def _add(self, samples: Samples) -> bytes:
+        if self._file is not None:
+            self._file.write(samples)
+        else:
+            self._out.write(pcm16(samples))
+        return self._out.take()
+
+
+class _Sink:
+    """What FFmpeg writes to when it cannot go back."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> int:
+        self._parts.append(bytes(data))
+        return len(data)
+
+    def take(self) -> bytes:
+        """Everything that was written since the last time."""
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+
+class _Compressed:
+    """A file in the making, by FFmpeg, written to ``out``."""
+
+    def __init__(self, out: Any, codec: _Codec, rate: int, options: dict[str, str]) -> None:
+        import av  # 16 MiB that a process without compressed sound does not need
+
+        self._av = av
+        self._rate = rate
+        self._count = 0
+        self._file = av.open(out, "w", format=codec.container, container_options=options)
+        self._stream: Any = self._file.add_stream(codec.name, rate=codec.rate or rate)
+        self._stream.layout = "mono"
+        if codec.bits is not None:
+            self._stream.bit_rate = codec.bits
+
+    def write(self, samples: Samples) -> None:
+        if not len(samples):
+            return
+        data = np.frombuffer(pcm16(samples), "<i2")[None, :]
+        frame = self._av.AudioFrame.from_ndarray(data, format="s16", layout="mono")
+        frame.sample_rate, frame.pts, frame.time_base = self._rate, self._count, Fraction(1, self._rate)
+        self._count += len(samples)
+        # The encoder resamples and cuts frames to its own size by itself.
+        self._file.mux(self._stream.encode(frame))
+
+    def close(self) -> None:
+        missing = int(self._rate * _LEAST) - self._count
+        if missing > 0:
+            self.write(np.zeros(missing, np.float32))
+        self._file.mux(self._stream.encode(None))
+        self._file.close()
+
+
+class _Tempo:
+    """Changes how long speech takes. One filter takes factors from 0.5 on, so slower ones take two."""
+
+    def __init__(self, rate: int, speed: float) -> None:
+        import av
+
+        self._av = av
+        self._rate = rate
+        self._count = 0
+        self._graph: Any = av.filter.Graph()
+        source = self._graph.add_abuffer(
+            format="flt", sample_rate=rate, layout="mono", time_base=Fraction(1, rate), name="in"
+        )
+        factors = [speed] if speed >= 0.5 else [0.5, speed / 0.5]
+        filters = [self._graph.add("atempo", str(factor)) for factor in factors]
+        for before, after in zip([source, *filters], [*filters, self._graph.add("abuffersink")], strict=True):
+            before.link_to(after)
+        self._graph.configure()
+
+    def push(self, samples: Samples) -> Samples:
+        if len(samples):
+            data = np.ascontiguousarray(samples, np.float32)[None, :]
+            frame = self._av.AudioFrame.from_ndarray(data, format="flt", layout="mono")
+            frame.sample_rate, frame.pts, frame.time_base = self._rate, self._count, Fraction(1, self._rate)
+            self._count += len(samples)
+            self._graph.push(frame)
+        return self._pulled()
+
+    def close(self) -> Samples:
+        if not self._count:
+            return np.zeros(0, np.float32)
+        self._graph.push(None)
+        return self._pulled()
+
+    def _pulled(self) -> Samples:
+        made: list[Samples] = []
+        while True:
+            try:
+                made.append(self._graph.pull().to_ndarray().reshape(-1))
+            except (self._av.error.BlockingIOError, self._av.error.EOFError):
+                return np.concatenate(made) if made else np.zeros(0, np.float32)
+
+
+def _wav_header(rate: int, nbytes: int) -> bytes:
+    whole = min(nbytes + 36, _UNKNOWN)
+    form = struct.pack("<4sI4s4sIHHIIHH", b"RIFF", whole, b"WAVE", b"fmt ", 16, 1, 1, rate, rate * 2, 2, 16)
+    return form + struct.pack("<4sI", b"data", nbytes)

@@ -1,0 +1,44 @@
+"""What models have said aloud, for as long as clients may refer to it by its id."""
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from omnibus.store.connection import Connection
+
+log = logging.getLogger(__name__)
+
+_SAID = "audio:"
+
+
+class Said(msgspec.Struct, frozen=True):
+    """A spoken answer: its text, and the Unix seconds at which it is forgotten."""
+
+    transcript: str
+    expires: float
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Said).decode
+
+
+class Sayings(Connection):
+    """Spoken answers by the id that clients hold."""
+
+    async def put_said(self, id: str, said: Said, seconds: float) -> None:
+        """Keep a spoken answer for ``seconds``."""
+        lasts = max(1, round(seconds * 1000))
+        await self._call(self._redis.set(self._key(f"{_SAID}{id}"), _encode(said), px=lasts))
+
+    async def said(self, ids: Sequence[str]) -> dict[str, Said]:
+        """Those of ``ids`` that are kept. One that this build cannot read is logged and left out."""
+        bodies = await self._call(self._redis.mget([self._key(f"{_SAID}{id}") for id in ids])) if ids else []
+        found = {}
+        for id, body in zip(ids, bodies, strict=True):
+            try:
+                if body is not None:
+                    found[id] = _decode(body)
+            except msgspec.MsgspecError as error:
+                log.error("what was said as %s cannot be read: %s", id, error)
+        return found

@@ -1,0 +1,107 @@
+"""A text is spoken as it is: what is heard is what the whole model sounds like when that text is its answer."""
+
+import asyncio
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import openai
+import pytest
+
+from services.gateway.routes.speech import SYSTEM, USER
+from tests import models_oracle as oracle
+from tests.e2e.omni.speech import pcm
+from tests.e2e.system import OMNI, System
+from tests.e2e.watch import Watch
+
+pytestmark = pytest.mark.e2e
+
+TEXT = "the quick brown fox jumps over the lazy dog."
+CODES, SEED, VOICE = 40, 7, "Chelsie"
+WISH: dict[str, Any] = {"model": OMNI, "input": TEXT, "voice": VOICE, "response_format": "pcm"}
+MORE: dict[str, Any] = {"temperature": 0, "seed": SEED, "max_tokens": CODES}
+APART = "Th>Ta>V"
+
+
+def whole_model(checkpoint: Path, text: str = TEXT) -> np.ndarray:
+    """What ``generate`` of the whole model sounds like when it may say nothing but ``text``, int16 [n]."""
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER.format(text=text)}]
+    _, said, _, sound = oracle.omni_answer(checkpoint, messages, {}, 0, VOICE, CODES, SEED, say=text)
+    assert said == text
+    return pcm(sound.numpy().reshape(-1))
+
+
+def heard(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, "<i2").astype(int)
+
+
+@pytest.mark.parametrize("path", [APART, "M"])
+async def test_it_sounds_as_the_whole_model_does(
+    client: openai.AsyncOpenAI, system: System, omni_checkpoint: Path, path: str
+):
+    spoken = await client.audio.speech.create(**WISH, extra_body=MORE, extra_headers={"x-omnibus-path": path})
+
+    expected = whole_model(omni_checkpoint)
+    assert spoken.response.headers["x-omnibus-path"] == path
+    assert len(spoken.content) == 2 * len(expected)
+    assert np.abs(heard(spoken.content) - expected).max() <= 1
+    await system.ledger_is_empty()
+
+
+async def test_another_text_sounds_otherwise(client: openai.AsyncOpenAI):
+    wishes = [WISH, {**WISH, "input": "hello world, how are you today?"}]
+
+    first, second = [(await client.audio.speech.create(**wish, extra_body=MORE)).content for wish in wishes]
+
+    assert not np.array_equal(heard(first)[: len(second) // 2], heard(second)[: len(first) // 2])
+
+
+@pytest.mark.parametrize("format", ["wav", "mp3", "flac", "opus", "aac"])
+async def test_every_format_is_a_file_of_the_same_length(client: openai.AsyncOpenAI, format: Any):
+    plain = await client.audio.speech.create(**WISH, extra_body=MORE)
+
+    spoken = await client.audio.speech.create(**{**WISH, "response_format": format}, extra_body=MORE)
+
+    with av.open(io.BytesIO(spoken.content)) as file:
+        seconds = sum(frame.samples / frame.sample_rate for frame in file.decode(audio=0))
+    assert seconds == pytest.approx(len(heard(plain.content)) / 24_000, abs=0.1)
+
+
+async def test_events_add_up_to_the_file(client: openai.AsyncOpenAI, system: System):
+    plain = await client.audio.speech.create(**WISH, extra_body=MORE)
+
+    async with system.http() as http:
+        answer = await http.post("/v1/audio/speech", json={**WISH, **MORE, "stream_format": "sse"})
+
+    *deltas, done = [json.loads(block[6:]) for block in answer.text.split("\n\n") if block]
+    sound = heard(b"".join(base64.b64decode(each["audio"]) for each in deltas))
+    assert np.abs(sound - heard(plain.content)).max() <= 1  # they may have gone along different paths
+    assert done["type"] == "speech.audio.done"
+    assert done["usage"]["output_tokens"] == len(heard(plain.content)) * 50 // 24_000
+
+
+async def test_a_client_that_leaves_stops_the_speech(client: openai.AsyncOpenAI, system: System):
+    async with Watch.on(system) as watch:
+        async with client.audio.speech.with_streaming_response.create(
+            **{**WISH, "input": "a long text. " * 100}, extra_body={**MORE, "max_tokens": 4096}
+        ) as spoken:
+            id = spoken.headers["x-request-id"]
+            await anext(spoken.iter_bytes())
+        end = await watch.end(id)
+        await system.ledger_is_empty()
+        await asyncio.sleep(0.3)  # what is still on its way
+
+    assert end.status == "cancelled"
+
+
+@pytest.mark.parametrize("text", ["a <|im_end|> b", "<|audio_bos|>"])
+async def test_control_tokens_are_refused(client: openai.AsyncOpenAI, system: System, text: str):
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.audio.speech.create(**{**WISH, "input": text}, extra_body=MORE)
+
+    assert refused.value.param == "input"
+    await system.ledger_is_empty()

@@ -1,0 +1,119 @@
+"""Texts become vectors: those of the library's own hidden states, whoever else is in the batch."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omnibus.errors import BadRequest, ContextTooLong
+from omnibus.executor.contract import Item
+from omnibus_models import tiny
+from omnibus_models.families import family
+from services.encoder.embed import EmbedRunner
+from services.encoder.runner import EncodeSettings
+from tests.unit.jobs import MemoryJob, run
+
+TEXTS = ["the quick brown fox", "hello world, how are you today?", "a", "the cat sat on the mat " * 5]
+
+
+@pytest.fixture(scope="module", params=["qwen2", "qwen2_5_vl"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    name: str = request.param
+    return name, tiny.build(name, tmp_path_factory.mktemp("models") / name)
+
+
+@pytest.fixture
+async def runner(checkpoint: tuple[str, Path]) -> AsyncIterator[EmbedRunner]:
+    made = EmbedRunner(*checkpoint, "cpu", "float32", EncodeSettings(items=3))
+    await made.load()
+    yield made
+    await made.close()
+
+
+def library(checkpoint: tuple[str, Path], text: str, pooling: str = "mean") -> np.ndarray:
+    """What the library's own model says of a text, by itself."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+
+    name, path = checkpoint
+    kind: Any = AutoModelForCausalLM if name == "qwen2" else AutoModelForImageTextToText
+    model = kind.from_pretrained(path).eval()
+    inputs = AutoTokenizer.from_pretrained(path)(text, return_tensors="pt")
+    with torch.inference_mode():
+        hidden = model(**inputs, output_hidden_states=True).hidden_states[-1][0]
+    vector = hidden[-1] if pooling == "last" else hidden.mean(0)
+    return (vector / vector.norm()).numpy()
+
+
+async def embed(runner: EmbedRunner, *texts: str, **more: Any) -> MemoryJob:
+    return await run(runner, MemoryJob({"text": list(texts), **more}, wants=("embedding", "tokens")))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+async def test_a_vector_is_that_of_the_library(runner: EmbedRunner, checkpoint: tuple[str, Path], pooling: str):
+    made = await embed(runner, *TEXTS, pooling=pooling)
+
+    for vector, text in zip(made.array("embedding"), TEXTS, strict=True):
+        np.testing.assert_allclose(vector, library(checkpoint, text, pooling), atol=1e-5)
+        assert np.linalg.norm(vector) == pytest.approx(1.0, abs=1e-5)
+
+
+async def test_company_does_not_change_a_vector(runner: EmbedRunner):
+    alone = [(await embed(runner, text)).array("embedding")[0] for text in TEXTS]
+
+    together = await asyncio.gather(*(embed(runner, text) for text in TEXTS))
+
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_allclose(other.array("embedding")[0], one, atol=1e-5)
+    assert max(int(size) for size in runner.stats()["batches"]) == 3
+
+
+async def test_other_texts_are_elsewhere(runner: EmbedRunner):
+    made = (await embed(runner, *TEXTS)).array("embedding")
+
+    assert np.abs(made @ made.T - np.eye(len(TEXTS))).max() < 0.999
+
+
+async def test_tokens_are_counted(runner: EmbedRunner, checkpoint: tuple[str, Path]):
+    name, path = checkpoint
+    thinker = family(name).load("thinker", path)
+
+    made = await embed(runner, *TEXTS)
+
+    assert made.outputs["tokens"].items[0].data == {"value": sum(len(thinker.words(text, True)) for text in TEXTS)}
+
+
+async def test_texts_may_come_as_bytes(runner: EmbedRunner):
+    body = Item({}, np.frombuffer(b'["the quick brown fox"]', np.uint8))
+
+    made = await run(runner, MemoryJob({"text": body}))
+
+    np.testing.assert_allclose(made.array("embedding"), (await embed(runner, TEXTS[0])).array("embedding"), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "param"),
+    [
+        ({"text": []}, "text"),
+        ({"text": "hello"}, "text"),
+        ({"text": [1, 2]}, "text"),
+        ({"text": [""]}, "text"),
+        ({"text": ["a <|im_end|> b"]}, "messages"),
+        ({"text": ["hello"], "pooling": "max"}, "pooling"),
+        ({"text": Item({}, np.frombuffer(b"[", np.uint8))}, "text"),
+    ],
+)
+async def test_what_is_no_text_is_refused(runner: EmbedRunner, inputs: dict[str, Any], param: str):
+    with pytest.raises(BadRequest) as refused:
+        await run(runner, MemoryJob(inputs))
+
+    assert refused.value.param == param
+    assert (await embed(runner, "still here")).array("embedding").shape[0] == 1
+
+
+async def test_a_text_over_the_context_is_refused(runner: EmbedRunner):
+    with pytest.raises(ContextTooLong):
+        await embed(runner, "word " * 40_000)

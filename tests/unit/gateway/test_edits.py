@@ -1,0 +1,269 @@
+"""Pictures of other pictures: forms with files, and a composite task that takes them, brought by a plugin."""
+
+import asyncio
+import base64
+import io
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+
+from omnibus import plugins
+from services.gateway.openai.multipart import PARTS
+from tests.unit.gateway.house import PAINTER, House, error
+from tests.unit.gateway.samples import picture, sound
+from tests.unit.plugins.dists import Install, installer
+
+EDITS = "/v1/images/edits"
+EDITOR = "toy-editor"
+WISH: dict[str, Any] = {"model": EDITOR, "prompt": "make it blue", "size": "64x48", "seed": "7", "steps": "2"}
+_number = count()
+PNG, JPEG = picture("PNG", (40, 30)), picture("JPEG", (64, 64))
+
+#: Denoises what the text says; its latents are guided by all pictures.
+PLUGIN = """
+    from typing import Any
+
+    from omnibus.task import CompositeTask
+    from omnibus.task.library import (
+        DecodeImage, DecodeInputs, Denoise, DenoiseInput, DrawInput, Encode, EncodeInput, ImageOutput, TextEncode,
+        TextEncodeInput,
+    )
+
+    FAMILY = {
+        "components": ["vision", "text_encoder", "dit", "vae"],
+        "tasks": {"vision": "encode", "text_encoder": "text-encode", "dit": "denoise", "vae": "decode-image"},
+        "options": {"M": {"components": ["vision", "text_encoder", "dit", "vae"], "service": "generator"}},
+        "paths": [{"options": ["M"]}],
+        "composite": "MODULE:paint",
+    }
+
+
+    class EditInput(DrawInput):
+        images: tuple[Any, ...]
+
+
+    class Edit(CompositeTask):
+        eye: Encode
+        reader: TextEncode
+        denoiser: Denoise
+        decoder: DecodeImage
+
+        def invoke(self, request: EditInput) -> ImageOutput:
+            seen = [self.eye.invoke(EncodeInput(media=image)).embedding for image in request.images]
+            guide = self.reader.invoke(TextEncodeInput(prompt=request.prompt, items=seen))
+            made = self.denoiser.invoke(DenoiseInput(
+                embeds=guide.embeds, mask=guide.mask, width=request.width, height=request.height, steps=request.steps,
+                seed=request.seed, every=request.previews or 1,
+            ))
+            return ImageOutput(
+                images=[self.decoder.invoke(DecodeInputs(latents=made.latents)).image],
+                previews=[made.preview] if request.previews else [],
+            )
+
+
+    def paint(name, plan):
+        return Edit(
+            eye=Encode(model=name, component="vision"), reader=TextEncode(model=name, component="text_encoder"),
+            denoiser=Denoise(model=name, component="dit"), decoder=DecodeImage(model=name, component="vae"),
+        )
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    with installer(tmp_path / "dists", monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+async def studio(home: House, install: Install) -> House:
+    module = f"editor_{next(_number)}"  # modules stay imported
+    point = {plugins.FAMILIES: {"toy_edit": f"{module}:FAMILY"}}
+    install(f"dist-{module}", point, **{module: PLUGIN.replace("MODULE", module)})
+    home.serve(PAINTER, **{EDITOR: {"family": "toy_edit", "checkpoint": ""}})
+    await home.executor(EDITOR, "M", "vision", "text_encoder", "dit", "vae", text_encoder=seeing)
+    return home
+
+
+async def seeing(job: Any) -> None:
+    """As many rows as there are words, and another one for each 100 of what was seen in each picture."""
+    seen = sum(int(item.array.sum()) for item in await job.value("items")) // 100
+    rows = len(job.inputs["prompt"].split()) + seen
+    await job.put("embeds", {}, np.ones((1, rows, 4), np.float32))
+    await job.put("mask", {}, np.ones((1, rows), np.bool_))
+
+
+def seen(*files: bytes) -> int:
+    """What the toy's eye makes of pictures, together."""
+    return sum(4 * (1 + len(file) // 1024) * (sum(file) % 1000) for file in files) // 100
+
+
+async def edit(home: House, *files: bytes, **more: Any) -> httpx.Response:
+    given = [("image[]" if len(files) > 1 else "image", ("a.png", file, "image/png")) for file in files]
+    return await home.http.post(EDITS, data={**WISH, **more}, files=given)
+
+
+async def test_a_picture_is_made_of_a_text_and_a_picture(studio: House):
+    response = await edit(studio, PNG)
+
+    assert response.status_code == 200, response.text
+    [image] = response.json()["data"]
+    made = Image.open(io.BytesIO(base64.b64decode(image["b64_json"])))
+    assert made.size == (64, 48)
+    assert np.asarray(made)[0, 0].tolist() == [7, (3 + seen(PNG)) % 256, 0]
+    await studio.emptied()
+
+
+async def test_several_pictures_are_all_seen(studio: House):
+    response = await edit(studio, PNG, JPEG)
+
+    [image] = response.json()["data"]
+    made = Image.open(io.BytesIO(base64.b64decode(image["b64_json"])))
+    assert np.asarray(made)[0, 0].tolist() == [7, (3 + seen(PNG, JPEG)) % 256, 0]
+    await studio.emptied()
+
+
+async def test_a_stream_says_that_it_is_an_edit(studio: House):
+    response = await edit(studio, PNG, stream="true", partial_images="1", steps="4")
+
+    assert [line for line in response.text.split("\n") if line.startswith("event")] == [
+        "event: image_edit.partial_image",
+        "event: image_edit.completed",
+    ]
+    await studio.emptied()
+
+
+async def test_the_official_client_sends_what_is_read(studio: House):
+    client = openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="x", http_client=studio.http, max_retries=0)
+
+    several = await client.images.edit(
+        model=EDITOR, prompt="make it blue", image=[PNG, JPEG], size="64x48", extra_body={"steps": 2, "seed": 7}
+    )
+
+    assert several.data is not None
+    assert several.data[0].b64_json == (await edit(studio, PNG, JPEG)).json()["data"][0]["b64_json"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "param"),
+    [
+        ({"model": PAINTER}, "image"),
+        ({"prompt": ""}, "prompt"),
+        ({"n": "many"}, "n"),
+        ({"n": "11"}, "n"),
+        ({"size": "big"}, "size"),
+        ({"input_fidelity": "high"}, "input_fidelity"),
+        ({"quality": "high"}, "quality"),
+        ({"partial_images": "1"}, "partial_images"),
+        ({"svg[model]": "x"}, "svg[model]"),
+    ],
+)
+async def test_fields_that_cannot_be_obeyed_are_refused_by_name(studio: House, changed: dict[str, str], param: str):
+    response = await edit(studio, PNG, **changed)
+
+    assert response.status_code == 400, response.text
+    assert error(response)["param"] == param
+    await studio.emptied()
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        (b"", "bad_media"),
+        (b"no picture", "bad_media"),
+        (PNG[:20], "bad_media"),
+        (sound("wav", "pcm_s16le", 0.1), "bad_media"),
+        (PNG[:16] + (30_000).to_bytes(4, "big") * 2 + PNG[24:], "too_large"),
+    ],
+)
+async def test_files_that_are_no_pictures_are_refused_before_anything_decodes_them(
+    studio: House, file: bytes, code: str
+):
+    response = await edit(studio, file)
+
+    assert response.status_code == (413 if code == "too_large" else 400)
+    assert (error(response)["code"], error(response)["param"]) == (code, "image")
+    await studio.emptied()
+
+
+async def test_a_mask_is_refused_where_nothing_takes_one(studio: House):
+    response = await studio.http.post(EDITS, data=WISH, files={"image": PNG, "mask": PNG})
+
+    assert (response.status_code, error(response)["param"]) == (400, "mask")
+
+
+async def test_without_a_picture_there_is_nothing_to_edit(studio: House):
+    response = await studio.http.post(EDITS, data=WISH, files={"mask": PNG})
+
+    assert response.status_code == 400
+
+
+async def test_more_pictures_than_a_model_takes_are_refused(studio: House):
+    response = await edit(studio, *[PNG] * 17)
+
+    assert (response.status_code, error(response)["param"]) == (400, "image")
+
+
+async def test_a_model_that_edits_makes_nothing_of_text_alone(studio: House):
+    response = await studio.http.post("/v1/images/generations", json={"model": EDITOR, "prompt": "a boat"})
+
+    assert (response.status_code, error(response)["param"]) == (400, "image")
+
+
+async def test_too_large_a_body_is_refused(studio: House):
+    response = await studio.http.post(EDITS, content=b"x" * (65 << 20), headers={"content-type": "multipart/form-data"})
+
+    assert response.status_code == 413
+
+
+BOUNDARY = b"xyz"
+PART = b'--xyz\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nhello\r\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (PART + b"--xyz--\r\n", "application/json"),
+        (PART + b"--xyz--\r\n", "multipart/form-data"),
+        (PART + b"--xyz--\r\n", "multipart/form-data; boundary="),
+        (PART + b"--xyz--\r\n", 'multipart/form-data; boundary="a\u00e4"'),
+        (b"", "multipart/form-data; boundary=xyz"),
+        (b"--xyz", "multipart/form-data; boundary=xyz"),
+        (PART, "multipart/form-data; boundary=xyz"),
+        (b"junk" + PART + b"--xyz--", "multipart/form-data; boundary=xyz"),
+        (PART.replace(b"\r\n\r\n", b"\r\n") + b"--xyz--", "multipart/form-data; boundary=xyz"),
+        (PART.replace(b"name=", b"nome=") + b"--xyz--", "multipart/form-data; boundary=xyz"),
+        (PART.replace(b"form-data;", b"attachment;") + b"--xyz--", "multipart/form-data; boundary=xyz"),
+        (PART.replace(b"hello", b"\xff") + b"--xyz--", "multipart/form-data; boundary=xyz"),
+        (PART + PART + b"--xyz--", "multipart/form-data; boundary=xyz"),
+        (b"--xyz\r\n" + b"a" * 5000 + b"\r\n\r\n\r\n--xyz--", "multipart/form-data; boundary=xyz"),
+    ],
+)
+async def test_forms_that_are_none_are_refused(studio: House, body: bytes, kind: str):
+    response = await studio.http.post(EDITS, content=body, headers={"content-type": kind.encode()})
+
+    assert response.status_code == 400, response.text
+
+
+async def test_forms_of_endless_parts_are_refused(studio: House):
+    many = b"".join(PART.replace(b"prompt", b"p%d" % number) for number in range(PARTS + 1)) + b"--xyz--"
+
+    kind = {"content-type": "multipart/form-data; boundary=xyz"}
+    response = await studio.http.post(EDITS, content=many, headers=kind)
+
+    assert response.status_code == 413
+
+
+async def test_an_edit_that_nobody_waits_for_ends(studio: House):
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await edit(studio, PNG)
+
+    await studio.emptied()

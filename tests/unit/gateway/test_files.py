@@ -1,0 +1,186 @@
+"""Files that were made for clients: fetched by their id for a while, at any gateway that shares the directory."""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+
+from omnibus.errors import BadRequest, Fatal, NotFound, TooLarge
+from omnibus.settings import GatewaySettings
+from services.gateway.files import Files, Ticket
+from tests.unit.gateway.house import House, error
+
+
+def settings(directory: Path, **more: Any) -> GatewaySettings:
+    return GatewaySettings(media_dir=str(directory), **more)
+
+
+@pytest.fixture
+async def files(tmp_path: Path) -> AsyncIterator[Files]:
+    made = Files(settings(tmp_path))
+    yield made
+    made.close()
+
+
+async def test_what_was_put_is_read_with_its_type(files: Files):
+    ticket = await files.put(b"picture", "image/png")
+
+    found, data = await files.read(ticket.id)
+
+    assert (found, data) == (ticket, b"picture")
+    assert (ticket.mime, ticket.nbytes) == ("image/png", 7)
+    assert ticket.expires - ticket.created == 3600
+
+
+async def test_equal_files_have_ids_of_their_own_and_one_content(files: Files, tmp_path: Path):
+    first, second = [await files.put(b"same", "image/png") for _ in range(2)]
+
+    await files.remove(first.id)
+
+    assert first.id != second.id
+    assert (await files.read(second.id))[1] == b"same"
+    assert len(list((tmp_path / "files" / "content").glob("*/*"))) == 1
+    with pytest.raises(NotFound):
+        await files.read(first.id)
+
+
+async def test_another_gateway_reads_the_same_directory(files: Files, tmp_path: Path):
+    ticket = await files.put(b"shared", "image/png")
+
+    other = Files(settings(tmp_path))
+
+    assert (await other.read(ticket.id))[1] == b"shared"
+    other.close()
+
+
+async def test_what_has_expired_is_gone_and_leaves_the_disk(files: Files, tmp_path: Path):
+    brief = Files(settings(tmp_path, file_seconds=0.0))
+    old = await brief.put(b"old", "image/png")
+    brief.close()
+    [content] = (tmp_path / "files" / "content").glob("*/*")
+    os.utime(content, (0, 0))
+
+    with pytest.raises(NotFound):
+        await files.read(old.id)
+    fresh = await files.put(b"fresh", "image/png")
+
+    assert [path.name for path in (tmp_path / "files" / "tickets").iterdir()] == [fresh.id]
+    assert [path.name for path in (tmp_path / "files" / "content").glob("*/*")] == [fresh.sha256]
+
+
+async def test_when_there_are_more_than_fit_the_oldest_leave(tmp_path: Path):
+    small = Files(settings(tmp_path, file_bytes=250))
+    tickets = [await small.put(bytes([number]) * 100, "image/png") for number in range(3)]
+
+    with pytest.raises(NotFound):
+        await small.read(tickets[0].id)
+    assert (await small.read(tickets[2].id))[1] == b"\x02" * 100
+    small.close()
+
+
+@pytest.mark.parametrize(
+    "id",
+    ["", "file-", "../../etc/passwd", "file-" + "0" * 47, "file-" + "g" * 48, "file-" + "0" * 48, "file-" + "0" * 49],
+)
+async def test_other_ids_are_not_found_whatever_they_name(files: Files, id: str):
+    with pytest.raises(NotFound):
+        await files.read(id)
+
+
+async def test_a_broken_ticket_is_not_found(files: Files, tmp_path: Path):
+    ticket = await files.put(b"x", "image/png")
+    (tmp_path / "files" / "tickets" / ticket.id).write_bytes(b"{")
+
+    with pytest.raises(NotFound):
+        await files.about(ticket.id)
+
+
+async def test_a_ticket_cannot_name_content_outside(files: Files, tmp_path: Path):
+    ticket = await files.put(b"x", "image/png")
+    forged = msgspec.structs.replace(ticket, sha256="../../../../etc/passwd")
+    (tmp_path / "files" / "tickets" / ticket.id).write_bytes(msgspec.json.encode(forged))
+
+    with pytest.raises(NotFound):
+        await files.read(ticket.id)
+
+
+async def test_files_over_the_limit_are_refused(tmp_path: Path):
+    small = Files(settings(tmp_path, file_largest=10))
+
+    with pytest.raises(TooLarge):
+        await small.put(b"x" * 11, "image/png")
+    small.close()
+
+
+async def test_without_a_directory_nothing_is_kept(tmp_path: Path):
+    off = Files(GatewaySettings())
+
+    with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_MEDIA_DIR"):
+        off.require("response_format")
+    with pytest.raises(NotFound):
+        await off.about("file-" + "0" * 48)
+    off.close()
+
+
+async def test_a_directory_that_takes_no_files_is_said_so(tmp_path: Path):
+    (tmp_path / "file").write_text("in the way")
+    broken = Files(settings(tmp_path / "file"))
+
+    with pytest.raises(Fatal, match="takes no files"):
+        await broken.put(b"x", "image/png")
+    broken.close()
+
+
+async def test_they_are_read_by_their_owner_alone(files: Files, tmp_path: Path):
+    ticket = await files.put(b"secret", "image/png")
+
+    path = tmp_path / "files" / "tickets" / ticket.id
+
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+# Routes
+
+
+async def put(home: House) -> Ticket:
+    return await home.files.put(b"\x89PNG", "image/png")
+
+
+async def test_the_content_is_sent_with_what_a_browser_needs(home: House):
+    ticket = await put(home)
+
+    response = await home.http.get(f"/v1/files/{ticket.id}/content")
+
+    assert response.content == b"\x89PNG"
+    assert response.headers["content-type"] == "image/png"
+    assert response.headers["content-disposition"] == f'inline; filename="{ticket.id}.png"'
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert 3500 < int(response.headers["cache-control"].removeprefix("private, max-age=")) <= 3600
+
+
+async def test_the_official_client_reads_shows_and_removes_files(home: House):
+    ticket = await put(home)
+    client = openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="x", http_client=home.http, max_retries=0)
+
+    about = await client.files.retrieve(ticket.id)
+    content = await client.files.content(ticket.id)
+    removed = await client.files.delete(ticket.id)
+
+    assert (about.id, about.bytes, about.filename) == (ticket.id, 4, f"{ticket.id}.png")
+    assert content.content == b"\x89PNG"
+    assert removed.deleted
+    with pytest.raises(openai.NotFoundError):
+        await client.files.content(ticket.id)
+
+
+@pytest.mark.parametrize("path", ["/v1/files/file-1", "/v1/files/file-1/content", "/v1/files/..%2f..%2fx/content"])
+async def test_unknown_files_are_not_found_in_the_usual_shape(home: House, path: str):
+    response = await home.http.get(path)
+
+    assert response.status_code == 404
+    assert error(response)["code"] == "not_found"

@@ -1,0 +1,66 @@
+"""Which composite task serves a model: by what its components do."""
+
+import pytest
+
+from omnibus import catalog
+from omnibus.errors import BadRequest
+from omnibus.plan import Plan
+from omnibus.task import MLLM, Omni
+from omnibus.task.library import DrawInput, EditInput, ImageEdit, ImageGeneration
+from services.gateway.models import composite, painter, pictures_taken, request_of
+from services.planner import declare
+from services.planner.declare import Declared
+
+
+def plan(*families: str) -> Plan:
+    declared = {name: Declared(name, "") for name in families}
+    return Plan(1, 0, 1000.0, declare.plans(declared))
+
+
+ALL = plan(*catalog.FAMILIES)
+PAINTERS = {"qwen_image", "qwen_image_edit", "glm_image", "janus"}
+
+
+@pytest.mark.parametrize("family", sorted(PAINTERS))
+def test_the_painter_has_each_component_in_its_place(family: str):
+    task = painter(family, ALL)
+
+    assert isinstance(task, ImageEdit if family == "qwen_image_edit" else ImageGeneration)
+    assert (task.text_encoder.component, task.denoiser.component, task.decoder.component) == (
+        "text_encoder",
+        "dit",
+        "vae",
+    )
+    assert {each.model for each in (task.text_encoder, task.denoiser, task.decoder)} == {family}
+    if isinstance(task, ImageEdit):
+        assert (task.vision.component, task.vae_encoder.component) == ("vision", "vae_encoder")
+    else:
+        assert (task.prior is not None) == (family == "glm_image")
+
+
+def test_how_many_pictures_a_painter_takes_follows_from_its_request():
+    making, editing = painter("qwen_image", ALL), painter("qwen_image_edit", ALL)
+
+    assert (request_of(making), pictures_taken(making)) == (DrawInput, 0)
+    assert (request_of(editing), pictures_taken(editing)) == (EditInput, 1)
+
+
+def test_a_model_that_does_both_chats_and_makes_pictures():
+    assert isinstance(composite("janus", ALL), MLLM)
+    assert isinstance(painter("janus", ALL), ImageGeneration)
+
+
+def test_a_model_that_speaks_is_an_omni_model():
+    assert isinstance(composite("qwen2_5_omni", ALL), Omni)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen2_5_vl", "qwen2_5_omni"])
+def test_a_model_that_makes_no_pictures_says_what_it_has(family: str):
+    with pytest.raises(BadRequest, match="makes no pictures: it has .*thinker"):
+        painter(family, ALL)
+
+
+@pytest.mark.parametrize("family", ["qwen_image", "qwen_image_edit"])
+def test_a_model_that_only_makes_pictures_is_no_chat_model(family: str):
+    with pytest.raises(BadRequest, match="is no chat model: it has .*dit"):
+        composite(family, ALL)

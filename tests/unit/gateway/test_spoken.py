@@ -1,0 +1,115 @@
+"""Spoken answers are kept: a later turn names one by its id, at any gateway, until it is forgotten."""
+
+import base64
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from omnibus.settings import StoreSettings
+from omnibus.store import Said, Store
+from tests.unit.gateway.house import OMNI, House, answered, error, events, house
+
+SPOKEN: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}, "seed": 5}
+
+
+@pytest.fixture
+async def store(valkey_url: str) -> AsyncIterator[Store]:
+    made = Store(StoreSettings(url=valkey_url, prefix="spoken"))
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def home(tmp_path: Path, store: Store) -> AsyncIterator[House]:
+    async with house(tmp_path, store) as made:
+        await made.all_of(OMNI)
+        yield made
+
+
+async def spoken(home: House, **more: Any) -> dict[str, Any]:
+    response = await home.ask(OMNI, "hello", **{**SPOKEN, **more})
+    assert response.status_code == 200, response.text
+    audio: dict[str, Any] = response.json()["choices"][0]["message"]["audio"]
+    return audio
+
+
+async def ask_again(home: House, id: str, content: Any = None) -> httpx.Response:
+    """Another turn after the answer ``id``; the toy says what it was told last, so that is looked at first."""
+    turns = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": content, "audio": {"id": id}},
+    ]
+    return await home.http.post("/v1/chat/completions", json={"model": OMNI, "messages": turns, "seed": 5})
+
+
+async def test_a_later_turn_names_an_answer_by_its_id(home: House):
+    audio = await spoken(home)
+
+    response = await ask_again(home, audio["id"])
+
+    assert audio["transcript"] == "You said hello [5] "
+    assert answered(response) == "You said You said hello [5] [5] "  # the toy repeats the last turn
+
+
+async def test_a_streamed_answer_can_be_named_as_well(home: House):
+    response = await home.ask(OMNI, "hello", stream=True, **SPOKEN)
+    deltas = [chunk["choices"][0]["delta"] for chunk in events(response)[:-1]]
+    [id] = [delta["audio"]["id"] for delta in deltas if "id" in delta.get("audio", {})]
+    [expires] = [delta["audio"]["expires_at"] for delta in deltas if "expires_at" in delta.get("audio", {})]
+
+    assert answered(await ask_again(home, id)) == "You said You said hello [5] [5] "
+    assert 3500 < expires - time.time() <= 3600
+
+
+async def test_content_counts_more_than_an_id(home: House):
+    assert answered(await ask_again(home, "audio_unknown", "something else")) == "You said something else [5] "
+
+
+async def test_another_gateway_knows_it_too(home: House, store: Store, tmp_path: Path):
+    audio = await spoken(home)
+    (tmp_path / "other").mkdir()
+
+    async with house(tmp_path / "other", store) as other:
+        await other.all_of(OMNI)
+        response = await ask_again(other, audio["id"])
+
+    assert answered(response) == "You said You said hello [5] [5] "
+
+
+@pytest.mark.parametrize("format", ["wav", "mp3", "pcm16"])
+async def test_the_sound_is_a_file_of_that_id(home: House, format: str):
+    audio = await spoken(home, audio={"voice": "alloy", "format": format})
+
+    response = await home.http.get(f"/v1/files/{audio['id']}/content")
+
+    assert response.content == base64.b64decode(audio["data"])
+
+
+async def test_an_unknown_id_is_refused_with_its_place(home: House):
+    response = await ask_again(home, "audio_" + "0" * 48)
+
+    assert (response.status_code, error(response)["param"]) == (400, "messages[1].audio.id")
+
+
+async def test_one_that_has_expired_is_refused(home: House, store: Store):
+    await store.put_said("audio_old", Said("old", time.time() - 1), 60)
+
+    response = await ask_again(home, "audio_old")
+
+    assert (response.status_code, error(response)["param"]) == (400, "messages[1].audio.id")
+
+
+async def test_without_a_store_answers_are_spoken_but_not_kept(tmp_path: Path):
+    gone = Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2))
+    async with house(tmp_path, gone) as alone:
+        await alone.all_of(OMNI)
+        audio = await spoken(alone)
+        response = await ask_again(alone, audio["id"])
+
+    assert audio["transcript"] == "You said hello [5] "
+    assert response.status_code == 503
+    await gone.close()
