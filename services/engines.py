@@ -8,6 +8,7 @@ from weakref import WeakValueDictionary
 
 from msgspec import structs
 
+from omnibus import catalog
 from omnibus.errors import BadRequest
 from omnibus.executor.budget import Goals
 from omnibus.executor.contract import Runner
@@ -199,10 +200,15 @@ def _prior(component: str, settings: ExecutorSettings) -> Runner:
     return PriorRunner(component, *_source(settings), limits)
 
 
-def _decode_image(component: str, settings: ExecutorSettings) -> Runner:
-    from services.generator.pictures import DecodeImageRunner, PictureSettings
+def _decode_latents(component: str, settings: ExecutorSettings) -> Runner:
+    from services.generator.pictures import DecodeAudioRunner, DecodeImageRunner, DecodeVideoRunner, PictureSettings
 
-    return DecodeImageRunner(component, *_source(settings), PictureSettings(threads=settings.threads))
+    made = PictureSettings(threads=settings.threads)
+    if component == "audio_vae":
+        return DecodeAudioRunner(component, *_source(settings), made)
+    # The decoder of a VAE makes what its family makes.
+    films = catalog.family(settings.family)["tasks"][component] == "decode-video"
+    return (DecodeVideoRunner if films else DecodeImageRunner)(component, *_source(settings), made)
 
 
 def _source(settings: ExecutorSettings) -> tuple[str, Path, str, str]:
@@ -222,5 +228,6 @@ _TRANSFORMERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
     "vae_encoder": _encode,
     "prior": _prior,
     "dit": _denoise,
-    "vae": _decode_image,
+    "vae": _decode_latents,
+    "audio_vae": _decode_latents,
 }

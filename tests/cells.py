@@ -27,6 +27,7 @@ KINDS = {
     "rows": "what a talker is given is what `transformers` gives it, to 1e-4",
     "waveform": "speech is that of `generate` of the whole model, to one step of 16 bits",
     "pixels": "a picture is that of the library's pipeline before it is rounded; shapes agree exactly",
+    "film": "frames are those of the library's pipeline before they are rounded, its sound to 1e-5; shapes agree exactly",
 }
 #: A test with one of these is not run, or may fail: it can claim nothing.
 IDLE = ("skip", "skipif", "xfail", "bench", "browser", "docker")

@@ -23,12 +23,14 @@ class DenoiseSettings:
     """Limits of one denoiser.
 
     ``pictures`` and ``tokens``: most in one step, the latter over all rows of the batch. ``pixels``: of one
-    picture, all frames, and of one that it is made of. ``threads``: of torch in the compute thread.
+    picture, or frame, and of one that it is made of; ``film``: of all frames. ``threads``: of torch in the compute
+    thread.
     """
 
     pictures: int = 16
     tokens: int = 32768
     pixels: int = 4 << 20
+    film: int = 1 << 28
     threads: int = 1
 
 
@@ -58,9 +60,10 @@ class DenoiseRunner(Hosted[Denoiser]):
 
     Inputs: ``embeds`` [1 or 2, T, W] and ``mask`` [1 or 2, T] of the prompt and the negative prompt, ``width``,
     ``height``, ``steps``, ``guidance``, ``seed``, ``every``, ``image``, latents of a picture to make this one of,
-    whose sides stand for a ``width`` or ``height`` of 0, and ``prior``, tokens of a picture to follow. Outputs:
-    ``latents``, float32 [channels, frames, height, width]; streamed ``progress`` ``{"step", "steps"}`` after each
-    step, and ``preview`` the same with a uint8 [height, width, 3] after every ``every`` steps but the last.
+    whose sides stand for a ``width`` or ``height`` of 0, and ``prior``, tokens of a picture to follow; for a video
+    also ``frames`` and ``fps``. Outputs: ``latents``, float32 [channels, frames, height, width], and where there is
+    one ``sound``, float32 [channels, time, bins]; streamed ``progress`` ``{"step", "steps"}`` after each step, and
+    ``preview`` the same with a uint8 [height, width, 3] after every ``every`` steps but the last.
     """
 
     def __init__(
@@ -77,13 +80,15 @@ class DenoiseRunner(Hosted[Denoiser]):
         guides = _guides(await job.value("embeds"), await job.value("mask"))
         image, prior = self._image(await job.value("image")), self._followed(await job.value("prior"))
         more = {name: given for name, given in (("image", image), ("prior", prior)) if given is not None}
-        for name in ("embeds", "mask", "image", "prior"):
+        for name in ("embeds", "mask", *more):
             job.done(name)
         denoising = await self._compute(self.model.open, self._picture(wish, job.seed, image), guides, **more)
         palette = await self._palette() if wish.every and job.wants("preview") else None
         show = None if palette is None else partial(self.model.preview, palette=palette)
         await self._steps(job, Making(denoising, wish.every, show))
         await job.put("latents", {}, await self._compute(self._latents, denoising))
+        if job.wants("sound"):
+            await job.put("sound", {}, await self._compute(self._sound, denoising))
 
     async def _begin(self) -> None:
         self._serve(self._studio.serve(self.model))
@@ -118,13 +123,18 @@ class DenoiseRunner(Hosted[Denoiser]):
     def _latents(self, denoising: Denoising) -> np.ndarray:
         return self.model.latents(denoising).numpy()
 
+    def _sound(self, denoising: Denoising) -> np.ndarray:
+        return self.model.sound(denoising).numpy()
+
     def _wish(self, job: Job) -> _Wish:
         try:
             wish = msgspec.convert(dict(job.inputs), _Wish)
         except msgspec.ValidationError as error:
             raise BadRequest(f"this picture cannot be made: {error}") from None
-        self._check(wish.width * wish.height * wish.frames, "width")
-        if job.wants("sound"):
+        self._check(wish.width * wish.height, "width")
+        if wish.width * wish.height * wish.frames > self._settings.film:
+            raise TooLarge(f"a film may have {self._settings.film} pixels in all its frames", param="frames")
+        if job.wants("sound") and not self.model.sounds:
             raise BadRequest("this model makes no sound", param="sound")
         return wish
 
@@ -138,6 +148,7 @@ class DenoiseRunner(Hosted[Denoiser]):
             seed=seed if wish.seed is None else wish.seed,
             guidance=wish.guidance,
             frames=wish.frames,
+            fps=24.0 if wish.fps is None else wish.fps,
         )
 
     def _check(self, pixels: int, param: str) -> None:

@@ -15,7 +15,7 @@ from services.planner import asked
 #: What runs executors.
 SERVICES = ("encoder", "llm", "generator")
 #: Components that a request uses only when the answer is to be heard.
-SPEECH = ("talker", "vocoder")
+SPEECH = ("talker", "vocoder", "audio_vae")
 
 T = TypeVar("T")
 

@@ -26,5 +26,10 @@ def image_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def ltx2_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("ltx2", tmp_path_factory.mktemp("checkpoints") / "ltx2")
+
+
+@pytest.fixture(scope="session")
 def edit_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build("qwen_image_edit", tmp_path_factory.mktemp("checkpoints") / "edit")

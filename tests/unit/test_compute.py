@@ -13,7 +13,7 @@ from omnibus_models import tiny
 from services import engines
 from services.compute import Compute
 
-FAMILY = dict.fromkeys(("text_encoder", "vae_encoder", "dit", "vae"), "qwen_image_edit")
+FAMILY = {**dict.fromkeys(("text_encoder", "vae_encoder", "dit", "vae"), "qwen_image_edit"), "audio_vae": "ltx2"}
 COMPONENTS = sorted(engines._TRANSFORMERS)
 
 
@@ -49,13 +49,14 @@ async def test_what_could_not_be_loaded_can_be_closed(component: str, tmp_path: 
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.build("qwen_image_edit", tmp_path_factory.mktemp("models") / "edit")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("models")
+    return {family: tiny.build(family, directory / family) for family in {*FAMILY.values()}}
 
 
 @pytest.mark.parametrize("component", FAMILY)
-async def test_loading_is_no_work(component: str, checkpoint: Path) -> None:
-    made = runner(component, checkpoint)
+async def test_loading_is_no_work(component: str, checkpoints: dict[str, Path]) -> None:
+    made = runner(component, checkpoints[FAMILY[component]])
 
     await made.load()
 

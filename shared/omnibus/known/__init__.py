@@ -8,9 +8,20 @@ Its name is the ``model_type`` of its checkpoints, or the class of their diffuse
 import importlib
 import pkgutil
 
-from omnibus.known._shape import Known, edits, following, halves, language, pictures, speaking, vision_language
+from omnibus.known._shape import Known, edits, films, following, halves, language, pictures, speaking, vision_language
 
-__all__ = ["KNOWN", "Known", "edits", "following", "halves", "language", "pictures", "speaking", "vision_language"]
+__all__ = [
+    "KNOWN",
+    "Known",
+    "edits",
+    "films",
+    "following",
+    "halves",
+    "language",
+    "pictures",
+    "speaking",
+    "vision_language",
+]
 
 
 def _all() -> dict[str, Known]:

@@ -151,6 +151,26 @@ def edits(tiny: str, **more: Any) -> Known:
     )
 
 
+def films(tiny: str, **more: Any) -> Known:
+    """Text in, films with sound out."""
+    whole = ["text_encoder", "dit", "vae", "audio_vae"]
+    return Known(
+        components=whole,
+        tasks={"text_encoder": "text-encode", "dit": "denoise", "vae": "decode-video", "audio_vae": "decode-audio"},
+        options={
+            "T": _option("encoder", "text_encoder"),
+            "D": _option("generator", "dit"),
+            "V": _option("generator", "vae"),
+            "A": _option("generator", "audio_vae"),
+            "M": _option("generator", *whole),
+        },
+        paths=[{"options": ["T", "D", "V", "A"], "share": 80}, {"options": ["M"], "share": 20}],
+        more={"VA": _option("generator", "vae", "audio_vae")},
+        tiny=tiny,
+        **more,
+    )
+
+
 def halves() -> dict[str, dict[str, Any]]:
     """Options of a language model that is declared as ``prefill`` and ``decode``."""
     return {

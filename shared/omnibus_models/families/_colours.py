@@ -1,5 +1,7 @@
 """Colours of what a decoder makes: how pictures become bytes, and what a few painted ones tell of all others."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -27,3 +29,18 @@ def fitted(latents: Tensor, painted: Tensor) -> Tensor:
     known = with_plain(latents.float().cpu()).flatten(0, 2)
     found: Tensor = torch.linalg.lstsq(known, colours.permute(0, 2, 3, 1).flatten(0, 2)).solution
     return found
+
+
+def of_plain(channels: int, paint: Callable[[Tensor], Tensor]) -> Tensor:
+    """As ``fitted``, of plain surfaces.
+
+    ``paint`` makes colours [B, 3, H, W] of latents [B, channels, 1, rows, columns].
+    """
+    drawn = torch.randn(max(64, 2 * channels), channels, generator=torch.Generator().manual_seed(0))
+    surfaces = drawn[:, :, None, None, None].expand(-1, -1, 1, SIDE // 2, SIDE // 2)
+    return fitted(surfaces[:, :, 0].permute(0, 2, 3, 1), paint(surfaces))
+
+
+def shown(plane: Tensor, palette: Tensor) -> Tensor:
+    """Latents [channels, rows, columns] as a small picture, uint8 [rows, columns, 3]."""
+    return to_bytes(with_plain(plane.float().cpu().permute(1, 2, 0)) @ palette)

@@ -20,6 +20,11 @@ class Thinker(_plain.Thinker):
         # Templates of such models take strings alone: of a list, Qwen3's keeps nothing and says nothing.
         return {**read, "content": "\n".join(part["text"] for part in read["content"])}
 
+    def _tokenise(self, text: str) -> list[int]:
+        # The template has written what belongs at the begin: a tokenizer that adds it as well would double it.
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
 
 class Language:
     """A family of one language model, see ``contract.Family``; ``cls`` is its class in the library."""

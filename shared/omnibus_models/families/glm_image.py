@@ -4,29 +4,26 @@
 (``vision_language_encoder``), the transformer and the decoder of a VAE.
 """
 
-import copy
 import json
 import re
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import loading
 from omnibus_models.contract import Encoded, Loaded, Picture, Prepared
-from omnibus_models.families import _colours, _language
+from omnibus_models.families import _language
+from omnibus_models.families._glm_decoder import decoder
+from omnibus_models.families._glm_denoiser import Denoiser, check_sides
 from omnibus_models.families._tokens import Drawer, Drawing
 
 #: Most bytes of a text that is to be written. The pipeline cuts texts off without a word.
 TOKENS = 2048
-#: The pipeline's usual guidance.
-GUIDANCE = 1.5
 #: What is to be written, by the kinds of quotation marks that the pipeline knows, in its order.
 _QUOTED = tuple(map(re.compile, (r"'([^']*)'", "\u201c([^\u201c\u201d]*)\u201d", r'"([^"]*)"', "「([^「」]*)」")))
 #: Pixels on a side of what is one token for the prior. For the transformer it is four.
@@ -103,7 +100,7 @@ class Prior(Drawer):
     @torch.no_grad()
     def open(self, picture: Picture, prompt: str) -> Drawing:
         """Read the prompt, see ``contract.Prior``."""
-        _check_sides(picture, TOKEN_SIDE)
+        check_sides(picture, TOKEN_SIDE)
         for token in self._control:
             if token in prompt:
                 raise errors.BadRequest(f"the prompt holds the control token {token!r}; leave it out", param="prompt")
@@ -148,202 +145,6 @@ class Prior(Drawer):
         return scores
 
 
-@dataclass
-class Denoising:
-    """One picture in the making, see ``contract.Denoising``.
-
-    ``latents`` are [channels, height, width], ``prior`` [positions] the tokens to follow, ``guides`` [T, W] each the
-    texts of the prompt and no text. ``sigmas`` [steps + 1] and ``times`` [steps] are float32 on the CPU.
-    """
-
-    shape: tuple[int, int]  # rows and columns of positions
-    latents: Tensor
-    prior: Tensor
-    guides: tuple[Tensor, ...]
-    guidance: float
-    sigmas: Tensor
-    times: Tensor
-    velocity: Tensor | None = field(default=None, repr=False)
-    done: int = 0
-
-    @property
-    def rows(self) -> int:
-        return len(self.guides)
-
-    @property
-    def tokens(self) -> int:
-        return len(self.prior)
-
-    @property
-    def steps(self) -> int:
-        return len(self.times)
-
-    def advance(self, velocities: Sequence[Tensor]) -> None:
-        """Euler's step along what the transformer said for each of ``guides``."""
-        wanted, unwanted = velocities[0].float(), velocities[-1].float()
-        self.velocity = unwanted + self.guidance * (wanted - unwanted)
-        length = self.sigmas[self.done + 1] - self.sigmas[self.done]
-        self.latents = self.latents.float() + length * self.velocity
-        self.done += 1
-
-
-class Denoiser(Loaded):
-    """The transformer with the pipeline's schedule, see ``contract.Denoiser``."""
-
-    follows = True
-
-    def __init__(self, module: Any, checkpoint: Path, scheduler: Any, unit: int) -> None:
-        super().__init__(module)
-        config = module.config
-        self._checkpoint = checkpoint
-        self._scheduler = scheduler
-        self._unit = unit * config.patch_size  # pixels on either side of what is one position
-        self._patch: int = config.patch_size
-        self._channels: int = config.in_channels
-        self._width: int = config.text_embed_dim
-        self._codes: int = config.prior_vq_quantizer_codebook_size
-        self._device: torch.device = module.proj_out.weight.device
-        self._dtype: torch.dtype = module.proj_out.weight.dtype
-
-    def open(self, picture: Picture, guides: Sequence[Tensor], prior: Tensor | None = None) -> Denoising:
-        """Draw the noise and lay out the steps. What is guided away from counts only with a guidance above 1."""
-        _check_sides(picture, 2 * self._unit)
-        if any(guide.dim() != 2 or guide.shape[1] != self._width or not len(guide) for guide in guides):
-            raise errors.BadRequest(f"a prompt's embeddings must be [tokens, {self._width}] here", param="embeds")
-        shape = picture.height // self._unit, picture.width // self._unit
-        sigmas, times = self._schedule(picture.steps, shape[0] * shape[1])
-        guidance = GUIDANCE if picture.guidance is None else picture.guidance
-        chosen = guides if guidance > 1 else guides[:1]
-        return Denoising(
-            shape=shape,
-            latents=self._noise(shape, picture.seed).to(self._device),
-            prior=self._followed(prior, shape).to(self._device),
-            guides=tuple(guide.to(self._device, self._dtype) for guide in chosen),
-            guidance=guidance,
-            sigmas=sigmas,
-            times=times,
-        )
-
-    @torch.no_grad()
-    def step(self, batch: Sequence[Denoising]) -> None:
-        """A forward pass for all prompts of each length, then each picture's own step.
-
-        The library's mask only favours what it should allow alone, so prompts cannot be filled up.
-        """
-        alike: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for place, one in enumerate(batch):
-            for row, guide in enumerate(one.guides):
-                alike[len(guide)].append((place, row))
-        found: dict[tuple[int, int], Tensor] = {}
-        for rows in alike.values():
-            found.update(zip(rows, self._velocities(batch, rows), strict=True))
-        for place, one in enumerate(batch):
-            one.advance([found[place, row] for row in range(one.rows)])
-
-    def latents(self, denoising: Denoising) -> Tensor:
-        """[channels, 1, height, width] float32 on the CPU."""
-        return denoising.latents[:, None].float().cpu()
-
-    def palette(self) -> Tensor:
-        """[channels + 1, 3]: the colour that each latent adds, and that of nothing."""
-        decoder = _decoder(self._checkpoint, str(self._device), "float32")
-        size = (_colours.COUNT, self._channels, _colours.SIDE, _colours.SIDE)
-        drawn = torch.randn(size, generator=torch.Generator().manual_seed(0))
-        return _colours.fitted(drawn.permute(0, 2, 3, 1), decoder.paint(drawn))
-
-    def preview(self, denoising: Denoising, palette: Tensor) -> Tensor:
-        """A pixel for each latent, of where the last velocity would lead if it stayed as it is."""
-        latents = denoising.latents.float()
-        if denoising.velocity is not None:
-            latents = latents - denoising.sigmas[denoising.done] * denoising.velocity
-        return _colours.to_bytes(_colours.with_plain(latents.permute(1, 2, 0).cpu()) @ palette)
-
-    def _velocities(self, batch: Sequence[Denoising], rows: Sequence[tuple[int, int]]) -> Tensor:
-        """One for each of ``rows``: a picture of the batch, and which of its guides, all equally long."""
-        ones = [batch[place] for place, _ in rows]
-        prior = torch.stack([one.prior for one in ones])
-        # What is guided away from follows no prior either.
-        dropped = torch.tensor([row > 0 for _, row in rows], device=self._device)
-        size = [side * self._unit for side in ones[0].shape]
-        [out] = self.module(
-            hidden_states=torch.stack([one.latents for one in ones]).to(self._dtype),
-            encoder_hidden_states=torch.stack([batch[place].guides[row] for place, row in rows]),
-            prior_token_id=prior,
-            prior_token_drop=dropped[:, None].expand_as(prior),
-            timestep=torch.stack([one.times[one.done] for one in ones]).to(self._device) - 1,
-            target_size=torch.tensor([size] * len(rows), dtype=self._dtype, device=self._device),
-            crop_coords=torch.zeros(len(rows), 2, dtype=self._dtype, device=self._device),
-            return_dict=False,
-        )
-        velocities: Tensor = out
-        return velocities
-
-    def _followed(self, prior: Tensor | None, shape: tuple[int, int]) -> Tensor:
-        """[positions]: each token of the prior for four positions."""
-        rows, columns = shape[0] // 2, shape[1] // 2
-        if prior is None:
-            raise errors.BadRequest("this model follows a prior; give it the prior's tokens", param="prior")
-        tokens = prior.long()
-        if tuple(prior.shape) != (1, 1, rows, columns) or not bool(
-            ((tokens == prior) & (tokens >= 0) & (tokens < self._codes)).all()
-        ):
-            raise errors.BadRequest(
-                f"the prior of this picture must be tokens [1, 1, {rows}, {columns}] from 0 to {self._codes - 1}, "
-                f"not these {list(prior.shape)}",
-                param="prior",
-            )
-        return tokens[0, 0].repeat_interleave(2, 0).repeat_interleave(2, 1).flatten()
-
-    def _schedule(self, steps: int, positions: int) -> tuple[Tensor, Tensor]:
-        """The pipeline's sigmas and timesteps; larger pictures stay longer in the noise."""
-        from diffusers.pipelines.glm_image.pipeline_glm_image import calculate_shift
-
-        config = self._scheduler.config
-        most = config.num_train_timesteps
-        if not 1 <= steps <= most:
-            raise errors.BadRequest(f"steps must be 1 to {most}, not {steps}", param="steps")
-        shift = calculate_shift(positions, config.base_image_seq_len, config.base_shift, config.max_shift)
-        times = np.linspace(most, 1.0, steps + 1)[:-1].astype(np.int64).astype(np.float32)
-        scheduler = copy.copy(self._scheduler)
-        scheduler.set_timesteps(steps, timesteps=times, sigmas=times / most, mu=shift)
-        return scheduler.sigmas, scheduler.timesteps
-
-    def _noise(self, shape: tuple[int, int], seed: int) -> Tensor:
-        size = (1, self._channels, self._patch * shape[0], self._patch * shape[1])
-        return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=self._dtype)[0]
-
-
-class ImageDecoder(Loaded):
-    """The decoder of the VAE, see ``contract.ImageDecoder``."""
-
-    def __init__(self, module: Any) -> None:
-        super().__init__(module)
-        config = module.config
-        self._weight = next(module.decoder.parameters())
-        self._channels: int = config.latent_channels
-        self._mean, self._scale = (
-            torch.tensor(values).view(1, -1, 1, 1).to(self._weight)
-            for values in (config.latents_mean, config.latents_std)
-        )
-
-    def decode(self, latents: Tensor) -> Tensor:
-        """[channels, 1, height, width] to uint8 [H, W, 3] on the CPU."""
-        if latents.dim() != 4 or latents.shape[:2] != (self._channels, 1):
-            raise errors.BadRequest(
-                f"this decoder takes latents [{self._channels}, 1, height, width], not {list(latents.shape)}",
-                param="latents",
-            )
-        return _colours.to_bytes(self.paint(latents.transpose(0, 1))[0].permute(1, 2, 0).cpu())
-
-    @torch.no_grad()
-    def paint(self, latents: Tensor) -> Tensor:
-        """[B, channels, height, width] to colours, float32 [B, 3, H, W] in [0, 1]."""
-        module: Any = self.module
-        out = module.decode(latents.to(self._weight) * self._scale + self._mean, return_dict=False)[0]
-        colours: Tensor = (out * 0.5 + 0.5).clamp(0, 1).float()
-        return colours
-
-
 class GlmImage:
     """See ``contract.Family``."""
 
@@ -361,7 +162,7 @@ class GlmImage:
             case "dit":
                 return _denoiser(checkpoint, device, dtype)
             case "vae":
-                return _decoder(checkpoint, device, dtype)
+                return decoder(checkpoint, device, dtype)
         raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
 
 
@@ -397,23 +198,6 @@ def _denoiser(checkpoint: Path, device: str, dtype: str) -> Denoiser:
     if scheduler.config.stochastic_sampling:
         raise errors.Fatal(f"{checkpoint} samples with noise in every step, which this family does not serve")
     return Denoiser(module, checkpoint, scheduler, 2**halvings)
-
-
-def _decoder(checkpoint: Path, device: str, dtype: str) -> ImageDecoder:
-    from diffusers import AutoencoderKL
-
-    from omnibus_models import diffusion
-
-    drop = ("encoder", "quant_conv")
-    return ImageDecoder(diffusion.load(AutoencoderKL, checkpoint, "vae", drop=drop, device=device, dtype=dtype))
-
-
-def _check_sides(picture: Picture, unit: int) -> None:
-    if picture.frames != 1:
-        raise errors.BadRequest("this model makes pictures, not videos: frames must be 1", param="frames")
-    for name, pixels in (("width", picture.width), ("height", picture.height)):
-        if pixels % unit or pixels < unit:
-            raise errors.BadRequest(f"{name} must be a multiple of {unit}, not {pixels}", param=name)
 
 
 def _positions(begin: int, grids: Sequence[tuple[int, int]]) -> Tensor:

@@ -94,13 +94,13 @@ class Thinker(_qwen3.Thinker):
     @torch.no_grad()
     def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
         """[S + 3, H]: what users say and how the answer begins, then begin, end and pad of speech."""
-        _qwen3_talker.speaker(self._config.talker_config, voice)
-        if prefill.spoken is None or hidden.shape[-1] != 2 * self.width:
+        if prefill.spoken is None:
             raise errors.BadRequest(
-                f"speech of this model needs what layer {self._layer} of its thinker says, which this engine does not "
-                "give; ask for text",
+                "this checkpoint cannot speak: it has no talker, or its chat template begins answers in a way of its "
+                "own; ask for text",
                 param="modalities",
             )
+        _qwen3_talker.speaker(self._config.talker_config, voice)
         places = prefill.spoken[0].to(self.device)
         rows = torch.where(
             prefill.media[places, None], hidden[places, self.width :], prefill.inputs[places, : self.width]
@@ -130,7 +130,7 @@ class Thinker(_qwen3.Thinker):
 
     def _spoken(self, layout: Layout, media: Sequence[Encoded]) -> Tensor | None:
         """Int32 [5, S] for each row that the talker hears of: its place, 1 if it is of media, its positions."""
-        if not self.speaks:
+        if not self.speaks or layout.ids[-_PREFIX] != self._config.im_start_token_id:
             return None
         ids = torch.tensor(layout.ids)
         heard = self._heard(ids)
@@ -208,11 +208,11 @@ class Qwen3OmniMoe:
         raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
-        """See ``contract.Family``."""
-        checkpoint = Path(checkpoint)
-        config = _config(checkpoint)
-        drop = ["visual", "audio_tower", "model.layers", "lm_head"]
-        return Thinker(_thinker_part(config, checkpoint, drop, "cpu", dtype), checkpoint, config)
+        """See ``contract.Family``. Always ``Fatal``: other engines give rows of the last layer alone."""
+        raise errors.Fatal(
+            "the talker of Qwen3-Omni hears a layer in the middle of its thinker, which no other engine gives; "
+            "declare services.engines:transformers for it"
+        )
 
 
 def _config(checkpoint: Path) -> Any:

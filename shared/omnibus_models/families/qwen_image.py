@@ -1,20 +1,18 @@
 """Qwen-Image: text encoder (Qwen2.5-VL), diffusion transformer and VAE decoder (``QwenImagePipeline``)."""
 
-import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import loading
 from omnibus_models.contract import Encoded, Loaded, Picture, Prepared
-from omnibus_models.families import _qwen
+from omnibus_models.families import _colours, _qwen, _schedule
 
 #: What the pipeline says around a prompt, and how many tokens of that are left out again at the beginning.
 TEMPLATE = (
@@ -27,8 +25,6 @@ TOKENS = 1024
 #: The pipeline's usual guidance.
 GUIDANCE = 4.0
 _PATCH = 2  # latents on either side of what is one position for the transformer
-#: Plain surfaces that tell the decoder's colours, and latents on a side of each.
-_SURFACES, _SIDE = 64, 4
 #: Frames, rows and columns of patches.
 Plane = tuple[int, int, int]
 
@@ -137,7 +133,7 @@ class Denoiser(Loaded):
         plane = self._plane(picture)
         if any(guide.dim() != 2 or guide.shape[1] != self._width or not len(guide) for guide in guides):
             raise errors.BadRequest(f"a prompt's embeddings must be [tokens, {self._width}] here", param="embeds")
-        sigmas, times = self._schedule(picture.steps, plane[1] * plane[2])
+        sigmas, times = _schedule.laid_out(self._scheduler, picture.steps, plane[1] * plane[2])
         guidance = GUIDANCE if picture.guidance is None else picture.guidance
         chosen = guides if guidance > 1 else guides[:1]
         return Denoising(
@@ -176,20 +172,14 @@ class Denoiser(Loaded):
 
     def palette(self) -> Tensor:
         """[channels + 1, 3]: the colour that each latent adds to a plain surface, and what the latter has by itself."""
-        vae = decoder(self._checkpoint, str(self._device), "float32")
-        drawn = torch.randn(_SURFACES, self._channels, generator=torch.Generator().manual_seed(0))
-        surfaces = drawn[:, :, None, None, None].expand(-1, -1, 1, _SIDE, _SIDE)
-        colours = vae.paint(surfaces).mean((2, 3)).cpu()
-        found: Tensor = torch.linalg.lstsq(torch.cat([drawn, torch.ones(_SURFACES, 1)], 1), colours).solution
-        return found
+        return _colours.of_plain(self._channels, decoder(self._checkpoint, str(self._device), "float32").paint)
 
     def preview(self, denoising: Denoising, palette: Tensor) -> Tensor:
         """A pixel for each latent, of where the last velocity would lead if it stayed as it is."""
         latents = denoising.latents
         if denoising.velocity is not None:
             latents = latents - denoising.sigmas[denoising.done] * denoising.velocity
-        plane = self._unpacked(latents, denoising.shape[0])[:, 0].float().cpu()
-        return _bytes(plane.permute(1, 2, 0) @ palette[:-1] + palette[-1])
+        return _colours.shown(self._unpacked(latents, denoising.shape[0])[:, 0], palette)
 
     def _plane(self, picture: Picture) -> Plane:
         side = self.unit * _PATCH
@@ -199,22 +189,6 @@ class Denoiser(Loaded):
             if pixels % side or pixels < side:
                 raise errors.BadRequest(f"{name} must be a multiple of {side}, not {pixels}", param=name)
         return 1, picture.height // side, picture.width // side
-
-    def _schedule(self, steps: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """The pipeline's sigmas and timesteps; larger pictures stay longer in the noise."""
-        from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
-
-        config = self._scheduler.config
-        # Stretched to its end, a schedule of one step is no number.
-        least, most = 2 if config.shift_terminal else 1, config.num_train_timesteps
-        if not least <= steps <= most:
-            raise errors.BadRequest(f"steps must be {least} to {most}, not {steps}", param="steps")
-        shift = calculate_shift(
-            tokens, config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift
-        )
-        scheduler = copy.copy(self._scheduler)
-        scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=shift)
-        return scheduler.sigmas, scheduler.timesteps
 
     def _noise(self, plane: Plane, seed: int) -> Tensor:
         _, rows, columns = plane
@@ -253,7 +227,7 @@ class ImageDecoder(Loaded):
                 f"this decoder takes latents [{self._mean.shape[1]}, 1, height, width], not {list(latents.shape)}",
                 param="latents",
             )
-        return _bytes(self.paint(latents[None])[0].permute(1, 2, 0).cpu())
+        return _colours.to_bytes(self.paint(latents[None])[0].permute(1, 2, 0).cpu())
 
     @torch.no_grad()
     def paint(self, latents: Tensor) -> Tensor:
@@ -294,7 +268,7 @@ def _text_encoder(checkpoint: Path, device: str, dtype: str) -> TextEncoder:
 
 def denoiser(checkpoint: Path, device: str, dtype: str, kind: type[Denoiser] = Denoiser) -> Denoiser:
     """The transformer with its schedule as a ``kind`` of denoiser."""
-    from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageTransformer2DModel
+    from diffusers import QwenImageTransformer2DModel
 
     from omnibus_models import diffusion
 
@@ -302,14 +276,11 @@ def denoiser(checkpoint: Path, device: str, dtype: str, kind: type[Denoiser] = D
     if module.config.guidance_embeds:
         raise errors.Fatal(f"{checkpoint} is distilled for guidance, which this family does not serve")
     try:
-        scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(checkpoint, subfolder="scheduler")
         # The VAE's scale is in its configuration; its weights are not needed.
         halvings = len(json.loads((checkpoint / "vae" / "config.json").read_text())["temperal_downsample"])
     except (OSError, ValueError, KeyError) as error:
-        raise errors.Fatal(f"{checkpoint} lacks the configuration of its scheduler or VAE: {error}") from error
-    if scheduler.config.stochastic_sampling:
-        raise errors.Fatal(f"{checkpoint} samples with noise in every step, which this family does not serve")
-    return kind(module, checkpoint, scheduler, 2**halvings)
+        raise errors.Fatal(f"{checkpoint} lacks the configuration of its VAE: {error}") from error
+    return kind(module, checkpoint, _schedule.load(checkpoint), 2**halvings)
 
 
 def decoder(checkpoint: Path, device: str, dtype: str) -> ImageDecoder:
@@ -322,10 +293,6 @@ def decoder(checkpoint: Path, device: str, dtype: str) -> ImageDecoder:
     return ImageDecoder(
         diffusion.load(AutoencoderKLQwenImage, checkpoint, "vae", drop=drop, device=device, dtype=dtype)
     )
-
-
-def _bytes(colours: Tensor) -> Tensor:
-    return (colours.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
 FAMILY = QwenImage()

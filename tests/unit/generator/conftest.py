@@ -13,5 +13,10 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def ltx2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("ltx2", tmp_path_factory.mktemp("models") / "ltx2")
+
+
+@pytest.fixture(scope="session")
 def edit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build("qwen_image_edit", tmp_path_factory.mktemp("models") / "edit")

@@ -217,7 +217,7 @@ async def test_a_denoiser_follows_its_prior(follower: DenoiseRunner) -> None:
     ]
 
     assert not np.allclose(made[0].array("latents"), made[1].array("latents"), atol=1e-2)
-    assert sorted(made[0].read) == ["embeds", "image", "mask", "prior"]
+    assert sorted(made[0].read) == ["embeds", "mask", "prior"]
     for prior in (None, Item({}, None), Item({}, np.zeros((1, 1, 3, 2), np.float32))):
         with pytest.raises(BadRequest, match="prior"):
             await run(follower, MemoryJob({**about, "prior": prior}))

@@ -32,6 +32,11 @@ def edit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def ltx2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("ltx2", tmp_path_factory.mktemp("models") / "ltx2")
+
+
+@pytest.fixture(scope="session")
 def vl_parts(vl: Path) -> dict[str, Any]:
     family = families.family_of(vl)
     return {name: family.load(name, vl) for name in family.components}

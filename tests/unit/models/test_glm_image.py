@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from omnibus.errors import BadRequest, ContextTooLong, Fatal, NotFound
+from omnibus.errors import BadRequest, ContextTooLong
 from omnibus_models import families, tiny
 from omnibus_models.contract import Picture
-from omnibus_models.families import glm_image
+from omnibus_models.families import _glm_denoiser, glm_image
 from tests.oracles import glm_image as oracle
 
 SIGN, RED = 'a sign that says "hello world"', "a red square"
@@ -247,7 +246,7 @@ def test_a_step_that_fails_leaves_everybody_where_they_were(parts: dict[str, Any
 
 
 def test_the_librarys_mask_still_lets_see_what_it_hides(parts: dict[str, Any]) -> None:
-    """When this fails, prompts of all lengths can go in one forward pass: see ``glm_image.Denoiser.step``."""
+    """When this fails, prompts of all lengths can go in one forward pass: see ``_glm_denoiser.Denoiser.step``."""
     [text, _] = guides(parts, SIGN)
     filled = torch.cat([text, torch.ones(5, 32)])[None]
     about = {
@@ -350,76 +349,11 @@ def test_guides_and_latents_of_another_model_are_refused(parts: dict[str, Any]) 
 # Loading
 
 
-def test_the_components_share_nothing_and_leave_nothing_out(parts: dict[str, Any], checkpoint: Path) -> None:
-    def count(*modules: torch.nn.Module) -> int:
-        return sum(parameter.numel() for module in modules for parameter in module.parameters())
-
-    pipe = oracle.pipeline(checkpoint)
-    language = pipe.vision_language_encoder
-    assert {name: part.parameters for name, part in parts.items()} == {
-        "text_encoder": count(pipe.text_encoder),
-        "prior": count(language.model.language_model, language.lm_head),
-        "dit": count(pipe.transformer),
-        "vae": count(pipe.vae.decoder),
-    }
-
-
-FILES = {
-    "text_encoder": "text_encoder/model.safetensors",
-    "prior": "vision_language_encoder/model.safetensors",
-    "dit": "transformer/diffusion_pytorch_model.safetensors",
-    "vae": "vae/diffusion_pytorch_model.safetensors",
-}
-
-
-@pytest.mark.parametrize(
-    ("component", "lost"),
-    [
-        ("text_encoder", "block.1.layer.0.SelfAttention.q"),
-        ("prior", "layers.1.self_attn.o_proj"),
-        ("dit", "glyph_projector.net.2"),
-        ("vae", "decoder.conv_out"),
-    ],
-)
-def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, component: str, lost: str) -> None:
-    shutil.copytree(checkpoint, tmp_path / "broken")
-    weights = load_file(tmp_path / "broken" / FILES[component])
-    kept = {name: weight for name, weight in weights.items() if lost not in name}
-    assert len(kept) < len(weights)
-    save_file(kept, tmp_path / "broken" / FILES[component], {"format": "pt"})
-
-    with pytest.raises(Fatal, match=lost):
-        families.family_of(checkpoint).load(component, tmp_path / "broken")
-
-
-@pytest.mark.parametrize("component", FILES)
-def test_a_component_needs_the_weights_of_no_other(checkpoint: Path, tmp_path: Path, component: str) -> None:
-    shutil.copytree(checkpoint, tmp_path / "alone")
-    for other in FILES.keys() - {component}:
-        (tmp_path / "alone" / FILES[other]).unlink()
-
-    assert families.family_of(checkpoint).load(component, tmp_path / "alone").parameters > 0
-
-
-@pytest.mark.parametrize("lost", ["vae/config.json", "scheduler/scheduler_config.json"])
-def test_a_denoiser_without_its_configurations_is_fatal(checkpoint: Path, tmp_path: Path, lost: str) -> None:
-    shutil.copytree(checkpoint, tmp_path / "bare")
-    (tmp_path / "bare" / lost).unlink()
-
-    with pytest.raises(Fatal, match="scheduler or VAE"):
-        families.family_of(checkpoint).load("dit", tmp_path / "bare")
-
-
-def test_an_unknown_component_is_not_found(checkpoint: Path) -> None:
-    with pytest.raises(NotFound, match="text_encoder, prior, dit, vae"):
-        families.family_of(checkpoint).load("thinker", checkpoint)
-
-
 def test_the_usual_guidance_is_the_pipelines() -> None:
     import inspect
 
     from diffusers import GlmImagePipeline
 
     usual = inspect.signature(GlmImagePipeline.__call__).parameters
-    assert usual["guidance_scale"].default == glm_image.GUIDANCE
+    assert usual["guidance_scale"].default == _glm_denoiser.GUIDANCE
     assert usual["max_sequence_length"].default == glm_image.TOKENS

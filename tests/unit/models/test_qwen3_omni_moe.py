@@ -1,6 +1,7 @@
 """Qwen3-Omni taken apart says what the whole model says: ids, frames of codes and waveform."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -231,14 +232,6 @@ def test_an_unknown_voice_is_refused_with_the_known_ones(parts: dict[str, Any]) 
             refuses()
 
 
-def test_an_engine_that_gives_the_last_layer_alone_cannot_speak(parts: dict[str, Any]) -> None:
-    thinker = parts["thinker"]
-    prefill = thinker.assemble(thinker.prompt(user(text("hello"))), [])
-
-    with pytest.raises(BadRequest, match="layer 2"):
-        thinker.talker_prompt(prefill, torch.zeros_like(prefill.inputs), "Ethan")
-
-
 def test_what_is_no_code_is_never_chosen(parts: dict[str, Any]) -> None:
     talker = parts["talker"]
 
@@ -271,22 +264,25 @@ def test_a_model_without_a_talker_does_not_speak(checkpoint: Path, tmp_path: Pat
 
     assert not thinker.speaks
     assert thought.ids == oracle.text(checkpoint, messages, given, TOKENS)[0]
+    with pytest.raises(BadRequest, match="no talker"):
+        thinker.talker_prompt(thought.prefill, thought.prefill.inputs, VOICE)
 
 
-def test_a_reader_reads_as_the_thinker_does(checkpoint: Path, parts: dict[str, Any]) -> None:
-    reader, thinker = families.family_of(checkpoint).reader(checkpoint), parts["thinker"]
-    messages, given = CASES["a chat"]
-    prompt = reader.prompt(messages)
-    items = encode([parts["vision"], parts["audio"]], prompt.modalities, given)
+def test_a_template_that_begins_answers_in_another_way_leaves_no_speech(checkpoint: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(checkpoint, tmp_path / "other")
+    template = other / "chat_template.jinja"
+    template.write_text(template.read_text() + "{%- if add_generation_prompt -%}<tts_pad>{%- endif -%}")
+    thinker = families.family_of(other).load("thinker", other)
 
-    mine, whole = reader.assemble(prompt, items), thinker.assemble(prompt, items)
+    prefill = thinker.assemble(thinker.prompt(user(text("hello"))), [])
 
-    assert reader.parameters == reader.vocabulary * reader.width + reader.width
-    assert torch.equal(mine.inputs, whole.inputs)
-    assert torch.equal(mine.positions, whole.positions)
-    assert torch.equal(mine.layout, whole.layout)
-    hidden = torch.randn(len(mine.inputs), 2 * reader.width)
-    assert torch.equal(reader.talker_prompt(mine, hidden, VOICE), thinker.talker_prompt(whole, hidden, VOICE))
+    with pytest.raises(BadRequest, match="template"):
+        thinker.talker_prompt(prefill, torch.zeros(len(prefill.inputs), 128), VOICE)
+
+
+def test_an_engine_that_runs_the_layers_itself_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(Fatal, match="services.engines:transformers"):
+        families.family_of(checkpoint).reader(checkpoint)
 
 
 def test_the_components_share_nothing_and_leave_nothing_out(checkpoint: Path, parts: dict[str, Any]) -> None:

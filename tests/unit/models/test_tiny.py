@@ -23,8 +23,10 @@ def size(checkpoint: Path) -> int:
     return sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
 
 
-def test_tiny_checkpoints_are_small_and_readable_by_all(vl: Path, omni: Path, image: Path, edit: Path) -> None:
-    for checkpoint in (vl, omni, image, edit):
+def test_tiny_checkpoints_are_small_and_readable_by_all(
+    vl: Path, omni: Path, image: Path, edit: Path, ltx2: Path
+) -> None:
+    for checkpoint in (vl, omni, image, edit, ltx2):
         assert 600 * 1024 < size(checkpoint) < 4 * 1024 * 1024
         assert all(path.stat().st_mode & 0o004 for path in (checkpoint, *checkpoint.rglob("*")))
         assert all(path.stat().st_mode & 0o001 for path in checkpoint.rglob("*") if path.is_dir())

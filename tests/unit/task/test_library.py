@@ -40,6 +40,7 @@ from omnibus.task.library import (
     VideoGeneration,
     VideoInput,
 )
+from services.gateway.apps import segments
 
 SEES = {"image": Encode(model="m", component="vision"), "video": Encode(model="m", component="vision")}
 HEARS = {**SEES, "audio": Encode(model="m", component="audio")}
@@ -247,6 +248,26 @@ def test_a_picture_that_is_edited_is_seen_by_who_reads_and_by_who_paints():
 )
 def test_a_video_has_frames_and_what_else_was_asked_for(more: dict[str, Any], outputs: Any):
     assert record(VIDEOS.invoke, VideoInput(prompt="a", **more)).outputs == outputs
+
+
+@pytest.mark.parametrize(("guidance", "negative"), [(None, "blur"), (3.0, "blur"), (1.0, None)])
+def test_a_film_has_a_seed_and_a_negative_prompt_where_it_guides(guidance: float | None, negative: str | None):
+    recorded = record(VIDEOS.invoke, VideoInput(prompt="a", negative_prompt="blur", guidance=guidance, seed=3, fps=12))
+
+    assert recorded.nodes[0].inputs.get("negative_prompt") == negative
+    assert (recorded.nodes[1].inputs["seed"], recorded.nodes[1].inputs["fps"]) == (3, 12)
+
+
+@pytest.mark.parametrize(
+    ("task", "request_"),
+    [
+        (IMAGES, DrawInput(prompt="a", width=10**5, height=10**5, steps=1000)),
+        (EDITS, EditInput(prompt="a", image=media("a"), width=10**5, height=10**5, steps=1000)),
+        (VIDEOS, VideoInput(prompt="a", width=10**5, height=10**5, steps=1000, seconds=3600)),
+    ],
+)
+def test_no_wish_is_a_larger_load_than_may_be_told(task: Any, request_: Any):
+    assert max(record(task.invoke, request_).work) == segments.WORK
 
 
 def test_a_video_has_one_frame_more_than_groups_of_eight():

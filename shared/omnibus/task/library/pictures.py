@@ -11,8 +11,8 @@ from omnibus.task.library.media import Encode, EncodeInput
 from omnibus.task.library.speech import Audio
 from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor
 
-#: Pixels of a picture that is edited, for load estimates.
-_MEGAPIXEL = 1024 * 1024
+#: Pixels of a picture that is edited, and the largest load that is told: estimates, whatever a client asks for.
+_MEGAPIXEL, _MOST = 1024 * 1024, 10_000_000
 
 
 class TextEncodeInput(TaskInput):
@@ -97,7 +97,7 @@ class DenoiseInput(TaskInput):
 class DenoiseOutput(TaskOutput):
     #: [channels, frames, height, width] latents of picture or video.
     latents: OnDemand[Tensor]
-    #: Latents of the sound of a video, for models that make both.
+    #: [channels, time, bins] latents of the sound of a video, for models that make both.
     sound: OnDemand[Tensor]
     progress: OnDemand[Stream[Progress]]
     preview: OnDemand[Stream[Preview]]
@@ -140,7 +140,7 @@ class DecodeAudioOutput(TaskOutput):
 
 
 class DecodeAudio(UnitTask[DecodeInputs, DecodeAudioOutput]):
-    """An audio VAE's decoder with its vocoder: latents to samples."""
+    """An audio VAE's decoder with its vocoder: latents to samples [n, channels]."""
 
     kind: ClassVar[str] = "decode-audio"
 
@@ -175,7 +175,7 @@ class DrawInput(BaseModel):
     @property
     def work(self) -> int:
         """Tokens of the latents of all steps: 16 x 16 pixels are one."""
-        return max(1, self.width * self.height // 256 * self.steps)
+        return max(1, min(_MOST, self.width * self.height // 256 * self.steps))
 
 
 class ImageOutput(BaseModel):
@@ -221,7 +221,7 @@ class EditInput(DrawInput):
     def work(self) -> int:
         """Those of the picture that is edited too, of a megapixel."""
         own = self.width * self.height or _MEGAPIXEL
-        return (own + _MEGAPIXEL) // 256 * self.steps
+        return min(_MOST, (own + _MEGAPIXEL) // 256 * self.steps)
 
 
 class ImageEdit(CompositeTask):
@@ -308,12 +308,13 @@ class VideoInput(BaseModel):
 
     prompt: str
     negative_prompt: str = ""
-    width: int = 768
-    height: int = 512
-    seconds: float = 4.0
-    fps: float = 24.0
-    steps: int = 30
+    width: int = Field(768, ge=1)
+    height: int = Field(512, ge=1)
+    seconds: float = Field(4.0, ge=0, le=3600)
+    fps: float = Field(24.0, gt=0, le=1000)
+    steps: int = Field(30, ge=1)
     guidance: float | None = None
+    seed: int | None = Field(None, ge=0, lt=2**62)
     sound: bool = False
     progress: bool = True
 
@@ -322,8 +323,20 @@ class VideoInput(BaseModel):
         """8 k + 1, as video VAEs have it: one frame, then groups of 8."""
         return int(self.seconds * self.fps) // 8 * 8 + 1
 
+    @property
+    def guided(self) -> bool:
+        """Whether the negative prompt counts."""
+        return self.guidance is None or self.guidance > 1
+
+    @property
+    def work(self) -> int:
+        """Tokens of the latents of all steps: 32 x 32 pixels of 8 frames are one."""
+        return max(1, min(_MOST, self.width * self.height * self.frames // 8192 * self.steps))
+
 
 class VideoOutput(BaseModel):
+    """Streams: ``frames`` uint8 [n, height, width, 3] in order, and where asked for ``audio`` and ``progress``."""
+
     frames: Any
     audio: Any = None
     progress: Any = None
@@ -339,7 +352,8 @@ class VideoGeneration(CompositeTask):
 
     def invoke(self, request: VideoInput) -> VideoOutput:
         guide = self.text_encoder.invoke(
-            TextEncodeInput(prompt=request.prompt, negative_prompt=request.negative_prompt)
+            TextEncodeInput(prompt=request.prompt, negative_prompt=request.negative_prompt if request.guided else None),
+            work=len(request.prompt) // 4,
         )
         made = self.denoiser.invoke(
             DenoiseInput(
@@ -351,8 +365,9 @@ class VideoGeneration(CompositeTask):
                 fps=request.fps,
                 steps=request.steps,
                 guidance=request.guidance,
+                seed=request.seed,
             ),
-            work=max(1, request.width * request.height // 256 * request.frames // 8 * request.steps),
+            work=request.work,
         )
         audio = None
         if request.sound and self.sound is not None:

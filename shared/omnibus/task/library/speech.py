@@ -23,7 +23,7 @@ class Codes(Part):
 
 
 class Audio(Part):
-    """Samples, float32 in [-1, 1], ``rate`` per second."""
+    """Samples, float32 [n] in [-1, 1], or [n, channels], ``rate`` per second."""
 
     rate: int = 24000
     array: np.ndarray | None = None

@@ -1,0 +1,5 @@
+"""LTX-2."""
+
+from omnibus.known._shape import films
+
+FAMILY = films("ltx2-tiny")

@@ -1,0 +1,23 @@
+"""What loads the components of one architecture."""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from omnibus_models.contract.language import Reader
+
+
+class Family(Protocol):
+    """One architecture. ``components`` names what can be loaded alone, e.g. vision, audio, thinker."""
+
+    name: str
+    components: tuple[str, ...]
+
+    def load(self, component: str, checkpoint: Path, device: str = "cpu", dtype: str = "float32") -> Any:
+        """Load one component and nothing else: one of the protocols above.
+
+        The object carries ``module`` (a ``torch.nn.Module`` that owns every loaded parameter). Missing
+        weights raise ``Fatal`` with their names.
+        """
+
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Reader:
+        """The thinker without its layers, on the CPU: it loads token embeddings and the final norm alone."""

@@ -1,0 +1,86 @@
+"""What every family has: components, media items before and after their encoders, sampling."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One media item, decoded and preprocessed, ready to be batched with others of its modality."""
+
+    modality: str  # image | video | audio
+    features: Mapping[str, Tensor]
+    meta: Mapping[str, Any]  # small JSON: n_tokens, grid_thw, second_per_grid, audio_len ...
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One media item after its encoder: ``embeds`` is [n_tokens, H].
+
+    Where an encoder speaks to the first ``k`` layers as well, rows are H * (1 + k) wide: first the embedding.
+    """
+
+    embeds: Tensor
+    meta: Mapping[str, Any]
+
+
+class Component(Protocol):
+    """Anything that was loaded."""
+
+    @property
+    def parameters(self) -> int:
+        """How many parameters were really loaded."""
+
+
+class Encoder(Component, Protocol):
+    """An image/video or audio encoder."""
+
+    modalities: frozenset[str]
+    closer: frozenset[str]  # modalities of which an item is looked at more closely when it is ``alone``; usually none
+
+    def prepare(self, data: memoryview, modality: str, alone: bool = True) -> Prepared:
+        """Decode and preprocess one media file (JPEG, WAV, MP4 bytes). CPU only, thread-safe.
+
+        ``alone`` says that its request has no other item of its modality; only told to encoders of ``closer``.
+
+        Raises ``BadMedia`` (unreadable, truncated, empty) and ``TooLarge`` (pixels, frames, seconds).
+        The message is fixed text: decoder output is never echoed.
+        """
+
+    def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
+        """Run one batch of items of any size and request. Equal to running them one by one."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen. ``temperature`` 0 is greedy."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass
+class Loaded:
+    """Mixin: every loaded component can say how many parameters it really holds."""
+
+    closer: ClassVar[frozenset[str]] = frozenset()  # see ``Encoder``
+    edits: ClassVar[bool] = False  # see ``Denoiser``
+    follows: ClassVar[bool] = False  # see ``Denoiser``
+    sounds: ClassVar[bool] = False  # see ``Denoiser``
+    twins: ClassVar[bool] = False  # see ``TextEncoder``
+
+    module: torch.nn.Module = field(repr=False)
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.module.parameters())

@@ -1,0 +1,52 @@
+"""The decoder of the VAE of GLM-Image."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from omnibus import errors
+from omnibus_models.contract import Loaded
+from omnibus_models.families import _colours
+
+
+class ImageDecoder(Loaded):
+    """The decoder of the VAE, see ``contract.ImageDecoder``."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(module)
+        config = module.config
+        self._weight = next(module.decoder.parameters())
+        self._channels: int = config.latent_channels
+        self._mean, self._scale = (
+            torch.tensor(values).view(1, -1, 1, 1).to(self._weight)
+            for values in (config.latents_mean, config.latents_std)
+        )
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """[channels, 1, height, width] to uint8 [H, W, 3] on the CPU."""
+        if latents.dim() != 4 or latents.shape[:2] != (self._channels, 1):
+            raise errors.BadRequest(
+                f"this decoder takes latents [{self._channels}, 1, height, width], not {list(latents.shape)}",
+                param="latents",
+            )
+        return _colours.to_bytes(self.paint(latents.transpose(0, 1))[0].permute(1, 2, 0).cpu())
+
+    @torch.no_grad()
+    def paint(self, latents: Tensor) -> Tensor:
+        """[B, channels, height, width] to colours, float32 [B, 3, H, W] in [0, 1]."""
+        module: Any = self.module
+        out = module.decode(latents.to(self._weight) * self._scale + self._mean, return_dict=False)[0]
+        colours: Tensor = (out * 0.5 + 0.5).clamp(0, 1).float()
+        return colours
+
+
+def decoder(checkpoint: Path, device: str, dtype: str) -> ImageDecoder:
+    """Load it."""
+    from diffusers import AutoencoderKL
+
+    from omnibus_models import diffusion
+
+    drop = ("encoder", "quant_conv")
+    return ImageDecoder(diffusion.load(AutoencoderKL, checkpoint, "vae", drop=drop, device=device, dtype=dtype))

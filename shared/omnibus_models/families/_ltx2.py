@@ -1,0 +1,265 @@
+"""The transformer of LTX-2: noise to the latents of a film and its sound, both in each step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from omnibus import errors
+from omnibus_models.contract import Loaded, Picture
+from omnibus_models.families import _colours, _schedule
+
+#: Sides of a film are multiples of so many pixels, and at least two latents.
+SIDE = 32
+#: The fewest and the most frames per second.
+SLOW, FAST = 1.0, 120.0
+#: The block whose attention is left out for the perturbed guidance, the last one where there are fewer.
+_BLOCK = 28
+
+
+class Pair(NamedTuple):
+    """The same of the film and of its sound."""
+
+    film: Any
+    sound: Any
+
+
+#: The pipeline's usual guidance: away from the negative prompt, from what is made with less attention, and from what
+#: is made without an eye or an ear for the other; then how much of the former deviation is restored.
+TEXT = Pair(3.0, 7.0)
+PERTURBED, ISOLATED, RESTORED = 1.0, 3.0, 0.7
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What latents are: ``unit`` pixels on either side and ``frames`` in time, ``bins`` of ``channels`` of a sound
+    and ``rate`` of them in a second."""
+
+    unit: int
+    frames: int
+    bins: int
+    channels: int
+    rate: float
+
+
+@dataclass
+class Denoising:
+    """One film in the making, see ``contract.Denoising``.
+
+    ``shape`` is frames, rows and columns of latents, and then those of the sound. ``latents`` are [tokens, channels]
+    each, float32. ``guides`` [T, W] are the prompt and the negative prompt. ``places`` are the coordinates of the
+    latents. ``text`` is how far away from the negative prompt; None guides in no way at all.
+    """
+
+    shape: tuple[int, int, int, int]
+    latents: Pair
+    guides: tuple[Tensor, ...]
+    places: Pair
+    text: Pair | None
+    sigmas: Tensor
+    times: Tensor
+    perturbs: bool
+    velocities: Pair | None = field(default=None, repr=False)
+    done: int = 0
+
+    @property
+    def rows(self) -> int:
+        return len(self.guides) + (0 if self.text is None else 1 + self.perturbs)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.latents.film) + len(self.latents.sound)
+
+    @property
+    def steps(self) -> int:
+        return len(self.times)
+
+    def advance(self, said: dict[str, Pair]) -> None:
+        """Euler's step along what the transformer ``said`` for each kind of row, in the pipeline's precisions."""
+        kinds = (0, 1)
+        self.velocities = Pair(
+            *(self._guided(kind, {name: pair[kind] for name, pair in said.items()}) for kind in kinds)
+        )
+        length = self.sigmas[self.done + 1] - self.sigmas[self.done]
+        self.latents = Pair(*(x + length * velocity for x, velocity in zip(self.latents, self.velocities, strict=True)))
+        self.done += 1
+
+    def _guided(self, kind: int, said: dict[str, Tensor]) -> Tensor:
+        if self.text is None:
+            return said["wanted"]
+        from diffusers.pipelines.ltx2.pipeline_ltx2 import rescale_noise_cfg
+
+        sigma, x = self.sigmas[self.done], self.latents[kind]
+        ends = {name: x - velocity * sigma for name, velocity in said.items()}  # where each leads
+        wanted = guided = ends["wanted"]
+        weights = {"unwanted": self.text[kind] - 1, "perturbed": PERTURBED, "isolated": ISOLATED - 1}
+        for name, weight in weights.items():
+            if name in ends:
+                guided = guided + weight * (wanted - ends[name])
+        restored: Tensor = rescale_noise_cfg(guided[None], wanted[None], guidance_rescale=RESTORED)[0]
+        return (x - restored) / sigma
+
+
+class Denoiser(Loaded):
+    """The transformer with the pipeline's schedule, see ``contract.Denoiser``."""
+
+    sounds = True
+
+    def __init__(self, module: Any, scheduler: Any, geometry: Geometry, palette: Any) -> None:
+        super().__init__(module)
+        config = module.config
+        self._scheduler = scheduler
+        self._geometry = geometry
+        self._palette = palette
+        self._channels: int = config.in_channels
+        self._patch: tuple[int, int] = (config.patch_size, config.patch_size_t)
+        self._widths = (
+            Pair(config.caption_channels, config.caption_channels)
+            if config.use_prompt_embeddings
+            else Pair(config.cross_attention_dim, config.audio_cross_attention_dim)
+        )
+        self._block = min(_BLOCK, config.num_layers - 1)
+        self._perturbs = bool(config.perturbed_attn)
+        self._device: torch.device = module.proj_out.weight.device
+        self._dtype: torch.dtype = module.proj_out.weight.dtype
+        self.unit = geometry.unit
+
+    def open(self, picture: Picture, guides: Sequence[Tensor]) -> Denoising:
+        """Draw the noise and lay out the steps. A guidance of at most 1 switches guidance off, in all its forms."""
+        shape = self._shape(picture)
+        width = sum(self._widths)
+        if any(guide.dim() != 2 or guide.shape[1] != width or not len(guide) for guide in guides):
+            raise errors.BadRequest(f"a prompt's embeddings must be [tokens, {width}] here", param="embeds")
+        frames, rows, columns, _ = shape
+        sigmas, times = _schedule.laid_out(self._scheduler, picture.steps, frames * rows * columns)
+        asked = picture.guidance
+        plain = asked is not None and asked <= 1
+        return Denoising(
+            shape=shape,
+            latents=self._noise(shape, picture.seed),
+            guides=tuple(guide.to(self._device, self._dtype) for guide in (guides[:1] if plain else guides)),
+            places=self._places(shape, picture.fps),
+            text=None if plain else TEXT if asked is None else TEXT._replace(film=asked),
+            sigmas=sigmas,
+            times=times,
+            perturbs=self._perturbs,
+        )
+
+    @torch.no_grad()
+    def step(self, batch: Sequence[Denoising]) -> None:
+        """Two forward passes at most for all films: with an eye and an ear for the other, and without."""
+        usual = [
+            (each, name, guide)
+            for each in batch
+            for name, guide in zip(("wanted", "unwanted"), each.guides, strict=False)
+        ]
+        guided = [(each, each.guides[0]) for each in batch if each.text is not None]
+        usual += [(each, "perturbed", guide) for each, guide in guided if each.perturbs]
+        alone = [(each, "isolated", guide) for each, guide in guided]
+        said: dict[int, dict[str, Pair]] = {id(each): {} for each in batch}
+        for rows, isolated in ((usual, False), (alone, True)):
+            for (each, name, _), pair in zip(rows, self._said(rows, isolated), strict=True):
+                said[id(each)][name] = pair
+        for each in batch:
+            each.advance(said[id(each)])
+
+    def latents(self, denoising: Denoising) -> Tensor:
+        """[channels, frames, height, width] float32 on the CPU."""
+        return self._unpacked(denoising.latents.film, denoising.shape).cpu()
+
+    def sound(self, denoising: Denoising) -> Tensor:
+        """[channels, time, bins] float32 on the CPU."""
+        from diffusers import LTX2Pipeline
+
+        length, bins = denoising.shape[3], self._geometry.bins
+        unpacked: Tensor = LTX2Pipeline._unpack_audio_latents(denoising.latents.sound[None], length, bins)
+        return unpacked[0].cpu()
+
+    def palette(self) -> Tensor:
+        """[channels + 1, 3]: the colour that each latent adds to a plain surface, and what the latter has by itself."""
+        found: Tensor = self._palette(self._channels)
+        return found
+
+    def preview(self, denoising: Denoising, palette: Tensor) -> Tensor:
+        """A pixel for each latent of the middle, of where the last velocity would lead if it stayed as it is."""
+        latents = denoising.latents.film
+        if denoising.velocities is not None:
+            latents = latents - denoising.sigmas[denoising.done] * denoising.velocities.film
+        film = self._unpacked(latents, denoising.shape)
+        return _colours.shown(film[:, film.shape[1] // 2], palette)
+
+    def _said(self, rows: Sequence[tuple[Denoising, str, Tensor]], isolated: bool) -> list[Pair]:
+        """Velocities of film and sound for each row, float32."""
+        if not rows:
+            return []
+        films, guides = [each for each, *_ in rows], [guide for *_, guide in rows]
+        texts = torch.nn.utils.rnn.pad_sequence(list(guides), batch_first=True)
+        lengths = torch.tensor([len(guide) for guide in guides], device=self._device)
+        mask = torch.arange(texts.shape[1], device=self._device) < lengths[:, None]
+        kept = torch.tensor([name != "perturbed" for _, name, _ in rows], device=self._device, dtype=self._dtype)
+        times = torch.stack([each.times[each.done] for each in films]).to(self._device)
+        frames, height, width, length = films[0].shape
+        found = self.module(
+            hidden_states=torch.stack([each.latents.film for each in films]).to(self._dtype),
+            audio_hidden_states=torch.stack([each.latents.sound for each in films]).to(self._dtype),
+            encoder_hidden_states=texts[..., : self._widths.film],
+            audio_encoder_hidden_states=texts[..., self._widths.film :],
+            timestep=times,
+            sigma=times,
+            encoder_attention_mask=mask,
+            audio_encoder_attention_mask=mask,
+            num_frames=frames,
+            height=height,
+            width=width,
+            audio_num_frames=length,
+            video_coords=torch.stack([each.places.film for each in films]),
+            audio_coords=torch.stack([each.places.sound for each in films]),
+            isolate_modalities=isolated,
+            spatio_temporal_guidance_blocks=None if kept.all() else [self._block],
+            perturbation_mask=None if kept.all() else kept,
+            use_cross_timestep=True,
+            return_dict=False,
+        )
+        return [Pair(*pair) for pair in zip(*(out.float() for out in found), strict=True)]
+
+    def _shape(self, picture: Picture) -> tuple[int, int, int, int]:
+        own = self._geometry
+        least = max(SIDE, 2 * own.unit)
+        for name, pixels in (("width", picture.width), ("height", picture.height)):
+            if pixels % SIDE or pixels < least:
+                raise errors.BadRequest(
+                    f"{name} must be a multiple of {SIDE} from {least} on, not {pixels}", param=name
+                )
+        if picture.frames < 1 or picture.frames % own.frames != 1:
+            raise errors.BadRequest(
+                f"frames must be one more than a multiple of {own.frames}, not {picture.frames}", param="frames"
+            )
+        if not SLOW <= picture.fps <= FAST:
+            raise errors.BadRequest(f"fps must be {SLOW:g} to {FAST:g}, not {picture.fps:g}", param="fps")
+        length = round(picture.frames / picture.fps * own.rate)
+        if not length:
+            raise errors.BadRequest("a film so short has no sound; ask for more frames", param="frames")
+        return (picture.frames - 1) // own.frames + 1, picture.height // own.unit, picture.width // own.unit, length
+
+    def _noise(self, shape: tuple[int, int, int, int], seed: int) -> Pair:
+        from diffusers import LTX2Pipeline
+
+        own = self._geometry
+        generator = torch.Generator().manual_seed(seed)
+        film = torch.randn((1, self._channels, *shape[:3]), generator=generator)
+        sound = torch.randn((1, own.channels, shape[3], own.bins), generator=generator)
+        packed = LTX2Pipeline._pack_latents(film, *self._patch)
+        return Pair(packed[0].to(self._device), LTX2Pipeline._pack_audio_latents(sound)[0].to(self._device))
+
+    def _unpacked(self, latents: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+        from diffusers import LTX2Pipeline
+
+        unpacked: Tensor = LTX2Pipeline._unpack_latents(latents[None], *shape[:3], *self._patch)
+        return unpacked[0]
+
+    def _places(self, shape: tuple[int, int, int, int], fps: float) -> Pair:
+        module: Any = self.module
+        film = module.rope.prepare_video_coords(1, *shape[:3], self._device, fps=fps)
+        return Pair(film[0], module.audio_rope.prepare_audio_coords(1, shape[3], self._device)[0])

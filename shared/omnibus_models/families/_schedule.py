@@ -1,0 +1,43 @@
+"""The steps of denoisers whose noise is stronger the more there is to be made."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from omnibus import errors
+
+
+def load(checkpoint: Path) -> Any:
+    """The scheduler of ``checkpoint``. Raises ``Fatal`` for one that cannot be read, or whose steps draw noise."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    try:
+        found = FlowMatchEulerDiscreteScheduler.from_pretrained(checkpoint, subfolder="scheduler")
+    except (OSError, ValueError) as error:
+        raise errors.Fatal(f"{checkpoint} lacks the configuration of its scheduler: {error}") from error
+    if found.config.stochastic_sampling:
+        raise errors.Fatal(f"{checkpoint} samples with noise in every step, which is not served")
+    return found
+
+
+def laid_out(scheduler: Any, steps: int, tokens: int) -> tuple[Tensor, Tensor]:
+    """Sigmas [steps + 1] and timesteps [steps]; what has more ``tokens`` stays longer in the noise.
+
+    Raises ``BadRequest`` for a number of steps that there is no schedule of.
+    """
+    from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
+
+    config = scheduler.config
+    # Stretched to its end, a schedule of one step is no number.
+    least, most = 2 if config.shift_terminal else 1, config.num_train_timesteps
+    if not least <= steps <= most:
+        raise errors.BadRequest(f"steps must be {least} to {most}, not {steps}", param="steps")
+    shift = calculate_shift(
+        tokens, config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift
+    )
+    own = copy.copy(scheduler)
+    own.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=shift)
+    return own.sigmas, own.timesteps

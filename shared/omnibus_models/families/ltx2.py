@@ -1,0 +1,256 @@
+"""LTX-2: films with sound (``LTX2Pipeline``).
+
+Components are the text encoder (Gemma 3 with the connectors behind it: the states of all its layers would be many
+times what comes out of them), the transformer, and the decoders of film and sound, the latter with its vocoder.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from omnibus import errors
+from omnibus_models import loading
+from omnibus_models.contract import Encoded, Loaded, Prepared
+from omnibus_models.families import _colours, _language, _schedule
+from omnibus_models.families._ltx2 import Denoiser, Geometry
+
+#: Tokens that every prompt is filled up to, in front. The pipeline cuts longer ones off without a word.
+TOKENS = 1024
+
+
+@dataclass
+class TextEncoder(Loaded):
+    """Prompts to what guides film and sound, [tokens, width of the one + width of the other] beside each other.
+
+    See ``contract.TextEncoder``. ``module`` has the ``language`` model and its ``connectors``.
+    """
+
+    tokenizer: Any
+
+    def __post_init__(self) -> None:
+        self._control = _language.control_tokens(self.tokenizer, ())
+
+    def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
+        """Tokenise: ``ids`` [T]."""
+        if items:
+            raise errors.BadRequest("this model reads text alone, no pictures", param="items")
+        for token in self._control:
+            if token in prompt:
+                raise errors.BadRequest(f"the prompt holds the control token {token!r}; leave it out", param="prompt")
+        ids = self.tokenizer(prompt.strip())["input_ids"]
+        if len(ids) > TOKENS:
+            raise errors.ContextTooLong(f"the prompt has {len(ids)} tokens; this model takes {TOKENS}", param="prompt")
+        return Prepared("text", {"ids": torch.tensor(ids)}, {"modality": "text", "n_tokens": len(ids)})
+
+    @torch.no_grad()
+    def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
+        """One pass of the language model. What fills up short prompts comes after them, where nobody looks."""
+        if not batch:
+            return []
+        module: Any = self.module
+        ids = [item.features["ids"] for item in batch]
+        device = next(module.connectors.parameters()).device
+        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
+        # In the pipeline a prompt ends at the last of its places.
+        begins = torch.tensor([TOKENS - len(one) for one in ids], device=device)
+        positions = begins[:, None] + torch.arange(padded.shape[1], device=device)
+        states = module.language.get_decoder()(
+            input_ids=padded, position_ids=positions, use_cache=False, output_hidden_states=True
+        ).hidden_states
+        return [
+            Encoded(self._connected(torch.stack([state[place, : len(one)] for state in states], -1)), item.meta)
+            for place, (one, item) in enumerate(zip(ids, batch, strict=True))
+        ]
+
+    def _connected(self, states: Tensor) -> Tensor:
+        """``states`` [T, H, layers] of one prompt through the connectors, one by one: they are large."""
+        module: Any = self.module
+        packed = states.new_zeros(1, TOKENS, *states.shape[1:])
+        packed[0, TOKENS - len(states) :] = states
+        mask = torch.arange(TOKENS, device=states.device)[None] >= TOKENS - len(states)
+        film, sound, kept = module.connectors(packed.flatten(2), mask.long(), padding_side="left")
+        return torch.cat([film[0], sound[0]], -1)[kept[0].bool()]
+
+
+class FilmDecoder(Loaded):
+    """The decoder of the film's VAE, see ``contract.VideoDecoder``."""
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """[channels, frames, height, width] to uint8 [frames', H, W, 3] on the CPU."""
+        module: Any = self.module
+        channels = module.config.latent_channels
+        if latents.dim() != 4 or len(latents) != channels or not latents.shape[1] or min(latents.shape[2:]) < 2:
+            raise errors.BadRequest(
+                f"this decoder takes latents [{channels}, frames, height, width] with sides from 2 on, "
+                f"not {list(latents.shape)}",
+                param="latents",
+            )
+        return _colours.to_bytes(self.paint(latents[None])[0].permute(1, 2, 3, 0)).cpu()
+
+    @torch.no_grad()
+    def paint(self, latents: Tensor) -> Tensor:
+        """[B, channels, frames, height, width] to colours, float32 [B, 3, frames', H, W] in [0, 1]."""
+        from diffusers import LTX2Pipeline
+
+        module: Any = self.module
+        weight = next(module.decoder.parameters())
+        plain = LTX2Pipeline._denormalize_latents(
+            latents.to(weight.device), module.latents_mean, module.latents_std, module.config.scaling_factor
+        )
+        out = module.decode(plain.to(weight), None, return_dict=False)[0]
+        colours: Tensor = (out * 0.5 + 0.5).clamp(0, 1).float()
+        return colours
+
+
+class SoundDecoder(Loaded):
+    """The decoder of the sound's VAE and the vocoder, see ``contract.AudioDecoder``.
+
+    ``module`` has the ``vae`` and the ``vocoder``.
+    """
+
+    def __init__(self, module: Any, geometry: Geometry) -> None:
+        super().__init__(module)
+        self._geometry = geometry
+        self.rate: int = module.vocoder.config.output_sampling_rate
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """[channels, time, bins] to float32 [samples, 2] in [-1, 1] on the CPU."""
+        from diffusers import LTX2Pipeline
+
+        module: Any = self.module
+        own = self._geometry
+        if latents.dim() != 3 or (len(latents), latents.shape[2]) != (own.channels, own.bins) or not latents.shape[1]:
+            raise errors.BadRequest(
+                f"this decoder takes latents [{own.channels}, time, {own.bins}], not {list(latents.shape)}",
+                param="latents",
+            )
+        weight = next(module.vae.decoder.parameters())
+        packed = LTX2Pipeline._denormalize_audio_latents(
+            LTX2Pipeline._pack_audio_latents(latents[None].to(weight.device)),
+            module.vae.latents_mean,
+            module.vae.latents_std,
+        )
+        plain = LTX2Pipeline._unpack_audio_latents(packed, latents.shape[1], own.bins)
+        spectra = module.vae.decode(plain.to(weight), return_dict=False)[0]
+        wave: Tensor = module.vocoder(spectra)[0]
+        return wave.float().clamp(-1, 1).T.contiguous().cpu()
+
+
+class LTX2:
+    """See ``contract.Family``."""
+
+    name = "ltx2"
+    components = ("text_encoder", "dit", "vae", "audio_vae")
+
+    def load(self, component: str, checkpoint: Path, device: str = "cpu", dtype: str = "float32") -> Any:
+        """Load one component alone, of the VAEs their decoders."""
+        checkpoint = Path(checkpoint)
+        match component:
+            case "text_encoder":
+                return _text_encoder(checkpoint, device, dtype)
+            case "dit":
+                return _denoiser(checkpoint, device, dtype)
+            case "vae":
+                return _film_decoder(checkpoint, device, dtype)
+            case "audio_vae":
+                return _sound_decoder(checkpoint, device, dtype)
+        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+
+
+def _text_encoder(checkpoint: Path, device: str, dtype: str) -> TextEncoder:
+    from diffusers.pipelines.ltx2 import LTX2TextConnectors
+    from transformers import AutoTokenizer, Gemma3ForConditionalGeneration
+
+    from omnibus_models import diffusion
+
+    _require(checkpoint, "text_encoder", "Gemma3ForConditionalGeneration")
+    drop = ["model.vision_tower", "model.multi_modal_projector", "lm_head"]
+    part = checkpoint / "text_encoder"
+    language = loading.load(Gemma3ForConditionalGeneration, part, drop=drop, device=device, dtype=dtype)
+    connectors = diffusion.load(LTX2TextConnectors, checkpoint, "connectors", device=device, dtype=dtype)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint / "tokenizer", local_files_only=True)
+    return TextEncoder(nn.ModuleDict({"language": language, "connectors": connectors}), tokenizer)
+
+
+def _denoiser(checkpoint: Path, device: str, dtype: str) -> Denoiser:
+    from diffusers import LTX2VideoTransformer3DModel
+
+    from omnibus_models import diffusion
+
+    module = diffusion.load(LTX2VideoTransformer3DModel, checkpoint, "transformer", device=device, dtype=dtype)
+    return Denoiser(module, _schedule.load(checkpoint), _geometry(checkpoint), partial(_palette, checkpoint, device))
+
+
+def _palette(checkpoint: Path, device: str, channels: int) -> Tensor:
+    decoder = _film_decoder(checkpoint, device, "float32")
+    return _colours.of_plain(channels, lambda latents: decoder.paint(latents)[:, :, 0])
+
+
+def _film_decoder(checkpoint: Path, device: str, dtype: str) -> FilmDecoder:
+    from diffusers import AutoencoderKLLTX2Video
+
+    from omnibus_models import diffusion
+
+    module = diffusion.load(AutoencoderKLLTX2Video, checkpoint, "vae", drop=("encoder",), device=device, dtype=dtype)
+    if module.config.timestep_conditioning:
+        raise errors.Fatal(f"{checkpoint} decodes films with more noise, which this family does not serve")
+    return FilmDecoder(module)
+
+
+def _sound_decoder(checkpoint: Path, device: str, dtype: str) -> SoundDecoder:
+    from diffusers import AutoencoderKLLTX2Audio
+    from diffusers.pipelines.ltx2 import vocoder
+
+    from omnibus_models import diffusion
+
+    kind = getattr(vocoder, _require(checkpoint, "vocoder", "LTX2Vocoder", "LTX2VocoderWithBWE"))
+    parts = {
+        "vae": diffusion.load(
+            AutoencoderKLLTX2Audio, checkpoint, "audio_vae", drop=("encoder",), device=device, dtype=dtype
+        ),
+        "vocoder": diffusion.load(kind, checkpoint, "vocoder", device=device, dtype=dtype),
+    }
+    return SoundDecoder(nn.ModuleDict(parts), _geometry(checkpoint))
+
+
+def _geometry(checkpoint: Path) -> Geometry:
+    """From the configurations of both VAEs; their weights are not needed."""
+    from diffusers import AutoencoderKLLTX2Audio, AutoencoderKLLTX2Video
+
+    try:
+        with torch.device("meta"):
+            film, sound = (
+                kind.from_config(kind.load_config(checkpoint, subfolder=part, local_files_only=True))
+                for kind, part in ((AutoencoderKLLTX2Video, "vae"), (AutoencoderKLLTX2Audio, "audio_vae"))
+            )
+    except (OSError, ValueError) as error:
+        raise errors.Fatal(f"{checkpoint} lacks the configuration of one of its VAEs: {error}") from error
+    config = sound.config
+    return Geometry(
+        unit=film.spatial_compression_ratio,
+        frames=film.temporal_compression_ratio,
+        bins=config.mel_bins // sound.mel_compression_ratio,
+        channels=config.latent_channels,
+        rate=config.sample_rate / config.mel_hop_length / float(sound.temporal_compression_ratio),
+    )
+
+
+def _require(checkpoint: Path, part: str, *known: str) -> str:
+    """The class of ``part``. Raises ``Fatal`` for one that is not among the ``known``."""
+    try:
+        _, found = json.loads((checkpoint / "model_index.json").read_text())[part]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise errors.Fatal(f"{checkpoint}/model_index.json does not say what its {part} is") from error
+    if found not in known:
+        raise errors.Fatal(f"the {part} of {checkpoint} is a {found}; this family serves {' and '.join(known)}")
+    return str(found)
+
+
+FAMILY = LTX2()

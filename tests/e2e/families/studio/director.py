@@ -1,0 +1,33 @@
+"""An app that makes films: their frames and samples as base64, and how they are to be read."""
+
+import asyncio
+import base64
+from typing import Any
+
+import numpy as np
+
+from omnibus.task.library import DecodeAudio, DecodeVideo, Denoise, TextEncode, VideoGeneration, VideoInput
+
+MODEL = "ltx2-tiny"
+
+DIRECTOR = VideoGeneration(
+    text_encoder=TextEncode(model=MODEL, component="text_encoder"),
+    denoiser=Denoise(model=MODEL, component="dit"),
+    decoder=DecodeVideo(model=MODEL, component="vae"),
+    sound=DecodeAudio(model=MODEL, component="audio_vae"),
+)
+
+
+def told(array: np.ndarray) -> dict[str, Any]:
+    return {"shape": list(array.shape), "data": base64.b64encode(array.tobytes()).decode()}
+
+
+async def serve(request: VideoInput) -> dict[str, Any]:
+    film = await DIRECTOR(request)
+    wanted = {"frames": film.frames, "audio": film.audio, "progress": film.progress}
+    there = {name: stream for name, stream in wanted.items() if stream is not None}
+    found = dict(zip(there, await asyncio.gather(*there.values()), strict=True))
+    answer: dict[str, Any] = {"frames": told(found["frames"])}
+    if "audio" in found:
+        answer["audio"] = {**told(found["audio"].array), "rate": found["audio"].rate}
+    return {**answer, "steps": [step.step for step in found.get("progress", [])]}

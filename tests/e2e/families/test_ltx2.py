@@ -1,0 +1,171 @@
+"""However LTX-2 is taken apart, and whoever else is served, film and sound are those of the library's pipeline."""
+
+import asyncio
+import base64
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.e2e.apps.estate import error
+from tests.e2e.system import System, declaration, running
+from tests.e2e.watch import Watch
+from tests.oracles import ltx2 as oracle
+
+pytestmark = pytest.mark.e2e
+
+MODEL = "ltx2-tiny"
+STUDIO = Path(__file__).parent / "studio"
+APART, TOGETHER = "T>D>V>A", "M"
+USUAL = {"prompt": "a cat sits on the mat", "width": 64, "height": 32, "seconds": 0.375, "steps": 4, "seed": 1, "sound": True}  # fmt: skip
+WISHES: dict[str, dict[str, Any]] = {
+    "usual": USUAL,
+    "slow": {**USUAL, "negative_prompt": "clouds", "seconds": 1.6, "fps": 12.5, "guidance": 5.0, "steps": 3, "seed": 2},
+    "plain": {**USUAL, "height": 64, "seconds": 0.0, "guidance": 1.0, "seed": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory: pytest.TempPathFactory, ltx2_checkpoint: Path) -> Iterator[System]:
+    models = {MODEL: declaration("ltx2", ltx2_checkpoint)}
+    flags = ("--apps-dir", str(STUDIO), "--app", str(STUDIO / "director.py"))
+    with running(tmp_path_factory.mktemp("studio"), models, *flags) as system:
+        yield system
+
+
+@pytest.fixture(autouse=True)
+async def everybody(studio: System) -> dict[str, int]:
+    pids = await studio.whole()
+    await studio.becomes_ready()
+    return pids
+
+
+class Made(NamedTuple):
+    frames: np.ndarray
+    sound: np.ndarray | None
+    steps: list[int]
+    path: str
+
+
+def wanted(checkpoint: Path, wish: dict[str, Any]) -> oracle.Film:
+    """The pipeline's film before it is rounded."""
+    fps = wish.get("fps", 24.0)
+    guidance = wish.get("guidance")
+    return oracle.filmed(
+        checkpoint,
+        wish["prompt"],
+        width=wish["width"],
+        height=wish["height"],
+        frames=int(wish["seconds"] * fps) // 8 * 8 + 1,
+        steps=wish["steps"],
+        seed=wish["seed"],
+        fps=fps,
+        negative=wish.get("negative_prompt", ""),
+        **(oracle.PLAIN if guidance == 1.0 else {} if guidance is None else {"guidance_scale": guidance}),
+    )
+
+
+async def asked(studio: System, wish: dict[str, Any], path: str = "") -> httpx.Response:
+    async with studio.http() as http:
+        return await http.post("/v1/apps/director/invoke", json=wish, headers={"x-omnibus-path": path} if path else {})
+
+
+async def filmed(studio: System, wish: dict[str, Any], path: str = "") -> Made:
+    answer = await asked(studio, wish, path)
+    assert answer.status_code == 200, answer.text
+    said = answer.json()
+    sound = None
+    if "audio" in said:
+        assert said["audio"]["rate"] == 8000
+        sound = read(said["audio"], np.float32)
+    return Made(read(said["frames"], np.uint8), sound, said["steps"], answer.headers["x-omnibus-path"])
+
+
+def read(said: dict[str, Any], dtype: Any) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(said["data"]), dtype).reshape(said["shape"])
+
+
+def alike(made: Made, film: oracle.Film) -> None:
+    # Only what lies between two of 256 values may be rounded to the other one.
+    np.testing.assert_allclose(made.frames, film.frames, atol=0.51)
+    np.testing.assert_allclose(made.sound, film.sound, atol=1e-5)
+
+
+@pytest.mark.cell("transformers", "ltx2", "film", shape=(APART, TOGETHER))
+@pytest.mark.parametrize("name", WISHES)
+async def test_a_film_is_that_of_the_pipeline_apart_and_together(studio: System, ltx2_checkpoint: Path, name: str):
+    wish = WISHES[name]
+
+    apart, together = await filmed(studio, wish, APART), await filmed(studio, wish, TOGETHER)
+
+    assert (apart.path, together.path) == (APART, TOGETHER)
+    np.testing.assert_array_equal(apart.frames, together.frames)
+    np.testing.assert_array_equal(apart.sound, together.sound)
+    alike(apart, wanted(ltx2_checkpoint, wish))
+    assert apart.frames.std() > 10
+    assert apart.sound.std() > 0.01
+    assert apart.steps == [*range(1, wish["steps"] + 1)]
+    await studio.ledger_is_empty()
+
+
+async def test_films_of_many_requests_at_once_are_each_their_own(studio: System, ltx2_checkpoint: Path):
+    wishes = [{**WISHES[name], "seed": seed} for seed in range(3) for name in WISHES]
+
+    made = await asyncio.gather(*(filmed(studio, wish) for wish in wishes))
+
+    for wish, film in zip(wishes, made, strict=True):
+        alike(film, wanted(ltx2_checkpoint, wish))
+    await studio.ledger_is_empty()
+
+
+async def test_a_film_without_sound_is_the_same_film(studio: System):
+    loud = await filmed(studio, USUAL, APART)
+
+    async with Watch.on(studio) as watch:
+        silent = await filmed(studio, {**USUAL, "sound": False, "progress": False})
+
+    assert silent.sound is None
+    assert silent.steps == []
+    np.testing.assert_array_equal(silent.frames, loud.frames)
+    assert not [one.subject for one in watch.seen if one.subject.startswith("omnibus.task.decode-audio")]
+    assert silent.path in ("T>D>V", "M")
+
+
+@pytest.mark.parametrize("victim", ["D", "A"])
+async def test_a_film_whose_executor_dies_is_made_elsewhere_and_is_the_same(
+    studio: System, ltx2_checkpoint: Path, everybody: dict[str, int], victim: str
+):
+    wish = {**USUAL, "steps": 20}
+    async with Watch.on(studio) as watch:
+        making = asyncio.create_task(filmed(studio, wish, APART))
+        await watch.until(lambda: any(b'"output":"progress"' in one.data for one in watch.seen))
+
+    os.kill(everybody[f"{MODEL}-{victim}-0"], signal.SIGKILL)
+
+    alike(await making, wanted(ltx2_checkpoint, wish))
+    await studio.ledger_is_empty()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"width": 60}, "width must be a multiple of 32"),
+        ({"steps": 1}, "steps must be 2 to 1000"),
+        ({"fps": 500.0, "seconds": 1.0}, "fps must be 1 to 120"),
+        ({"prompt": "a <end_of_turn> b"}, "control token"),
+        ({"width": 16384, "height": 16384}, "over the limit"),
+        ({"width": 2048, "height": 2048, "seconds": 60}, "in all its frames"),
+        ({"seconds": -1}, "seconds"),
+    ],
+)
+async def test_wishes_that_cannot_be_met_are_refused(studio: System, changed: dict[str, Any], message: str):
+    answer = await asked(studio, {**USUAL, **changed})
+
+    assert 400 <= answer.status_code < 500, answer.text
+    assert message in error(answer)["message"]
+    await studio.ledger_is_empty()

@@ -1,0 +1,84 @@
+"""What the library's own pipeline of LTX-2 makes of a prompt."""
+
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from omnibus_models import torchvision_cpu
+
+torchvision_cpu.install()
+
+#: Guidance of all kinds switched off.
+PLAIN = {
+    "guidance_scale": 1.0,
+    "audio_guidance_scale": 1.0,
+    "stg_scale": 0.0,
+    "audio_stg_scale": 0.0,
+    "modality_scale": 1.0,
+    "audio_modality_scale": 1.0,
+}
+
+
+class Film(NamedTuple):
+    """Frames, float32 [frames, height, width, 3] in [0, 255] before they are rounded, and samples [n, 2].
+
+    Or latents of both, as the VAEs take them: [channels, frames, height, width] and [channels, time, bins].
+    """
+
+    frames: Any
+    sound: Any
+
+
+def filmed(
+    checkpoint: Path,
+    prompt: str,
+    *,
+    width: int,
+    height: int,
+    frames: int,
+    steps: int,
+    seed: int,
+    fps: float = 24.0,
+    negative: str = "",
+    output: str = "np",
+    **guidance: Any,
+) -> Film:
+    """A film; ``guidance`` are the pipeline's own settings."""
+    made = pipeline(checkpoint)(
+        prompt,
+        negative_prompt=negative,
+        width=width,
+        height=height,
+        num_frames=frames,
+        frame_rate=fps,
+        num_inference_steps=steps,
+        # The usual block is there in a large model alone.
+        spatio_temporal_guidance_blocks=[1],
+        generator=torch.Generator().manual_seed(seed),
+        output_type=output,
+        **guidance,
+    )
+    if output == "latent":
+        return Film(made.frames[0], made.audio[0])
+    return Film(made.frames[0] * 255, np.asarray(made.audio[0].T))
+
+
+def guides(checkpoint: Path, prompt: str) -> torch.Tensor:
+    """[tokens, width]: what guides film and sound, beside each other."""
+    made = pipeline(checkpoint)
+    with torch.no_grad():
+        embeds, mask, *_ = made.encode_prompt(prompt, do_classifier_free_guidance=False)
+        film, sound, kept = made.connectors(embeds, mask, padding_side="left")
+    return torch.cat([film[0], sound[0]], -1)[kept[0].bool()]
+
+
+@functools.cache
+def pipeline(checkpoint: Path) -> Any:
+    from diffusers import LTX2Pipeline
+
+    made = LTX2Pipeline.from_pretrained(checkpoint)
+    made.set_progress_bar_config(disable=True)
+    return made

@@ -1,0 +1,65 @@
+"""The components of Janus load alone, with their own weights and no others."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from omnibus.errors import Fatal, NotFound
+from omnibus_models import families, tiny
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("janus", tmp_path_factory.mktemp("models") / "janus")
+
+
+@pytest.fixture(scope="module")
+def parts(checkpoint: Path) -> dict[str, Any]:
+    family = families.family_of(checkpoint)
+    return {name: family.load(name, checkpoint) for name in family.components}
+
+
+def test_the_components_leave_nothing_out(parts: dict[str, Any], checkpoint: Path) -> None:
+    weights = load_file(checkpoint / "model.safetensors")
+
+    def count(*begins: str) -> int:
+        return sum(weight.numel() for name, weight in weights.items() if name.startswith(begins))
+
+    table, language = count("model.language_model.embed_tokens"), count("model.language_model.")
+    assert {name: part.parameters for name, part in parts.items()} == {
+        "vision": count("model.vision_model.", "model.aligner."),
+        "thinker": language + count("lm_head."),
+        "text_encoder": table,
+        "dit": language - table + count("model.generation_"),
+        "vae": count("model.vqmodel.") - count("model.vqmodel.encoder.", "model.vqmodel.quant_conv."),
+    }
+    assert families.family_of(checkpoint).reader(checkpoint).parameters < language
+
+
+@pytest.mark.parametrize(
+    ("component", "lost"),
+    [
+        ("vision", "aligner.fc1"),
+        ("thinker", "layers.1.mlp.up_proj"),
+        ("text_encoder", "embed_tokens"),
+        ("dit", "generation_head.vision_head"),
+        ("vae", "vqmodel.decoder.conv_out"),
+    ],
+)
+def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, component: str, lost: str) -> None:
+    shutil.copytree(checkpoint, tmp_path / "broken")
+    weights = load_file(tmp_path / "broken" / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if lost not in name}
+    assert len(kept) < len(weights)
+    save_file(kept, tmp_path / "broken" / "model.safetensors", {"format": "pt"})
+
+    with pytest.raises(Fatal, match=lost):
+        families.family_of(checkpoint).load(component, tmp_path / "broken")
+
+
+def test_an_unknown_component_is_not_found(checkpoint: Path) -> None:
+    with pytest.raises(NotFound, match="text_encoder, dit, vae"):
+        families.family_of(checkpoint).load("audio", checkpoint)

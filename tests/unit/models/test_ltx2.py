@@ -1,0 +1,387 @@
+"""The parts of LTX-2 make the library's own films and sounds, one step at a time and in any company."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from omnibus.errors import BadRequest, ContextTooLong, Fatal, NotFound
+from omnibus_models import families
+from omnibus_models.contract import Encoded, Picture
+from omnibus_models.families import ltx2 as family_ltx2
+from omnibus_models.tiny import weights
+from tests.oracles import ltx2 as oracle
+
+CAT, HILL, NOTHING = "a cat sits on the mat", "a green circle near the hill, and birds sing", ""
+
+
+@pytest.fixture(scope="module")
+def parts(ltx2: Path) -> dict[str, Any]:
+    return loaded(ltx2)
+
+
+def loaded(checkpoint: Path) -> dict[str, Any]:
+    family = families.family_of(checkpoint)
+    return {name: family.load(name, checkpoint) for name in family.components}
+
+
+def guides(parts: dict[str, Any], *prompts: str) -> list[Tensor]:
+    encoder = parts["text_encoder"]
+    return [one.embeds for one in encoder.encode([encoder.prepare(prompt) for prompt in prompts])]
+
+
+def made(parts: dict[str, Any], prompt: str, picture: Picture, *negative: str) -> Any:
+    """A film after all of its steps, alone."""
+    one = parts["dit"].open(picture, guides(parts, prompt, *negative))
+    while one.done < one.steps:
+        parts["dit"].step([one])
+    return one
+
+
+def latents(parts: dict[str, Any], one: Any) -> tuple[Tensor, Tensor]:
+    return parts["dit"].latents(one), parts["dit"].sound(one)
+
+
+def normal(parts: dict[str, Any], film: oracle.Film) -> tuple[Tensor, Tensor]:
+    """The pipeline's latents before it gives them back their means and deviations."""
+    vae, audio = parts["vae"].module, parts["audio_vae"].module["vae"]
+    channels, length, bins = film.sound.shape
+    packed = film.sound.transpose(0, 1).reshape(length, channels * bins)
+    packed = (packed - audio.latents_mean) / audio.latents_std
+    mean, deviation = (each.view(-1, 1, 1, 1) for each in (vae.latents_mean, vae.latents_std))
+    return (film.frames - mean) / deviation, packed.reshape(length, channels, bins).transpose(0, 1)
+
+
+def test_the_family_is_known_by_its_pipeline(ltx2: Path) -> None:
+    assert families.family_of(ltx2) is families.family("ltx2")
+
+
+def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str, Any], ltx2: Path) -> None:
+    prompts = [CAT, HILL, NOTHING, "  birds ", CAT * 20]
+
+    together = guides(parts, *prompts)
+
+    for prompt, found in zip(prompts, together, strict=True):
+        wanted = oracle.guides(ltx2, prompt)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+        torch.testing.assert_close(guides(parts, prompt)[0], wanted, rtol=0, atol=1e-5)
+    assert not torch.allclose(together[0][:3], together[1][:3], atol=1e-2)
+
+
+FILMS: list[tuple[Picture, dict[str, Any]]] = [
+    (Picture(64, 32, 4, 1, frames=9), {}),
+    (Picture(32, 64, 6, 2, guidance=5.0, frames=17, fps=12.5), {"guidance_scale": 5.0}),
+    (Picture(64, 64, 3, 3, guidance=1.0, frames=1), oracle.PLAIN),
+]
+
+
+def asked(picture: Picture) -> dict[str, Any]:
+    names = ("width", "height", "frames", "steps", "seed", "fps")
+    return {name: getattr(picture, name) for name in names}
+
+
+@pytest.mark.parametrize(("picture", "guidance"), FILMS, ids=["usual", "guided", "plain"])
+def test_film_and_sound_are_those_of_the_pipeline(
+    parts: dict[str, Any], ltx2: Path, picture: Picture, guidance: dict[str, Any]
+) -> None:
+    one = made(parts, CAT, picture, HILL)
+
+    frames = parts["vae"].decode(parts["dit"].latents(one)).numpy()
+    samples = parts["audio_vae"].decode(parts["dit"].sound(one)).numpy()
+
+    wanted = oracle.filmed(ltx2, CAT, **asked(picture), negative=HILL, **guidance)
+    assert one.rows == (1 if picture.guidance == 1.0 else 4)
+    assert frames.shape == (picture.frames, picture.height, picture.width, 3)
+    assert frames.std() > 10
+    np.testing.assert_allclose(frames, wanted.frames, atol=0.51)  # rounded
+    assert samples.std() > 0.01
+    np.testing.assert_allclose(samples, wanted.sound, atol=1e-5)
+    found = oracle.filmed(ltx2, CAT, **asked(picture), negative=HILL, output="latent", **guidance)
+    for ours, theirs in zip(latents(parts, one), normal(parts, found), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_without_a_negative_prompt_the_other_guidance_stays(parts: dict[str, Any], ltx2: Path) -> None:
+    one = made(parts, CAT, FILMS[0][0])
+
+    own = {"guidance_scale": 1.0, "audio_guidance_scale": 1.0}
+    found = oracle.filmed(ltx2, CAT, **asked(FILMS[0][0]), output="latent", **own)
+    assert one.rows == 3
+    for ours, theirs in zip(latents(parts, one), normal(parts, found), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_films_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
+    wishes = [
+        (CAT, Picture(64, 32, 4, 1, frames=9), (HILL,)),
+        (HILL, Picture(64, 32, 6, 2, guidance=6.0, frames=9), (CAT,)),
+        (CAT * 9, Picture(64, 32, 2, 3, guidance=1.0, frames=9, fps=24.2), (NOTHING,)),
+        (NOTHING, Picture(64, 32, 5, 4, frames=9), ()),
+    ]
+    waiting = [parts["dit"].open(picture, guides(parts, prompt, *negative)) for prompt, picture, negative in wishes]
+    everybody, running, sizes = list(waiting), [], []
+    assert len({one.shape for one in everybody}) == 1
+
+    while waiting or running:
+        running += [waiting.pop(0)] if waiting else []
+        parts["dit"].step(running)
+        sizes.append(len(running))
+        running = [one for one in running if one.done < one.steps]
+
+    assert max(sizes) > 2
+    for (prompt, picture, negative), one in zip(wishes, everybody, strict=True):
+        alone = made(parts, prompt, picture, *negative)
+        for found, wanted in zip(latents(parts, one), latents(parts, alone), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+def test_another_prompt_seed_guidance_or_speed_makes_another_film_and_sound(parts: dict[str, Any]) -> None:
+    usual = Picture(64, 32, 3, 1, frames=9)
+
+    first, *others = (
+        latents(parts, made(parts, prompt, picture, *negative))
+        for prompt, picture, negative in [
+            (CAT, usual, (NOTHING,)),
+            (HILL, usual, (NOTHING,)),
+            (CAT, usual, (HILL,)),
+            (CAT, Picture(64, 32, 3, 2, frames=9), (NOTHING,)),
+            (CAT, Picture(64, 32, 3, 1, guidance=1.0, frames=9), (NOTHING,)),
+            (CAT, Picture(64, 32, 3, 1, frames=9, fps=24.5), (NOTHING,)),
+        ]
+    )
+
+    again = latents(parts, made(parts, CAT, usual, NOTHING))
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    for other in others:
+        for one, another in zip(first, other, strict=True):
+            assert not torch.allclose(one, another, atol=1e-2)
+
+
+def test_film_and_sound_are_made_with_an_eye_and_an_ear_for_the_other(parts: dict[str, Any]) -> None:
+    picture = Picture(64, 32, 3, 1, guidance=1.0, frames=9)
+    first, other = (parts["dit"].open(picture, guides(parts, CAT)) for _ in range(2))
+    other.latents = other.latents._replace(sound=other.latents.sound.flip(0))
+
+    while first.done < first.steps:
+        parts["dit"].step([first])
+        parts["dit"].step([other])
+
+    assert not torch.allclose(parts["dit"].latents(first), parts["dit"].latents(other), atol=1e-2)
+
+
+def test_a_step_that_fails_leaves_everybody_where_they_were(parts: dict[str, Any]) -> None:
+    good, bad = (parts["dit"].open(FILMS[0][0], guides(parts, CAT)) for _ in range(2))
+    bad.guides = (torch.zeros(3, 5),)
+
+    with pytest.raises(RuntimeError):
+        parts["dit"].step([good, bad])
+
+    assert good.done == 0
+    assert torch.equal(good.latents.film, parts["dit"].open(FILMS[0][0], guides(parts, CAT)).latents.film)
+
+
+def test_a_preview_shows_where_the_film_is_going(parts: dict[str, Any]) -> None:
+    dit = parts["dit"]
+    palette, one = dit.palette(), dit.open(Picture(64, 32, 12, 5, frames=9), guides(parts, CAT, NOTHING))
+    noise = dit.preview(one, palette)
+
+    shown = []
+    while one.done < one.steps:
+        dit.step([one])
+        shown.append(dit.preview(one, palette).float())
+
+    away = [float((each - shown[-1]).abs().mean()) for each in (noise.float(), shown[3], shown[9])]
+    assert (noise.shape, noise.dtype) == ((4, 8, 3), torch.uint8)
+    assert away[0] > away[1] > away[2]
+
+
+@pytest.mark.parametrize(
+    ("picture", "param"),
+    [
+        (Picture(60, 64, 4, 1, frames=9), "width"),
+        (Picture(64, 0, 4, 1, frames=9), "height"),
+        (Picture(64, 64, 4, 1, frames=8), "frames"),
+        (Picture(64, 64, 4, 1, frames=0), "frames"),
+        (Picture(64, 64, 4, 1, frames=9, fps=0.0), "fps"),
+        (Picture(64, 64, 4, 1, frames=9, fps=float("nan")), "fps"),
+        (Picture(64, 64, 4, 1, frames=9, fps=1e9), "fps"),
+        (Picture(64, 64, 4, 1, frames=1, fps=120.0), "frames"),
+        (Picture(64, 64, 1, 1, frames=9), "steps"),
+        (Picture(64, 64, 1001, 1, frames=9), "steps"),
+    ],
+)
+def test_films_that_cannot_be_made_are_refused(parts: dict[str, Any], picture: Picture, param: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parts["dit"].open(picture, guides(parts, CAT))
+
+    assert caught.value.param == param
+
+
+def test_prompts_that_are_no_text_or_too_much_of_it_are_refused(parts: dict[str, Any]) -> None:
+    encoder = parts["text_encoder"]
+
+    with pytest.raises(BadRequest, match="start_of_turn"):
+        encoder.prepare("a <start_of_turn> b")
+    with pytest.raises(ContextTooLong, match="1024"):
+        encoder.prepare("hill " * 1024)
+    with pytest.raises(BadRequest, match="text alone"):
+        encoder.prepare(CAT, [Encoded(torch.zeros(4, 32), {"modality": "image"})])
+    with pytest.raises(BadRequest, match="tokens, 64"):
+        parts["dit"].open(FILMS[0][0], [torch.zeros(3, 65)])
+
+
+@pytest.mark.parametrize("shape", [(8, 2, 4), (16, 2, 4, 4), (8, 0, 4, 4), (8, 2, 4, 1)])
+def test_latents_that_are_no_film_are_refused(parts: dict[str, Any], shape: tuple[int, ...]) -> None:
+    with pytest.raises(BadRequest, match=r"\[8, frames, height, width\]"):
+        parts["vae"].decode(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(2, 9), (3, 9, 4), (2, 0, 4), (2, 9, 5)])
+def test_latents_that_are_no_sound_are_refused(parts: dict[str, Any], shape: tuple[int, ...]) -> None:
+    with pytest.raises(BadRequest, match=r"\[2, time, 4\]"):
+        parts["audio_vae"].decode(torch.zeros(shape))
+
+
+def test_the_components_share_nothing_and_leave_nothing_out(parts: dict[str, Any], ltx2: Path) -> None:
+    pipeline = oracle.pipeline(ltx2)
+
+    def count(*modules: torch.nn.Module) -> int:
+        return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+    assert {name: part.parameters for name, part in parts.items()} == {
+        "text_encoder": count(pipeline.text_encoder.model.language_model, pipeline.connectors),
+        "dit": count(pipeline.transformer),
+        "vae": count(pipeline.vae.decoder),
+        "audio_vae": count(pipeline.audio_vae.decoder, pipeline.vocoder),
+    }
+
+
+# Later releases of the model have other connectors and another transformer
+
+
+@pytest.fixture(scope="module")
+def later(ltx2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with learned registers, projections for film and sound each, gates and more modulation."""
+    from diffusers import LTX2VideoTransformer3DModel
+    from diffusers.pipelines.ltx2 import LTX2TextConnectors
+
+    copy = tmp_path_factory.mktemp("models") / "later"
+    shutil.copytree(ltx2, copy)
+    connectors, transformer = (dict(kind.load_config(ltx2 / part)) for kind, part in (
+        (LTX2TextConnectors, "connectors"), (LTX2VideoTransformer3DModel, "transformer"),
+    ))  # fmt: skip
+    connectors |= {
+        "per_modality_projections": True, "video_hidden_dim": 24, "audio_hidden_dim": 16, "proj_bias": True,
+        "video_connector_attention_head_dim": 12, "audio_connector_attention_head_dim": 8,
+        "video_connector_num_learnable_registers": 8, "audio_connector_num_learnable_registers": 8,
+        "video_gated_attn": True, "audio_gated_attn": True,
+    }  # fmt: skip
+    transformer |= {
+        "use_prompt_embeddings": False, "cross_attention_dim": 24, "audio_cross_attention_dim": 16,
+        "gated_attn": True, "audio_gated_attn": True, "cross_attn_mod": True, "audio_cross_attn_mod": True,
+    }  # fmt: skip
+    for made, part in (
+        (LTX2TextConnectors.from_config(connectors), "connectors"),
+        (LTX2VideoTransformer3DModel.from_config(transformer), "transformer"),
+    ):
+        weights.spread(made, 0)
+        made.save_pretrained(copy / part)
+    return copy
+
+
+def test_later_releases_are_served_too(later: Path) -> None:
+    parts = loaded(later)
+    picture = FILMS[0][0]
+
+    one = made(parts, CAT, picture, NOTHING)
+
+    wanted = oracle.guides(later, CAT)
+    assert wanted.shape == (family_ltx2.TOKENS, 40)
+    torch.testing.assert_close(guides(parts, CAT)[0], wanted, rtol=0, atol=1e-5)
+    found = oracle.filmed(later, CAT, **asked(picture), output="latent")
+    for ours, theirs in zip(latents(parts, one), normal(parts, found), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+# Checkpoints that are not whole
+
+
+@pytest.mark.parametrize(
+    ("component", "file", "lost"),
+    [
+        ("text_encoder", "text_encoder/model.safetensors", "layers.1.mlp.up_proj"),
+        ("text_encoder", "connectors/diffusion_pytorch_model.safetensors", "video_connector.transformer_blocks.0.ff"),
+        ("dit", "transformer/diffusion_pytorch_model.safetensors", "transformer_blocks.1.audio_ff"),
+        ("vae", "vae/diffusion_pytorch_model.safetensors", "decoder.conv_out"),
+        ("audio_vae", "audio_vae/diffusion_pytorch_model.safetensors", "decoder.conv_out"),
+        ("audio_vae", "vocoder/diffusion_pytorch_model.safetensors", "conv_out"),
+    ],
+)
+def test_missing_weights_are_fatal_for_whom_they_belong_to(
+    ltx2: Path, tmp_path: Path, component: str, file: str, lost: str
+) -> None:
+    shutil.copytree(ltx2, tmp_path / "broken")
+    found = load_file(tmp_path / "broken" / file)
+    kept = {name: value for name, value in found.items() if lost not in name}
+    assert len(kept) < len(found)
+    save_file(kept, tmp_path / "broken" / file, {"format": "pt"})
+    family = families.family_of(ltx2)
+
+    with pytest.raises(Fatal, match=lost):
+        family.load(component, tmp_path / "broken")
+    for other in {*family.components} - {component}:
+        assert family.load(other, tmp_path / "broken").parameters > 0
+
+
+def test_the_latents_statistics_are_not_to_be_missing(ltx2: Path, tmp_path: Path) -> None:
+    shutil.copytree(ltx2, tmp_path / "broken")
+    for part, component in (("vae", "vae"), ("audio_vae", "audio_vae")):
+        file = tmp_path / "broken" / part / "diffusion_pytorch_model.safetensors"
+        found = load_file(file)
+        save_file({name: value for name, value in found.items() if name != "latents_std"}, file, {"format": "pt"})
+
+        with pytest.raises(Fatal, match="latents_std"):
+            families.family_of(ltx2).load(component, tmp_path / "broken")
+
+
+@pytest.mark.parametrize(
+    ("component", "lost"),
+    [
+        ("dit", "scheduler/scheduler_config.json"),
+        ("dit", "vae/config.json"),
+        ("dit", "audio_vae/config.json"),
+        ("audio_vae", "vocoder/config.json"),
+        ("text_encoder", "model_index.json"),
+    ],
+)
+def test_a_component_without_its_configurations_is_fatal(ltx2: Path, tmp_path: Path, component: str, lost: str) -> None:
+    shutil.copytree(ltx2, tmp_path / "bare")
+    (tmp_path / "bare" / lost).unlink()
+
+    with pytest.raises(Fatal):
+        families.family("ltx2").load(component, tmp_path / "bare")
+
+
+@pytest.mark.parametrize(
+    ("component", "part", "other"),
+    [("text_encoder", "text_encoder", "Gemma4Unified"), ("audio_vae", "vocoder", "LTX9Vocoder")],
+)
+def test_parts_of_another_kind_are_named(ltx2: Path, tmp_path: Path, component: str, part: str, other: str) -> None:
+    shutil.copytree(ltx2, tmp_path / "other")
+    index = tmp_path / "other" / "model_index.json"
+    said = json.loads(index.read_text())
+    index.write_text(json.dumps({**said, part: ["x", other]}))
+
+    with pytest.raises(Fatal, match=other):
+        families.family_of(ltx2).load(component, tmp_path / "other")
+
+
+def test_an_unknown_component_is_not_found(ltx2: Path) -> None:
+    with pytest.raises(NotFound, match="text_encoder, dit, vae, audio_vae"):
+        families.family_of(ltx2).load("thinker", ltx2)

@@ -1,0 +1,127 @@
+"""Qwen3-VL in vLLM: rows with deeper levels, and videos whose rows stand in several places."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+
+from omnibus.errors import BadRequest
+from omnibus_models import tiny
+from omnibus_models.contract import Encoded
+from omnibus_models.families import family
+from services.llm.vllm.runner import VllmRunner
+from tests.e2e.questions import VL_QUESTIONS, Question, ask, image, video
+from tests.oracles import qwen3_vl as oracle
+from tests.unit.jobs import MemoryJob, run
+from tests.unit.llm.conftest import greedy
+from tests.unit.llm.test_think import job
+from tests.unit.models.split import encode
+from tests.vllm.conftest import descriptors, sent, vllm
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+TOKENS = 24
+QUESTIONS = {
+    **VL_QUESTIONS,
+    # Longer than a step: the second part of its rows is taken from the same items.
+    "more than a step": ask(image(4, 250, 250), video(8, 5), "and", image(5, 120, 200), "describe"),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen3_vl", tmp_path_factory.mktemp("models") / "vl", wide=True)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def runner(checkpoint: Path) -> AsyncIterator[VllmRunner]:
+    async with vllm("qwen3_vl", checkpoint, batch=8) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def vision(checkpoint: Path) -> Any:
+    return family("qwen3_vl").load("vision", checkpoint)
+
+
+def asked(vision: Any, question: Question) -> MemoryJob:
+    kinds = [kind for kind, _ in question.parts if kind != "text"]
+    items = sent(encode([vision], kinds, question.media))
+    return job(question.plain, items, max_tokens=TOKENS, ignore_eos=False)
+
+
+async def test_it_holds_the_language_model_alone(runner: VllmRunner, checkpoint: Path) -> None:
+    # On a CPU some weights are packed for its kernels and count as parameters no more.
+    assert 0 < runner.stats()["parameters"] <= family("qwen3_vl").load("thinker", checkpoint).parameters
+
+
+@pytest.mark.cell("vllm", "qwen3_vl", "tokens", shape="L")
+@pytest.mark.parametrize("name", QUESTIONS)
+async def test_it_says_what_the_whole_model_says(runner: VllmRunner, checkpoint: Path, vision: Any, name: str) -> None:
+    question = QUESTIONS[name]
+    ids, text = oracle.answer(checkpoint, question.plain, question.media, TOKENS)
+
+    answer = await run(runner, asked(vision, question))
+
+    assert (answer.ids, answer.text) == (ids, text)
+
+
+@pytest.mark.cell("vllm", "qwen3_vl", "tokens", shape="L")
+async def test_requests_at_once_each_get_their_own_answer(runner: VllmRunner, checkpoint: Path, vision: Any) -> None:
+    questions = [ask(image(seed % 5), video(1 + seed % 3, seed), "describe") for seed in range(8)]
+    questions += [ask(image(seed), "describe the image") if seed % 3 else ask(f"{seed} cats") for seed in range(12)]
+    expected = [oracle.answer(checkpoint, one.plain, one.media, TOKENS)[0] for one in questions]
+    jobs = [asked(vision, question) for question in questions]
+
+    await asyncio.gather(*(run(runner, one) for one in jobs))
+
+    assert [one.ids for one in jobs] == expected
+    assert descriptors() == []
+
+
+async def test_equal_embeddings_at_other_seconds_are_another_video(
+    runner: VllmRunner, checkpoint: Path, vision: Any
+) -> None:
+    early = asked(vision, VL_QUESTIONS["video"])
+    [item] = early.inputs["items"]
+    late = job(VL_QUESTIONS["video"].plain, [item._replace(data={**item.data, "seconds": [100.5, 200.5]})])
+
+    await run(runner, early)
+    await run(runner, late)
+
+    assert early.ids[:16] != late.ids[:16]
+
+
+@pytest.mark.cell("vllm", "qwen3_vl", "tokens", shape="L")
+async def test_frames_that_are_equal_are_read_once_and_seen_each(
+    runner: VllmRunner, checkpoint: Path, vision: Any
+) -> None:
+    question = ask(video(3), video(3), "describe")
+    items = asked(vision, question).inputs["items"]
+    still = [item._replace(array=np.tile(item.array[:4], (item.data["grid_thw"][0], 1))) for item in items]
+    thinker = family("qwen3_vl").load("thinker", checkpoint)
+    media = [Encoded(torch.from_numpy(item.array), item.data) for item in still]
+    expected = greedy(thinker, thinker.assemble(thinker.prompt(question.plain), media), TOKENS)
+
+    answer = await run(runner, job(question.plain, still, max_tokens=TOKENS))
+
+    assert answer.ids == expected
+
+
+async def test_rows_without_their_deeper_levels_are_refused_and_the_engine_hears_nothing(
+    runner: VllmRunner, vision: Any
+) -> None:
+    heard = runner.stats()["prompt_tokens"]
+    [item] = asked(vision, VL_QUESTIONS["image"]).inputs["items"]
+    plain = item._replace(array=np.ascontiguousarray(item.array[:, :64]))
+
+    with pytest.raises(BadRequest, match="192"):
+        await run(runner, job(VL_QUESTIONS["image"].plain, [plain]))
+
+    assert runner.stats()["prompt_tokens"] == heard
+    assert descriptors() == []
