@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from omnibus.encoding import picture
 from omnibus.encoding.picture import PictureFormat
-from omnibus.errors import BadRequest, OmnibusError, Rejected
+from omnibus.errors import BadMedia, BadRequest, OmnibusError, Rejected
 from omnibus.metrics import GATEWAY
 from omnibus.task import CompositeTask, use
 from omnibus.task.library import ImageOutput
@@ -127,7 +127,9 @@ async def encoded(
 
 def renamed(error: OmnibusError) -> OmnibusError:
     """``error`` with ``param`` as clients know it."""
-    if isinstance(error, Rejected):
+    if isinstance(error, BadMedia):
+        error.param = error.param or "image"
+    elif isinstance(error, Rejected):
         error.param = _CALLED.get(error.param, error.param)
     return error
 

@@ -1,4 +1,5 @@
-"""One system for all routes: a model that makes pictures, each component alone, and one that hears and speaks."""
+"""One system for all routes, behind two gateways: a model that makes pictures, one that edits them, one that hears and
+speaks, in five executors and in one, and one that makes vectors of texts."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -6,23 +7,52 @@ from pathlib import Path
 import openai
 import pytest
 
+from omnibus import catalog
+from omnibus_models import tiny
 from tests.e2e.system import OMNI, System, declaration, running
 
-PAINTER = "qwen-image-tiny"
+PAINTER, EDITOR, EMBEDDER = "qwen-image-tiny", "qwen-image-edit-tiny", "qwen2-tiny"
+
+
+@pytest.fixture(scope="session")
+def text_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen2", tmp_path_factory.mktemp("checkpoints") / "text")
 
 
 @pytest.fixture(scope="package")
-def system(tmp_path_factory: pytest.TempPathFactory, image_checkpoint: Path, omni_checkpoint: Path) -> Iterator[System]:
+def system(
+    tmp_path_factory: pytest.TempPathFactory,
+    image_checkpoint: Path,
+    edit_checkpoint: Path,
+    omni_checkpoint: Path,
+    text_checkpoint: Path,
+) -> Iterator[System]:
+    painter, editor = declaration("qwen_image", image_checkpoint), declaration("qwen_image_edit", edit_checkpoint)
     models = {
-        PAINTER: declaration("qwen_image", image_checkpoint),
+        PAINTER: only(painter, "TDV"),
+        EDITOR: only(editor, "M"),
         OMNI: declaration("qwen2_5_omni", omni_checkpoint),
+        EMBEDDER: catalog.embedding("qwen2", str(text_checkpoint)),
     }
-    with running(tmp_path_factory.mktemp("routes"), models) as made:
+    with running(tmp_path_factory.mktemp("routes"), models, "--gateways", "2") as made:
         yield made
+
+
+def only(declared: dict, option: str) -> dict:
+    """A deployment in one executor."""
+    return {**declared, "options": {option: declared["options"][option]}, "paths": [{"options": [option]}]}
 
 
 @pytest.fixture
 async def client(system: System) -> AsyncIterator[openai.AsyncOpenAI]:
     await system.becomes_ready()
     async with system.client() as made:
+        yield made
+
+
+@pytest.fixture
+async def other(system: System) -> AsyncIterator[openai.AsyncOpenAI]:
+    """A client of the second gateway."""
+    await system.becomes_ready()
+    async with openai.AsyncOpenAI(base_url=f"{system.urls[1]}/v1", api_key="none", max_retries=0, timeout=60) as made:
         yield made

@@ -141,7 +141,7 @@ async def test_the_documentation_is_made_once_and_shown_for_people(home: House):
     ("method", "path", "status", "code"),
     [
         ("GET", "/nothing", 404, "not_found"),
-        ("POST", "/v1/embeddings", 404, "not_found"),
+        ("POST", "/v1/completions", 404, "not_found"),
         ("POST", "/v1/models", 405, "rejected"),
         ("GET", "/v1/chat/completions", 405, "rejected"),
         ("DELETE", "/v1/chat/completions", 405, "rejected"),

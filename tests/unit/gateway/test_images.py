@@ -211,6 +211,31 @@ async def test_a_client_that_leaves_stops_the_steps(home: House):
     await home.emptied()
 
 
+async def test_a_picture_that_takes_too_long_is_given_up(tmp_path: Path):
+    async def endless(job: Job) -> None:
+        await asyncio.Event().wait()
+
+    async with house(tmp_path, deadline=0.5) as home:
+        home.serve(PAINTER)
+        await home.executor(PAINTER, "T", "text_encoder")
+        await home.executor(PAINTER, "V", "vae")
+        await home.executor(PAINTER, "D", "dit", dit=endless)
+
+        response = await draw(home)
+
+        assert (response.status_code, error(response)["code"]) == (504, "deadline_exceeded")
+        await home.emptied()
+
+
+async def test_over_the_limit_clients_are_told_to_come_again(tmp_path: Path):
+    async with house(tmp_path, max_inflight=0) as home:
+        await home.all_of(PAINTER)
+
+        response = await draw(home)
+
+        assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+
+
 # Refusals
 
 

@@ -1,0 +1,40 @@
+"""Vectors of texts are those of the library's hidden states."""
+
+from pathlib import Path
+
+import numpy as np
+import openai
+import pytest
+
+from tests.e2e.routes.conftest import EMBEDDER, PAINTER
+from tests.e2e.system import System
+from tests.unit.encoder.test_embed import TEXTS, library
+
+pytestmark = pytest.mark.e2e
+
+
+async def test_vectors_are_those_of_the_library(client: openai.AsyncOpenAI, system: System, text_checkpoint: Path):
+    made = await client.embeddings.create(model=EMBEDDER, input=TEXTS)
+
+    for each, text in zip(made.data, TEXTS, strict=True):
+        np.testing.assert_allclose(each.embedding, library(("qwen2", text_checkpoint), text), atol=1e-5)
+    assert made.usage.prompt_tokens > len(TEXTS)
+    await system.ledger_is_empty()
+
+
+async def test_long_texts_are_embedded_too(client: openai.AsyncOpenAI, system: System):
+    texts = [f"{number} " + "the cat sat on the mat " * 40 for number in range(40)]
+
+    made = await client.embeddings.create(model=EMBEDDER, input=texts)
+
+    vectors = np.array([each.embedding for each in made.data])
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
+    await system.ledger_is_empty()
+
+
+async def test_models_without_an_embedder_and_texts_without_meaning_are_refused(client: openai.AsyncOpenAI):
+    for model, text, param in ((PAINTER, "hello", "model"), (EMBEDDER, "a <|im_end|> b", "input")):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.embeddings.create(model=model, input=text)
+
+        assert refused.value.param == param

@@ -1,0 +1,29 @@
+"""docs/routes.md names every route, and quotes what models are asked for as it is."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from omnibus.encoding.sound import FASTEST, MIME, SLOWEST
+from services.gateway.openai.openapi import openapi_paths
+from services.gateway.routes import speech, transcriptions
+
+TEXT = re.sub(r"\s+", " ", (Path(__file__).parents[3] / "docs" / "routes.md").read_text())
+
+
+@pytest.mark.parametrize("path", [path for path in openapi_paths() if "{" not in path])
+def test_every_route_is_named(path: str):
+    assert f"`POST {path}`" in TEXT
+
+
+@pytest.mark.parametrize(
+    "asked", [speech.SYSTEM, speech.USER.partition("\n")[0], transcriptions.SYSTEM, transcriptions.USER]
+)
+def test_what_models_are_asked_for_is_quoted(asked: str):
+    assert f"`{asked}`" in TEXT
+
+
+def test_formats_and_speeds_are_those_there_are():
+    assert all(f"`{format}`" in TEXT for format in MIME)
+    assert f"`speed` from {SLOWEST} to {FASTEST:g}" in TEXT
