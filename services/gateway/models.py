@@ -16,7 +16,7 @@ Task = TypeVar("Task", bound=UnitTask)
 #: Fields of the request of a task that makes pictures, and of one that makes them of another picture, or of several.
 _DRAWS, IMAGE, IMAGES = frozenset({"prompt", "width", "height"}), "image", "images"
 #: What the request of a task that makes films has besides.
-_LASTS = frozenset({"seconds", "fps"})
+_LASTS = frozenset({"seconds", "fps", "seed"})
 #: Pictures that one may go by.
 MOST_IMAGES = 16
 

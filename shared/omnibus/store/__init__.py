@@ -14,6 +14,7 @@ Keys, under ``<prefix>:``
 ``audio:<id>``                                   a spoken answer, until it expires
 ``job:<kind>:<id>``                              hash: a job, its request, status, owner and outcome, until it expires
 ``jobs:<kind>:made``, ``:due``, ``:ends``        ids of jobs by when they came, are due for a worker, are forgotten
+``jobs:<kind>:life``                             a random word that is gone when the store has lost everything
 
 Channels ``plan``, ``apps``, ``profiles`` and ``jobs:<kind>`` announce changes. Each change is one function on the
 server that refuses whoever is late, so that two writers cannot cross; a profile is the last writer's.

@@ -223,7 +223,7 @@ redis.register_function('omnibus_free_job', function(keys, args)
   if lost(keys, args) then return 0 end
   local job = keys[4] .. args[1]
   redis.call('HSET', job, 'status', 'queued', 'owner', '', 'progress', '0')
-  redis.call('HINCRBY', job, 'attempt', -1)
+  redis.call('HINCRBY', job, 'attempt', args[4])
   redis.call('ZADD', keys[2], whole(now() + args[3]), args[1])
   redis.call('PUBLISH', keys[5], args[1])
   return 1

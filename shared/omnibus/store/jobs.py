@@ -8,6 +8,7 @@ Times are the server's: clocks of workers do not matter.
 
 from collections.abc import AsyncIterator, Sequence
 from itertools import count
+from secrets import token_hex
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -100,9 +101,13 @@ class Jobs(Connection):
         told = (id, owner, _ms(seconds), str(progress))
         return bool(await self._run("omnibus_hold_job", _keys(kind), *told))
 
-    async def free_job(self, kind: str, id: str, owner: str, seconds: float = 0.0) -> bool:
-        """Give a job back, due again in ``seconds``, as if it had not been taken; False when ``owner`` has lost it."""
-        return bool(await self._run("omnibus_free_job", _keys(kind), id, owner, _ms(seconds)))
+    async def free_job(self, kind: str, id: str, owner: str, seconds: float = 0.0, counts: bool = False) -> bool:
+        """Give a job back, due again in ``seconds``; False when ``owner`` has lost it.
+
+        Unless it ``counts`` that it was begun, it is as if it had not been taken.
+        """
+        told = (id, owner, _ms(seconds), "0" if counts else "-1")
+        return bool(await self._run("omnibus_free_job", _keys(kind), *told))
 
     async def end_job(
         self, kind: str, id: str, owner: str, status: Literal["completed", "failed"], outcome: bytes, seconds: float
@@ -117,7 +122,7 @@ class Jobs(Connection):
 
     async def job(self, kind: str, id: str) -> JobRecord | None:
         """None when there is none, or no more."""
-        found = await self._read(kind, [id])
+        found = await self._jobs(kind, [id])
         return found.get(id)
 
     async def jobs(self, kind: str, limit: int = 20, after: str = "", newest: bool = True) -> Page | None:
@@ -130,7 +135,7 @@ class Jobs(Connection):
                 return None
             begin = int(rank) + 1
         ids = await self._call(self._redis.zrange(made, begin, begin + limit, desc=newest))
-        found = await self._read(kind, [id.decode() for id in ids])
+        found = await self._jobs(kind, [id.decode() for id in ids])
         return Page(list(found.values())[:limit], len(ids) > limit)
 
     async def held_jobs(self, kind: str, owners: dict[str, str]) -> set[str]:
@@ -141,6 +146,16 @@ class Jobs(Connection):
             found = await self._call(several.execute()) if owners else []
         return {id for (id, owner), held in zip(owners.items(), found, strict=True) if held == owner.encode()}
 
+    async def known_jobs(self, kind: str, ids: Sequence[str]) -> tuple[str, set[str]]:
+        """A word that is another one when the store has lost everything, and those of ``ids`` that it knows."""
+        fresh = token_hex(8)
+        async with self._redis.pipeline(transaction=True) as several:
+            several.set(self._key(f"jobs:{kind}:life"), fresh, nx=True, get=True)
+            for id in ids:
+                several.exists(self._key(f"job:{kind}:{id}"))
+            life, *found = await self._call(several.execute())
+        return (life or fresh.encode()).decode(), {id for id, there in zip(ids, found, strict=True) if there}
+
     def job_news(self, kind: str) -> AsyncIterator[int]:
         """A number whenever a job came, ended or was removed, and every few seconds. Reconnects by itself."""
         numbers = count()
@@ -150,7 +165,7 @@ class Jobs(Connection):
 
         return self._follow(f"jobs:{kind}", read)
 
-    async def _read(self, kind: str, ids: Sequence[str]) -> dict[str, JobRecord]:
+    async def _jobs(self, kind: str, ids: Sequence[str]) -> dict[str, JobRecord]:
         async with self._redis.pipeline(transaction=False) as several:
             for id in ids:
                 key = self._key(f"job:{kind}:{id}")
