@@ -192,14 +192,14 @@ def _record(id: str, values: Sequence[bytes | int]) -> JobRecord:
     request, created, until, status, progress, attempt, ended, outcome, expires = values
     return JobRecord(
         id=id,
-        request=bytes(request),  # type: ignore[arg-type]
+        request=bytes(request),
         created=int(created) / 1000,
         until=int(until) / 1000,
-        status=_STATUS[status],  # type: ignore[index]
+        status=_STATUS[status],
         progress=int(progress),
         attempt=int(attempt),
         ended=int(ended) / 1000,
-        outcome=bytes(outcome),  # type: ignore[arg-type]
+        outcome=bytes(outcome),
         expires=int(expires) / 1000,
     )
 

@@ -204,7 +204,7 @@ class House:
         kinds = {**_KINDS, **catalog.FAMILIES[_FAMILIES[model]]["tasks"]} if model in _FAMILIES else _KINDS
         made = await self.place.executor(
             id or f"{token(model)}-{option}-0",
-            {component: works.get(component, TOYS[component]) for component in components},
+            {component: works.get(component) or TOYS[component] for component in components},
             option,
             credits=64,
             model=model,
