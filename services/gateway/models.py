@@ -47,7 +47,7 @@ def composite(name: str, plan: Plan) -> CompositeTask:
     """
     model = plan.models[name]
     made = _own(name, model)
-    if made is not None and not draws(made):
+    if made is not None and not draws(made) and not films(made):
         return made
     owners = plan.owners()
     thinker: Think | PrefillDecode

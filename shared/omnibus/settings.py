@@ -92,7 +92,8 @@ class GatewaySettings(Settings, frozen=True):
     video_kept: float = 3600.0
     #: Seconds after which another gateway takes a video up when this one is silent.
     video_lease: float = 15.0
-    #: The longest video, its frames, and the pixels of one of them and of all.
+    #: The longest video, its frames, and the pixels of one of them and of all. Frames wait in memory, 3 bytes a pixel,
+    #: while they are made faster than they are encoded.
     video_seconds: float = 60.0
     video_frames: int = 1024
     video_frame: int = 4 << 20
