@@ -74,9 +74,3 @@ async def test_speech_without_a_voice_is_refused(omni: System, everybody: dict[s
     del body["audio"]
 
     assert (await refused(omni, everybody, body))["param"] == "audio"
-
-
-async def test_a_compressed_stream_is_refused(omni: System, everybody: dict[str, int]):
-    body = wanted(ask("hello"), format="mp3", stream=True)
-
-    assert (await refused(omni, everybody, body))["param"] == "audio.format"

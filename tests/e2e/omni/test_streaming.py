@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-from tests.e2e.omni.speech import APART, Spoken, same, spoken, wanted
+from tests.e2e.omni.speech import APART, CODES, VOICE, Spoken, same, spoken, wanted
 from tests.e2e.questions import ask, audio, image
 from tests.e2e.system import System
 from tests.e2e.watch import events
@@ -70,6 +70,17 @@ async def test_a_stream_adds_up_to_the_whole_answer(omni: System, path: str, for
     heard = played(data) if format == "wav" else np.frombuffer(data, "<i2")
     same(Spoken(text(found), heard), whole)
     assert found[-1]["usage"] == answer.json()["usage"]
+
+
+@pytest.mark.parametrize("format", ["mp3", "flac", "opus", "aac"])
+async def test_a_compressed_stream_plays_as_long_as_the_plain_one(omni: System, format: str):
+    plain = len(played(sound(await streamed(omni)))) / 24_000
+
+    found = sound(await streamed(omni, audio={"voice": VOICE, "format": format, "max_tokens": CODES}))
+
+    with av.open(io.BytesIO(found)) as file:
+        seconds = sum(frame.samples / frame.sample_rate for frame in file.decode(audio=0))
+    assert seconds == pytest.approx(plain, abs=0.1)
 
 
 def played(file: bytes) -> np.ndarray:
