@@ -9,7 +9,7 @@ Times are the server's: clocks of workers do not matter.
 from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from secrets import token_hex
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -188,7 +188,7 @@ def _keys(kind: str) -> tuple[str, ...]:
     return f"{root}:made", f"{root}:due", f"{root}:ends", f"job:{kind}:", root
 
 
-def _record(id: str, values: Sequence[bytes | int]) -> JobRecord:
+def _record(id: str, values: Sequence[Any]) -> JobRecord:
     request, created, until, status, progress, attempt, ended, outcome, expires = values
     return JobRecord(
         id=id,
