@@ -1,4 +1,4 @@
-"""The composite tasks that serve a model of the plan: those that chat, make pictures, or vectors of texts."""
+"""The composite tasks that serve a model of the plan: those that chat, make pictures, films, or vectors of texts."""
 
 import inspect
 from collections.abc import Callable
@@ -8,13 +8,15 @@ from omnibus import catalog, plugins
 from omnibus.errors import BadRequest
 from omnibus.plan import ModelPlan, Plan
 from omnibus.task import MLLM, ChatInput, CompositeTask, Encode, Omni, Talk, Think, UnitTask, Vocode
-from omnibus.task.library import PAINTERS, Decode, Prefill, PrefillDecode, TextEmbedding
+from omnibus.task.library import PAINTERS, Decode, Prefill, PrefillDecode, TextEmbedding, VideoGeneration
 from services.gateway.route import Router
 
 Task = TypeVar("Task", bound=UnitTask)
 
 #: Fields of the request of a task that makes pictures, and of one that makes them of another picture, or of several.
 _DRAWS, IMAGE, IMAGES = frozenset({"prompt", "width", "height"}), "image", "images"
+#: What the request of a task that makes films has besides.
+_LASTS = frozenset({"seconds", "fps", "seed"})
 #: Pictures that one may go by.
 MOST_IMAGES = 16
 
@@ -45,7 +47,7 @@ def composite(name: str, plan: Plan) -> CompositeTask:
     """
     model = plan.models[name]
     made = _own(name, model)
-    if made is not None and not draws(made):
+    if made is not None and not draws(made) and not films(made):
         return made
     owners = plan.owners()
     thinker: Think | PrefillDecode
@@ -89,6 +91,23 @@ def painter(name: str, plan: Plan) -> CompositeTask:
     return kind(**{field: _bound(task, name, part, model, owners) for field, (task, part) in parts.items()})
 
 
+def filmer(name: str, plan: Plan) -> CompositeTask:
+    """The task of model ``name`` that makes films: its family's own, whose request has the fields of ``VideoInput``,
+    or the library's.
+
+    Raises ``BadRequest`` for a model that makes none.
+    """
+    model = plan.models[name]
+    made = _own(name, model)
+    if made is not None and films(made):
+        return made
+    parts = _parts(VideoGeneration, model)
+    if parts is None:
+        raise BadRequest(f"{name} makes no videos: it has {', '.join(model.components)}", param="model")
+    owners = plan.owners()
+    return VideoGeneration(**{field: _bound(task, name, part, model, owners) for field, (task, part) in parts.items()})  # type: ignore[arg-type]
+
+
 def embedder(name: str, plan: Plan) -> CompositeTask:
     """The task of model ``name`` that makes vectors of texts. Raises ``BadRequest`` for a model that makes none."""
     model = plan.models[name]
@@ -112,7 +131,12 @@ def request_of(task: CompositeTask) -> Any:
 
 def draws(task: CompositeTask) -> bool:
     """Whether ``task`` makes pictures."""
-    return request_of(task).model_fields.keys() >= _DRAWS
+    return request_of(task).model_fields.keys() >= _DRAWS and not films(task)
+
+
+def films(task: CompositeTask) -> bool:
+    """Whether ``task`` makes films."""
+    return request_of(task).model_fields.keys() >= _DRAWS | _LASTS
 
 
 def pictures_taken(task: CompositeTask) -> int:

@@ -34,6 +34,7 @@ from services.gateway.routes.table import Table
 from services.gateway.run import Runs
 from services.gateway.server import Server, server
 from services.gateway.spoken import Spoken
+from services.gateway.videos.service import Videos
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class GatewayService:
         self._keep = MediaKeep(self._settings.media_dir, self._settings.media_bytes)
         self._files = Files(self._settings)
         self._apps: Apps | None = None
+        self._videos: Videos | None = None
         self._server: Server | None = None
         self._router: Router | None = None
         self._loads: Loads | None = None
@@ -86,7 +88,9 @@ class GatewayService:
         self._tasks.append(loop.create_task(self._follow_plan(router)))
         self._apps = Apps(settings, self._store, router, runs, chat)
         self._apps.startup()
-        table = Table(runs, chat, self._files)
+        self._videos = Videos(settings, self._store, runs)
+        self._videos.startup()
+        table = Table(runs, chat, self._files, self._videos)
         self._listen(Frontend(settings, chat, router, self._dispatcher, table, self._apps))
         log.info("gateway %s on http://%s:%d", gateway, settings.host, settings.port)
 
@@ -139,6 +143,8 @@ class GatewayService:
     async def drain(self, seconds: float) -> None:
         if self._server is not None:
             self._server.should_exit = True
+        if self._videos is not None:  # others go on with what is being made here
+            await self._videos.shutdown()
         if self._dispatcher is not None and self._apps is not None:
             await asyncio.gather(self._dispatcher.idle(seconds), self._apps.drain(seconds))
 
@@ -148,6 +154,8 @@ class GatewayService:
             self._server.force_exit = True
         for task in self._tasks:
             await until_cancelled(task)
+        if self._videos is not None:
+            await self._videos.shutdown()
         if self._apps is not None:
             await self._apps.shutdown()
         if self._dispatcher is not None:

@@ -82,6 +82,24 @@ class GatewaySettings(Settings, frozen=True):
     file_seconds: float = 3600.0
     file_largest: int = 64 << 20
     file_bytes: int = 1 << 30
+    #: Videos that this gateway sees to at the same time, that all gateways together have to make, and that they know
+    #: with those that are made, until they expire.
+    videos: int = 2
+    videos_open: int = 64
+    videos_kept: int = 512
+    #: Seconds that a video may take from its request on, waiting included, and that it is kept afterwards.
+    video_deadline: float = 3600.0
+    video_kept: float = 3600.0
+    #: Seconds after which another gateway takes a video up when this one is silent.
+    video_lease: float = 15.0
+    #: The longest video, its frames, and the pixels of one of them and of all. Frames wait in memory, 3 bytes a pixel,
+    #: while they are made faster than they are encoded.
+    video_seconds: float = 60.0
+    video_frames: int = 1024
+    video_frame: int = 4 << 20
+    video_pixels: int = 1 << 28
+    #: Bytes of the videos that are kept below the media directory before no more are taken on.
+    video_bytes: int = 4 << 30
     #: What those URLs begin with, as ``https://api.example.com``; empty: what the client called this gateway.
     public_url: str = ""
     #: Kept embeddings of media are shared by gateways with the same salt alone. Else the time that a request

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from omnibus.encoding.sound import MIME
-from services.gateway.openai import embeddings, files, images, speech, transcriptions
+from services.gateway.openai import embeddings, files, images, speech, transcriptions, videos
 from services.gateway.openai.answers import ChatCompletion
 from services.gateway.openai.problems import ErrorBody
 from services.gateway.openai.schema import ChatRequest
@@ -46,6 +46,10 @@ _SHAPES = (
     transcriptions.TranscriptDone,
     files.FileObject,
     files.FileDeleted,
+    videos.VideoRequest,
+    videos.Video,
+    videos.VideoList,
+    videos.VideoDeleted,
 )
 _FILE = {"type": "string", "format": "binary"}
 
@@ -71,6 +75,7 @@ def openapi_paths() -> dict[str, Any]:
         speech.PATH: {"post": _speech()},
         transcriptions.PATH: {"post": _transcription()},
         **_files(),
+        **_videos(),
     }
 
 
@@ -134,22 +139,56 @@ def _transcription() -> dict[str, Any]:
 
 
 def _files() -> dict[str, Any]:
-    id = {"name": "file_id", "in": "path", "required": True, "schema": {"type": "string"}}
     bytes_ = {"description": "The file.", "content": {"application/octet-stream": {"schema": _FILE}}}
     gone = {"404": _failure("There is no such file, or it was kept long enough.")}
     about = {"description": "About the file.", "content": _json("FileObject")}
     removed = {"description": "It is gone.", "content": _json("FileDeleted")}
     return {
         files.FILE: {
-            "parameters": [id],
+            "parameters": [_id("file_id")],
             "get": _operation("show_file", "About a file that was made.", "Files", {"200": about, **gone}),
             "delete": _operation("remove_file", "Remove a file that was made.", "Files", {"200": removed, **gone}),
         },
         files.CONTENT: {
-            "parameters": [id],
+            "parameters": [_id("file_id")],
             "get": _operation("fetch_file", "The file itself.", "Files", {"200": bytes_, **gone}),
         },
     }
+
+
+def _videos() -> dict[str, Any]:
+    gone = {"404": _failure("There is no such video, or it was kept long enough.")}
+    job = {"description": "The video, and how far it is.", "content": _json("Video")}
+    page = {"description": "Videos in the order in which they were asked for.", "content": _json("VideoList")}
+    removed = {"description": "It is gone; if it was being made, that has stopped.", "content": _json("VideoDeleted")}
+    file = {"video/mp4": {"schema": _FILE}, "image/webp": {"schema": _FILE}}
+    fetched = {"description": "The file; with a `Range` header, 206 and that part of it.", "content": file}
+    early = {"400": _failure("The video is not completed."), **gone}
+    body = {**_json("VideoRequest"), **_form("VideoRequest")}
+    made = _post("create_video", "Have a video made of a text; the answer is its job.", "Videos", body, job)
+    listed = _operation("list_videos", "List videos.", "Videos", {"200": page, **gone})
+    return {
+        videos.PATH: {"post": made, "get": {**listed, "parameters": _query(videos.ListQuery)}},
+        videos.VIDEO: {
+            "parameters": [_id("video_id")],
+            "get": _operation("show_video", "How far a video is.", "Videos", {"200": job, **gone}),
+            "delete": _operation("remove_video", "Remove a video, made or not.", "Videos", {"200": removed, **gone}),
+        },
+        videos.CONTENT: {
+            "parameters": [_id("video_id"), *_query(videos.ContentQuery)],
+            "get": _operation("fetch_video", "The video itself.", "Videos", {"200": fetched, **early}),
+        },
+    }
+
+
+def _id(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _query(kind: type) -> list[dict[str, Any]]:
+    """The parameters that the fields of ``kind`` are."""
+    fields = msgspec.json.schema_components([kind])[1][kind.__name__]["properties"]
+    return [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]
 
 
 def _post(id: str, summary: str, tag: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:

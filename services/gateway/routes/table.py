@@ -12,13 +12,15 @@ from services.gateway.routes.images import Edits, Generations, Variations
 from services.gateway.routes.serving import Route
 from services.gateway.routes.speech import Speech
 from services.gateway.routes.transcriptions import Transcriptions
+from services.gateway.routes.videos import VideoRoutes
 from services.gateway.run import Runs
+from services.gateway.videos.service import Videos
 
 
 class Table:
-    """``posts`` answer POST requests of their path; ``files`` are plain handlers."""
+    """``posts`` answer POST requests of their path; ``files`` and ``videos`` are plain handlers."""
 
-    def __init__(self, runs: Runs, chat: Chat, files: Files) -> None:
+    def __init__(self, runs: Runs, chat: Chat, files: Files, videos: Videos) -> None:
         settings, painters = runs.settings, Painters(runs)
         #: Answers chats that want pictures.
         self.draw = DrawnChats(settings, chat, painters, files)
@@ -31,3 +33,4 @@ class Table:
             transcriptions.PATH: Transcriptions(settings, chat),
         }
         self.files = FileRoutes(files)
+        self.videos = VideoRoutes(settings, videos)

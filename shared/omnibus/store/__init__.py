@@ -1,4 +1,5 @@
-"""The store on Redis or Valkey: plans by epoch, the registered apps, profiles of models, and what was said aloud.
+"""The store on Redis or Valkey: plans by epoch, the registered apps, profiles of models, what was said aloud, and
+jobs.
 
 Keys, under ``<prefix>:``
 
@@ -11,22 +12,40 @@ Keys, under ``<prefix>:``
 ``app:source:<sha256>``                          text of an uploaded app
 ``profiles``                                     hash of model to ``ModelProfile``
 ``audio:<id>``                                   a spoken answer, until it expires
+``job:<kind>:<id>``                              hash: a job, its request, status, owner and outcome, until it expires
+``jobs:<kind>:made``, ``:due``, ``:ends``        ids of jobs by when they came, are due for a worker, are forgotten
+``jobs:<kind>:life``                             a random word that is gone when the store has lost everything
 
-Channels ``plan``, ``apps`` and ``profiles`` announce changes. Each change is one function on the server that refuses
-whoever is late, so that two writers cannot cross; a profile is the last writer's.
+Channels ``plan``, ``apps``, ``profiles`` and ``jobs:<kind>`` announce changes. Each change is one function on the
+server that refuses whoever is late, so that two writers cannot cross; a profile is the last writer's.
 """
 
 from omnibus.store.apps import AppConflict
 from omnibus.store.apps import Apps as _Apps
 from omnibus.store.connection import REREAD
+from omnibus.store.jobs import JobRecord, JobRules
+from omnibus.store.jobs import Jobs as _Jobs
 from omnibus.store.plans import Past, PlanLed, PlanProblem, StaleEpoch, Stand, mark
 from omnibus.store.plans import Plans as _Plans
 from omnibus.store.profiles import Profiles as _Profiles
 from omnibus.store.said import Said
 from omnibus.store.said import Sayings as _Sayings
 
-__all__ = ["REREAD", "AppConflict", "Past", "PlanLed", "PlanProblem", "Said", "StaleEpoch", "Stand", "Store", "mark"]
+__all__ = [
+    "REREAD",
+    "AppConflict",
+    "JobRecord",
+    "JobRules",
+    "Past",
+    "PlanLed",
+    "PlanProblem",
+    "Said",
+    "StaleEpoch",
+    "Stand",
+    "Store",
+    "mark",
+]
 
 
-class Store(_Plans, _Apps, _Profiles, _Sayings):
+class Store(_Plans, _Apps, _Profiles, _Sayings, _Jobs):
     """A connection to the store. Every call is bounded by ``settings.timeout`` seconds."""

@@ -23,7 +23,7 @@ AGAIN = 0.5
 
 _LIBRARY = Path(__file__).with_name("functions.lua").read_text()
 #: First words of what the functions on the server refuse.
-_REFUSALS = ("STALE", "LED", "TAKEN", "ORPHAN")
+_REFUSALS = ("STALE", "LED", "TAKEN", "ORPHAN", "FULL")
 
 T = TypeVar("T")
 

@@ -1,5 +1,5 @@
 #!lua name=omnibus
--- What must happen in one step. Refusals begin with a word that omnibus.store reads: STALE, LED, TAKEN, ORPHAN.
+-- What must happen in one step. Refusals begin with a word that omnibus.store reads: STALE, LED, TAKEN, ORPHAN, FULL.
 
 -- A document as a table; an empty one when it cannot be read, for another build may have written it.
 local function read(text)
@@ -145,5 +145,104 @@ end)
 -- A source that no app refers to yet expires; one that is in use stays as it is.
 redis.register_function('omnibus_put_source', function(keys, args)
   if redis.call('PTTL', keys[1]) ~= -1 then redis.call('SET', keys[1], args[1], 'EX', args[2]) end
+  return 1
+end)
+
+-- Jobs. Keys of all these functions: who came when, who is due when, who is forgotten when (sets sorted by
+-- milliseconds), the beginning of the jobs' own keys, the channel.
+
+local function now()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function whole(number)
+  return string.format('%.0f', number)
+end
+
+local function forget(keys, id)
+  for set = 1, 3 do redis.call('ZREM', keys[set], id) end
+  return redis.call('DEL', keys[4] .. id)
+end
+
+local function forget_old(keys, time)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', keys[3], '-inf', whole(time))) do forget(keys, id) end
+end
+
+-- Open jobs are those that are due some time; a job that is held is due when its holder is silent.
+redis.register_function('omnibus_put_job', function(keys, args)
+  local id, expires, job = args[1], args[2], keys[4] .. args[1]
+  local time = now()
+  forget_old(keys, time)
+  if redis.call('EXISTS', job) == 1 or tonumber(expires) <= time then return 0 end
+  if redis.call('ZCARD', keys[2]) >= tonumber(args[3]) then return redis.error_reply('FULL open') end
+  if redis.call('ZCARD', keys[1]) >= tonumber(args[4]) then return redis.error_reply('FULL kept') end
+  redis.call('HSET', job, unpack(args, 5))
+  redis.call('PEXPIREAT', job, expires)
+  redis.call('ZADD', keys[1], redis.call('HGET', job, 'created'), id)
+  redis.call('ZADD', keys[3], expires, id)
+  if redis.call('HGET', job, 'status') == 'queued' then redis.call('ZADD', keys[2], whole(time), id) end
+  redis.call('PUBLISH', keys[5], id)
+  return 1
+end)
+
+redis.register_function('omnibus_take_job', function(keys, args)
+  local time = now()
+  forget_old(keys, time)
+  local first = redis.call('ZRANGE', keys[2], 0, 0, 'WITHSCORES')
+  if #first == 0 then return 3600000 end
+  local id, due = first[1], tonumber(first[2])
+  if due > time then return due - time end
+  local job = keys[4] .. id
+  if redis.call('EXISTS', job) == 0 then
+    forget(keys, id) -- the server was short of memory, or somebody has removed it by hand
+    return 0
+  end
+  redis.call('HSET', job, 'status', 'in_progress', 'owner', args[1], 'progress', '0')
+  redis.call('HINCRBY', job, 'attempt', 1)
+  redis.call('ZADD', keys[2], whole(time + args[2]), id)
+  local found = redis.call(
+    'HMGET', job, 'request', 'created', 'until', 'status', 'progress', 'attempt', 'ended', 'outcome')
+  table.insert(found, 1, id)
+  table.insert(found, redis.call('PEXPIRETIME', job))
+  return found
+end)
+
+local function lost(keys, args)
+  return redis.call('HGET', keys[4] .. args[1], 'owner') ~= args[2]
+end
+
+redis.register_function('omnibus_hold_job', function(keys, args)
+  if lost(keys, args) then return 0 end
+  redis.call('HSET', keys[4] .. args[1], 'progress', args[4])
+  redis.call('ZADD', keys[2], whole(now() + args[3]), args[1])
+  return 1
+end)
+
+redis.register_function('omnibus_free_job', function(keys, args)
+  if lost(keys, args) then return 0 end
+  local job = keys[4] .. args[1]
+  redis.call('HSET', job, 'status', 'queued', 'owner', '', 'progress', '0')
+  redis.call('HINCRBY', job, 'attempt', args[4])
+  redis.call('ZADD', keys[2], whole(now() + args[3]), args[1])
+  redis.call('PUBLISH', keys[5], args[1])
+  return 1
+end)
+
+redis.register_function('omnibus_end_job', function(keys, args)
+  if lost(keys, args) then return 0 end
+  local id, job, time = args[1], keys[4] .. args[1], now()
+  redis.call('HSET', job, 'status', args[3], 'outcome', args[4], 'ended', whole(time), 'owner', '')
+  if args[3] == 'completed' then redis.call('HSET', job, 'progress', '100') end
+  redis.call('ZREM', keys[2], id)
+  redis.call('ZADD', keys[3], whole(time + args[5]), id)
+  redis.call('PEXPIREAT', job, whole(time + args[5]))
+  redis.call('PUBLISH', keys[5], id)
+  return 1
+end)
+
+redis.register_function('omnibus_drop_job', function(keys, args)
+  if forget(keys, args[1]) == 0 then return 0 end
+  redis.call('PUBLISH', keys[5], args[1])
   return 1
 end)

@@ -1,5 +1,5 @@
 """One system for all routes, behind two gateways: a model that makes pictures, one that edits them, one that hears and
-speaks, in five executors and in one, and one that makes vectors of texts."""
+speaks, in five executors and in one, one that makes vectors of texts, and one that makes films."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,7 +11,9 @@ from omnibus import catalog
 from omnibus_models import tiny
 from tests.e2e.system import OMNI, System, declaration, running
 
-PAINTER, EDITOR, EMBEDDER = "qwen-image-tiny", "qwen-image-edit-tiny", "qwen2-tiny"
+PAINTER, EDITOR, EMBEDDER, DIRECTOR = "qwen-image-tiny", "qwen-image-edit-tiny", "qwen2-tiny", "ltx2-tiny"
+#: A gateway that is silent for so many seconds loses the video that it makes.
+LEASE = "2"
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +28,7 @@ def system(
     edit_checkpoint: Path,
     omni_checkpoint: Path,
     text_checkpoint: Path,
+    ltx2_checkpoint: Path,
 ) -> Iterator[System]:
     painter, editor = declaration("qwen_image", image_checkpoint), declaration("qwen_image_edit", edit_checkpoint)
     models = {
@@ -33,8 +36,11 @@ def system(
         EDITOR: only(editor, "M"),
         OMNI: declaration("qwen2_5_omni", omni_checkpoint),
         EMBEDDER: catalog.embedding("qwen2", str(text_checkpoint)),
+        DIRECTOR: only(declaration("ltx2", ltx2_checkpoint), "M"),
     }
-    with running(tmp_path_factory.mktemp("routes"), models, "--gateways", "2") as made:
+    with running(
+        tmp_path_factory.mktemp("routes"), models, "--gateways", "2", OMNIBUS_GATEWAY_VIDEO_LEASE=LEASE
+    ) as made:
         yield made
 
 

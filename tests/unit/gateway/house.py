@@ -22,7 +22,7 @@ from omnibus.bus.subjects import task_name, token
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.executor.contract import Item, Job
 from omnibus.plan import Plan
-from omnibus.settings import GatewaySettings
+from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
 from services.gateway.chat import Chat
 from services.gateway.dispatch import Dispatcher
@@ -38,13 +38,14 @@ from services.gateway.route import Router
 from services.gateway.routes.table import Table
 from services.gateway.run import Runs
 from services.gateway.spoken import Spoken
+from services.gateway.videos.service import Videos
 from services.planner import declare
 from tests.unit.executor.arithmetic import LIMIT, Place, Work, place
 from tests.unit.gateway.samples import picture
 from tests.unit.sidecar import node as nodes
 
-VL, OMNI, TEXT, PAINTER = "toy-vl", "toy.omni", "toy-text", "toy-painter"
-_FAMILIES = {VL: "qwen2_5_vl", OMNI: "qwen2_5_omni", TEXT: "qwen2", PAINTER: "qwen_image"}
+VL, OMNI, TEXT, PAINTER, FILMER = "toy-vl", "toy.omni", "toy-text", "toy-painter", "toy-filmer"
+_FAMILIES = {VL: "qwen2_5_vl", OMNI: "qwen2_5_omni", TEXT: "qwen2", PAINTER: "qwen_image", FILMER: "ltx2"}
 _KINDS = {**catalog.FAMILIES["qwen2_5_omni"]["tasks"], **catalog.FAMILIES["qwen_image"]["tasks"], **catalog.EMBED}
 RATE = 24000
 PNG = picture("PNG")
@@ -160,14 +161,16 @@ TOYS: dict[str, Work] = {
 
 
 class House:
-    def __init__(self, place: Place, settings: GatewaySettings, store: Store | None = None) -> None:
+    def __init__(
+        self, place: Place, settings: GatewaySettings, store: Store | None = None, gateway: str = "gw"
+    ) -> None:
         self.place = place
         self.bus = place.bus
         self.tensors = place.office.tensors
         self.settings = settings
         self.members = Members()
-        self.router = Router("gw", self.members)
-        self.dispatcher = Dispatcher("gw", self.bus, self.tensors, self.members, LIMIT)
+        self.router = Router(gateway, self.members)
+        self.dispatcher = Dispatcher(gateway, self.bus, self.tensors, self.members, LIMIT)
         self.keep = MediaKeep(settings.media_dir, settings.media_bytes)
         self.records = Records(self.bus, settings.record == "full", self.keep)
         fetcher = Fetcher(FetchRules())
@@ -177,7 +180,9 @@ class House:
         spoken = Spoken(store, self.files, settings.file_seconds) if store is not None else None
         self.chat = Chat(self.runs, fetcher, spoken)
         self.replayer = Replayer(self.router, self.dispatcher, self.tensors, self.records, self.keep)
-        self.table = Table(self.runs, self.chat, self.files)
+        nowhere = Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2))
+        self.videos = Videos(settings, store or nowhere, self.runs)
+        self.table = Table(self.runs, self.chat, self.files, self.videos)
         self.app = Frontend(settings, self.chat, self.router, self.dispatcher, self.table).application()
         transport = httpx.ASGITransport(app=self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
@@ -196,13 +201,14 @@ class House:
 
     async def executor(self, model: str, option: str, *components: str, id: str = "", **works: Work) -> str:
         """An executor of toys; ``works`` replaces some of them."""
+        kinds = {**_KINDS, **catalog.FAMILIES[_FAMILIES[model]]["tasks"]} if model in _FAMILIES else _KINDS
         made = await self.place.executor(
             id or f"{token(model)}-{option}-0",
-            {component: works.get(component, TOYS[component]) for component in components},
+            {component: works.get(component) or TOYS[component] for component in components},
             option,
             credits=64,
             model=model,
-            named=lambda component: task_name(_KINDS[component], model, component),
+            named=lambda component: task_name(kinds[component], model, component),
         )
         await nodes.until(lambda: self.members.get(made.identity.id) is not None)
         return made.identity.id
@@ -240,6 +246,7 @@ class House:
 
     async def close(self) -> None:
         await self.http.aclose()
+        await self.videos.shutdown()
         await self.dispatcher.shutdown()
         self.loads.close()
         self.keep.close()

@@ -14,15 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from omnibus import catalog
+from omnibus.settings import StoreSettings
+from omnibus.store import Store
 from tests.unit.gateway.fuzz import JUNK, Schemas
-from tests.unit.gateway.house import OMNI, PAINTER, PNG, House, error, house
+from tests.unit.gateway.house import FILMER, OMNI, PAINTER, PNG, House, error, house
 from tests.unit.gateway.samples import sound
 
 T = TypeVar("T")
 
 EMBEDDER = "toy-embedder"
 WAV = sound("wav", "pcm_s16le", 0.2, 16000)
-MODELS = st.sampled_from([OMNI, PAINTER, EMBEDDER, "nobody"])
+MODELS = st.sampled_from([OMNI, PAINTER, EMBEDDER, FILMER, "nobody"])
 #: What is likely to be served, and cheap.
 KNOWN: dict[str, st.SearchStrategy[Any]] = {
     "model": MODELS,
@@ -38,10 +40,12 @@ JSON_ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "/v1/images/generations": ("ImageRequest", {"model": PAINTER, "prompt": "a boat", "size": "64x48", "steps": 3}),
     "/v1/audio/speech": ("SpeechRequest", {"model": OMNI, "input": "hello there", "voice": "alloy"}),
     "/v1/embeddings": ("EmbeddingRequest", {"model": EMBEDDER, "input": ["hello", "there"]}),
+    "/v1/videos": ("VideoRequest", {"model": FILMER, "prompt": "a boat", "size": "64x32", "seconds": "1"}),
 }
 FORM_ROUTES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "/v1/images/edits": ("EditForm", "image", {"model": PAINTER, "prompt": "bluer"}),
     "/v1/audio/transcriptions": ("TranscriptionForm", "file", {"model": OMNI}),
+    "/v1/videos": ("VideoRequest", "input_reference", {"model": FILMER, "prompt": "a boat"}),
 }
 EXAMPLES = settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -51,7 +55,8 @@ EXAMPLES = settings(
 class Running:
     """A house on an event loop of its own, so that examples can be sent to it one after another."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, store_url: str) -> None:
+        self._store_url = store_url
         self._loop = asyncio.new_event_loop()
         self._ready: Future[House] = Future()
         self._stop = asyncio.Event()
@@ -64,18 +69,21 @@ class Running:
         self._loop.close()
 
     async def _live(self, directory: Path) -> None:
+        store = Store(StoreSettings(url=self._store_url))
         try:
-            async with house(directory) as home:
+            async with house(directory, store, videos_open=9) as home:
                 await home.all_of(OMNI)
                 await home.all_of(PAINTER)
                 await home.executor(EMBEDDER, "B", "embedder")
-                home.serve(OMNI, PAINTER, **{EMBEDDER: catalog.embedding("qwen2", "")})
+                home.serve(OMNI, PAINTER, FILMER, **{EMBEDDER: catalog.embedding("qwen2", "")})
                 self._ready.set_result(home)
                 await self._stop.wait()
         except BaseException as fault:
             if not self._ready.done():
                 self._ready.set_exception(fault)
             raise
+        finally:
+            await store.close()
 
     def do(self, work: Awaitable[T]) -> T:
         async def whole() -> T:
@@ -90,8 +98,8 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    made = Running(tmp_path_factory.mktemp("fuzz"))
+def running(tmp_path_factory: pytest.TempPathFactory, valkey_url: str) -> Iterator[Running]:
+    made = Running(tmp_path_factory.mktemp("fuzz"), valkey_url)
     yield made
     made.close()
 
@@ -156,13 +164,13 @@ def test_bytes_are_refused(running: Running, path: str):
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-def test_ids_of_files_lead_nowhere_else(running: Running, method: str):
+def test_ids_lead_nowhere_else(running: Running, method: str):
     characters = st.text(st.characters(codec="ascii", exclude_characters="/?#", exclude_categories=["Cc"]), min_size=1)
 
     @EXAMPLES
-    @given(characters | st.from_regex(r"[a-z]{1,8}-[0-9a-f]{48}", fullmatch=True))
+    @given(characters | st.from_regex(r"[a-z]{1,8}[-_][0-9a-f]{48}", fullmatch=True))
     def any_id(id: str) -> None:
-        for path in (f"/v1/files/{id}", f"/v1/files/{id}/content"):
+        for path in (f"/v1/{kind}/{id}{end}" for kind in ("files", "videos") for end in ("", "/content")):
             response = running.do(running.home.http.request(method, path))
             assert 400 <= response.status_code < 500, response.text
 

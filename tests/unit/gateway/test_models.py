@@ -6,8 +6,8 @@ from omnibus import catalog
 from omnibus.errors import BadRequest
 from omnibus.plan import Plan
 from omnibus.task import MLLM, Omni
-from omnibus.task.library import DrawInput, EditInput, ImageEdit, ImageGeneration
-from services.gateway.models import composite, painter, pictures_taken, request_of
+from omnibus.task.library import DrawInput, EditInput, ImageEdit, ImageGeneration, VideoGeneration, VideoInput
+from services.gateway.models import composite, filmer, painter, pictures_taken, request_of
 from services.planner import declare
 from services.planner.declare import Declared
 
@@ -54,13 +54,29 @@ def test_a_model_that_speaks_is_an_omni_model():
     assert isinstance(composite("qwen2_5_omni", ALL), Omni)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen2_5_vl", "qwen2_5_omni"])
+def test_the_filmer_has_each_component_in_its_place():
+    task = filmer("ltx2", ALL)
+
+    assert isinstance(task, VideoGeneration)
+    assert task.sound is not None
+    parts = (task.text_encoder, task.denoiser, task.decoder, task.sound)
+    assert [part.component for part in parts] == ["text_encoder", "dit", "vae", "audio_vae"]
+    assert request_of(task) is VideoInput
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen_image", "janus"])
+def test_a_model_that_makes_no_videos_says_what_it_has(family: str):
+    with pytest.raises(BadRequest, match="makes no videos: it has"):
+        filmer(family, ALL)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen2_5_vl", "qwen2_5_omni", "ltx2"])
 def test_a_model_that_makes_no_pictures_says_what_it_has(family: str):
-    with pytest.raises(BadRequest, match="makes no pictures: it has .*thinker"):
+    with pytest.raises(BadRequest, match="makes no pictures: it has"):
         painter(family, ALL)
 
 
-@pytest.mark.parametrize("family", ["qwen_image", "qwen_image_edit"])
+@pytest.mark.parametrize("family", ["qwen_image", "qwen_image_edit", "ltx2"])
 def test_a_model_that_only_makes_pictures_is_no_chat_model(family: str):
     with pytest.raises(BadRequest, match="is no chat model: it has .*dit"):
         composite(family, ALL)

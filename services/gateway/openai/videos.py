@@ -1,0 +1,182 @@
+"""Requests and answers of ``/v1/videos``, as the ``openai`` client sends and reads them, plus some extras.
+
+Source: the types of the ``openai`` package, 3.52. A field that would silently not be obeyed is an error.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from omnibus.errors import BadRequest
+from services.gateway.openai import multipart
+from services.gateway.openai.requests import invalid
+from services.gateway.openai.schema import Guidance, Steps
+
+PATH, VIDEO, CONTENT = "/v1/videos", "/v1/videos/{video_id}", "/v1/videos/{video_id}/content"
+
+Variant = Literal["video", "thumbnail"]
+_Extent = Annotated[str, Meta(max_length=16, pattern=r"^[1-9][0-9]{0,4}x[1-9][0-9]{0,4}$")]
+_Written = Annotated[str, Meta(max_length=16, pattern=r"^[0-9]{1,5}([.][0-9]{1,6})?$")]
+_Seconds = Annotated[float, Meta(ge=0, le=3600)]
+
+
+class VideoRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A video to be made, as JSON or as a form. None means that the client did not say."""
+
+    prompt: Annotated[str, Meta(min_length=1, max_length=32_000)]
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    #: As OpenAI's clients send it, or as a number.
+    seconds: _Written | _Seconds | None = None
+    #: Width and height, as 1280x720.
+    size: _Extent | None = None
+
+    # Extras that other open servers accept too. Those in one line are names of one thing.
+    negative_prompt: Annotated[str, Meta(max_length=32_000)] | None = None
+    seed: Annotated[int, Meta(ge=0, lt=2**62)] | None = None
+    steps: Steps | None = None
+    num_inference_steps: Steps | None = None
+    guidance: Guidance | None = None
+    guidance_scale: Guidance | None = None
+    fps: Annotated[float, Meta(ge=1, le=120)] | None = None
+    #: Whether there is sound; if nothing is said, there is where the model makes it.
+    sound: bool | None = None
+
+    # Refused: videos are made of text alone.
+    input_reference: Any = None
+
+    # Accepted and ignored.
+    user: str | None = None
+
+    def wish(self) -> dict[str, Any]:
+        """What was said, by the names of ``omnibus.task.library.VideoInput``."""
+        width, height = map(int, self.size.split("x")) if self.size else (None, None)
+        said = {
+            "prompt": self.prompt,
+            "negative_prompt": self.negative_prompt,
+            "width": width,
+            "height": height,
+            "seconds": None if self.seconds is None else float(self.seconds),
+            "fps": self.fps,
+            "steps": self.steps or self.num_inference_steps,
+            "guidance": self.guidance if self.guidance is not None else self.guidance_scale,
+            "seed": self.seed,
+            "sound": self.sound,
+        }
+        return {name: value for name, value in said.items() if value is not None}
+
+
+class VideoFault(Struct, frozen=True, kw_only=True):
+    """Why a video failed. ``code`` and ``type`` are those of the error that a request would have been answered with."""
+
+    code: str
+    message: str
+    param: str | None = None
+    type: str | None = None
+
+
+class Video(Struct, frozen=True, kw_only=True):
+    """A video that is made or to be made. Times are Unix seconds; ``progress`` is in percent."""
+
+    id: str
+    model: str
+    status: Literal["queued", "in_progress", "completed", "failed"]
+    progress: int
+    created_at: int
+    prompt: str
+    #: As it was asked for: models make whole groups of frames.
+    seconds: str
+    size: str
+    #: What makes the same video again.
+    seed: int
+    fps: float
+    completed_at: int | None = None
+    expires_at: int | None = None
+    error: VideoFault | None = None
+    remixed_from_video_id: str | None = None
+    object: Literal["video"] = "video"
+
+
+class VideoList(Struct, frozen=True, kw_only=True):
+    data: list[Video]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+    object: Literal["list"] = "list"
+
+
+class VideoDeleted(Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["video.deleted"] = "video.deleted"
+    deleted: bool = True
+
+
+class ListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The query of ``GET /v1/videos``: at most ``limit`` videos behind that with the id ``after``."""
+
+    after: Annotated[str, Meta(max_length=256)] = ""
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+
+
+class ContentQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The query of ``GET /v1/videos/{video_id}/content``."""
+
+    variant: Literal["video", "thumbnail", "spritesheet"] = "video"
+
+
+_DECODER = msgspec.json.Decoder(VideoRequest)
+
+
+def parse(body: bytes, kind: str) -> VideoRequest:
+    """Decode and check a request; ``kind`` is its content type, JSON unless it is that of a form.
+
+    Raises ``BadRequest`` with ``param``.
+    """
+    request = _form(body, kind) if kind.lower().startswith("multipart/") else _json(body)
+    if request.input_reference is not None:
+        raise _unsupported("input_reference", "videos are made of text alone, leave it out")
+    for first, second in (("steps", "num_inference_steps"), ("guidance", "guidance_scale")):
+        if getattr(request, first) is not None and getattr(request, second) is not None:
+            raise BadRequest(f"'{first}' and '{second}' mean the same: send one of them.", param=second)
+    return request
+
+
+def variant(query: dict[str, str]) -> Variant:
+    """What is to be fetched. Raises ``BadRequest`` with ``param``."""
+    asked = _convert(query, ContentQuery).variant
+    if asked == "spritesheet":
+        raise _unsupported("variant", "there are 'video' and 'thumbnail'")
+    return asked
+
+
+def page(query: dict[str, str]) -> ListQuery:
+    """Raises ``BadRequest`` with ``param``."""
+    return _convert(query, ListQuery)
+
+
+def _json(body: bytes) -> VideoRequest:
+    try:
+        return _DECODER.decode(body)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise BadRequest("The request body is not valid JSON in UTF-8.") from None
+
+
+def _form(body: bytes, kind: str) -> VideoRequest:
+    form = multipart.parse(body, kind)
+    form.only("input_reference")
+    files: dict[str, Any] = {part.name: part.filename for part in form.files("input_reference")}
+    return _convert({**form.fields(), **files}, VideoRequest)
+
+
+def _convert(fields: Any, kind: Any) -> Any:
+    try:
+        return msgspec.convert(fields, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error)) from None
+
+
+def _unsupported(param: str, instead: str) -> BadRequest:
+    return BadRequest(f"The value of '{param}' is not supported here: {instead}.", param=param)

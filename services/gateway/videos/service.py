@@ -1,0 +1,163 @@
+"""What clients may do with videos, at any gateway, and what this one does for them."""
+
+import asyncio
+import logging
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+from omnibus.errors import BadRequest, ProtocolError, StoreUnavailable, TooLarge
+from omnibus.service import until_cancelled
+from omnibus.settings import GatewaySettings
+from omnibus.store import JobRecord, JobRules, Store
+from services.gateway.files import new
+from services.gateway.openai.videos import ListQuery, Variant, Video, VideoList, VideoRequest
+from services.gateway.run import Runs
+from services.gateway.videos import work
+from services.gateway.videos.filming import Filming
+from services.gateway.videos.films import Films
+from services.gateway.videos.work import KIND, Work
+from services.gateway.videos.worker import Worker
+
+log = logging.getLogger(__name__)
+
+#: What was known once is known again, however much that is.
+_ALL = JobRules(1 << 30, 1 << 30)
+
+
+class Videos:
+    """Jobs are in the store, what they make in the media directory; neither is this gateway's own."""
+
+    def __init__(self, settings: GatewaySettings, store: Store, runs: Runs) -> None:
+        self._settings = settings
+        self._store = store
+        self._films = Films(settings)
+        self._filming = Filming(runs, self._films, settings.video_kept)
+        self._worker = Worker(settings, store, self._filming, self._ended)
+        self._rules = JobRules(settings.videos_open, settings.videos_kept)
+        self._known: dict[str, JobRecord] = {}  # those that came or ended here, for a store that loses them
+        self._life = ""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def startup(self) -> None:
+        """Work on jobs, and follow what becomes of them."""
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._follow()), loop.create_task(self._worker.serve())]
+
+    async def shutdown(self) -> None:
+        """Stop. What is being made here goes back, for another gateway to take up."""
+        for task in reversed(self._tasks):
+            await until_cancelled(task)
+
+    # Clients
+
+    async def create(self, asked: VideoRequest, pinned: str) -> Video:
+        """Write down what is asked for; it is made afterwards. Raises ``OmnibusError``."""
+        wish = {"seed": secrets.randbits(62), **asked.wish()}
+        request = self._filming.request(asked.model, wish)
+        self._check(request)
+        await self._films.check()
+        now = time.time()
+        until = now + self._settings.video_deadline
+        job = JobRecord(
+            id=new("video_"),
+            request=work.encode(Work(model=asked.model, wish=request.model_dump(), path=pinned)),
+            created=now,
+            until=until,
+            expires=until + self._settings.video_kept,
+        )
+        await self._store.put_job(KIND, job, self._rules)
+        self._known[job.id] = job
+        self._worker.wake()
+        return work.shown(job)
+
+    async def show(self, id: str) -> Video:
+        """Raises ``NotFound``."""
+        return work.shown(await self._job(id))
+
+    async def page(self, query: ListQuery) -> VideoList:
+        """Videos in the order in which they were asked for. Raises ``NotFound`` for an unknown ``after``."""
+        after = work.check(query.after) if query.after else ""
+        found = await self._store.jobs(KIND, query.limit, after, query.order == "desc")
+        if found is None:
+            raise work.gone()
+        shown = []
+        for job in found.jobs:
+            try:
+                shown.append(work.shown(job))
+            except ProtocolError as error:
+                log.error("left out: %s", error)
+        first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
+        return VideoList(data=shown, has_more=found.more, first_id=first, last_id=last)
+
+    async def remove(self, id: str) -> None:
+        """Forget a video. If it is being made, that stops. Raises ``NotFound``."""
+        if not await self._store.drop_job(KIND, work.check(id)):
+            raise work.gone()
+        self._known.pop(id, None)
+        self._worker.lose(id)
+        await self._films.remove(id)
+
+    async def content(self, id: str, variant: Variant) -> tuple[JobRecord, Path]:
+        """A job that is completed, and its file. Raises ``NotFound``, ``BadRequest`` while it is none."""
+        job = await self._job(id)
+        if job.status != "completed":
+            said = "it failed: its error says why" if job.status == "failed" else "ask for its status until it is"
+            raise BadRequest(f"the video is not completed; {said}", param="video_id")
+        return job, await self._films.find(id, variant)
+
+    async def _job(self, id: str) -> JobRecord:
+        job = await self._store.job(KIND, work.check(id))
+        if job is None:
+            raise work.gone()
+        return job
+
+    def _check(self, request: Any) -> None:
+        """Raises ``TooLarge`` for what is more than one video may be here."""
+        limits = self._settings
+        frames = int(getattr(request, "frames", request.seconds * request.fps))
+        pixels = request.width * request.height
+        for name, value, most, unit in (
+            ("seconds", request.seconds, limits.video_seconds, "seconds"),
+            ("seconds", frames, limits.video_frames, "frames"),
+            ("size", pixels, limits.video_frame, "pixels in a frame"),
+            ("size", pixels * frames, limits.video_pixels, "pixels in all its frames"),
+        ):
+            if value > most:
+                raise TooLarge(f"a video may have {most:.16g} {unit}, not {value:.16g}", param=name)
+
+    # What becomes of jobs
+
+    async def _follow(self) -> None:
+        async for _ in self._store.job_news(KIND):
+            self._worker.wake()
+            try:
+                await self._look()
+            except StoreUnavailable as error:
+                log.warning("videos: %s", error)
+
+    async def _look(self) -> None:
+        """Stop what was removed or is another one's by now; write again what the store has lost."""
+        running = self._worker.running
+        for id in running.keys() - await self._store.held_jobs(KIND, running):
+            self._worker.lose(id)
+        known = list(self._known)
+        life, there = await self._store.known_jobs(KIND, known)
+        if self._life and life != self._life and known:
+            log.warning("the store lost %d videos: writing them again", len(known) - len(there))
+            for id in known:
+                if id not in there:
+                    await self._store.put_job(KIND, self._known[id], _ALL)
+        else:
+            for id in known:
+                if id not in there:
+                    self._known.pop(id, None)
+        self._life = life
+
+    async def _ended(self, job: JobRecord, ours: bool) -> None:
+        """A job ended here. If it was not ``ours`` any more and nobody knows it, neither is its film."""
+        if ours:
+            self._known[job.id] = job
+        elif await self._store.job(KIND, job.id) is None:
+            await self._films.remove(job.id)

@@ -1,0 +1,85 @@
+"""What is written down of a video that is asked for: all that it takes to make it, at whichever gateway."""
+
+import re
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from omnibus.errors import NotFound, Problem, ProtocolError, from_problem
+from omnibus.store import JobRecord
+from services.gateway.openai.videos import Video, VideoFault
+
+#: The kind of these jobs in the store.
+KIND = "video"
+#: Raised whenever an older build could not make what a newer one wrote down.
+_VERSION = 1
+#: What an id looks like: nothing else may become a key, or a path.
+_ID = re.compile(r"video_[0-9a-f]{48}")
+
+
+class Work(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A video to be made by ``model``, along ``path`` if the client said one. ``wish`` is its task's whole request."""
+
+    model: str
+    wish: dict[str, Any]
+    path: str = ""
+    v: int = _VERSION
+
+
+_work = msgspec.json.Decoder(Work).decode
+_problem = msgspec.json.Decoder(Problem).decode
+encode = msgspec.json.Encoder().encode
+
+
+def decode(job: JobRecord) -> Work:
+    """Raises ``ProtocolError`` for what another build wrote down."""
+    try:
+        work = _work(job.request)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"{job.id} was written down by another build: {error}") from error
+    if work.v != _VERSION:
+        raise ProtocolError(f"{job.id} was written down by another build: version {work.v}, this is {_VERSION}")
+    return work
+
+
+def shown(job: JobRecord) -> Video:
+    """A job as clients see it. Raises ``ProtocolError``."""
+    work = decode(job)
+    wish = work.wish
+    return Video(
+        id=job.id,
+        model=work.model,
+        status=job.status,
+        progress=job.progress,
+        created_at=int(job.created),
+        completed_at=int(job.ended) if job.status == "completed" else None,
+        expires_at=int(job.expires) if job.over else None,
+        prompt=wish["prompt"],
+        seconds=f"{wish['seconds']:g}",
+        size=f"{wish['width']}x{wish['height']}",
+        seed=wish["seed"],
+        fps=wish["fps"],
+        error=_fault(job.outcome) if job.status == "failed" else None,
+    )
+
+
+def check(id: str) -> str:
+    """``id``, if it may be that of a video. Raises ``NotFound``."""
+    if not _ID.fullmatch(id):
+        raise gone()
+    return id
+
+
+def gone() -> NotFound:
+    return NotFound("there is no such video: its id is wrong, or it was kept long enough", param="video_id")
+
+
+def _fault(outcome: bytes) -> VideoFault:
+    try:
+        problem = _problem(outcome)
+    except msgspec.MsgspecError:
+        return VideoFault(code=ProtocolError.code, message="it failed at a gateway of another build")
+    return VideoFault(
+        code=problem.code, message=problem.message, param=problem.param or None, type=from_problem(problem).kind
+    )

@@ -1,0 +1,171 @@
+"""Works on videos, whichever gateway was asked for them: a few at a time, each held by a lease."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from secrets import token_hex
+
+import msgspec
+
+from omnibus.errors import (
+    DeadlineExceeded,
+    Fatal,
+    OmnibusError,
+    Overloaded,
+    ProtocolError,
+    Retryable,
+    StageFailed,
+    StoreUnavailable,
+)
+from omnibus.metrics import GATEWAY
+from omnibus.service import until_cancelled
+from omnibus.settings import GatewaySettings
+from omnibus.store import REREAD, JobRecord, Store
+from services.gateway.videos.filming import Filming
+from services.gateway.videos.lease import Lease
+from services.gateway.videos.work import KIND, decode, encode
+
+log = logging.getLogger(__name__)
+
+#: Times that a job may be begun and broken off, before it is held to be what breaks gateways and executors.
+ATTEMPTS = 3
+#: Seconds until a job is tried again that could not be done just now, and until the store is asked again.
+_LATER, _AGAIN = 5.0, 0.5
+
+#: Told of each job that has ended here, and of one whose end came too late.
+Ended = Callable[[JobRecord, bool], Awaitable[None]]
+
+
+class Worker:
+    """Takes jobs that are due and makes their videos by ``filming``."""
+
+    def __init__(self, settings: GatewaySettings, store: Store, filming: Filming, ended: Ended) -> None:
+        self._settings = settings
+        self._store = store
+        self._filming = filming
+        self._ended = ended
+        self._news = asyncio.Event()
+        self._slots = asyncio.Semaphore(max(1, settings.videos))
+        self._running: dict[str, Lease] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def running(self) -> dict[str, str]:
+        """The jobs that are held here, and by which word."""
+        return {id: lease.owner for id, lease in self._running.items()}
+
+    def wake(self) -> None:
+        """Some job may be due."""
+        self._news.set()
+
+    def lose(self, id: str) -> None:
+        """``id`` is not held here any more: stop working on it."""
+        if id in self._running:
+            self._running[id].lose()
+
+    async def serve(self) -> None:
+        """Take jobs for ever. Those that are under way when this is cancelled go back, for others to take."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                await self._slots.acquire()
+                job, lease = await self._next()
+                self._running[job.id] = lease
+                task = loop.create_task(self._work(job, lease), name=job.id)
+                self._tasks.add(task)
+                task.add_done_callback(self._done)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        self._running.pop(task.get_name(), None)
+        self._slots.release()
+        if not task.cancelled() and task.exception() is not None:
+            log.error("%s: its worker failed", task.get_name(), exc_info=task.exception())
+
+    async def _next(self) -> tuple[JobRecord, Lease]:
+        loop, seconds = asyncio.get_running_loop(), self._settings.video_lease
+        while True:
+            self._news.clear()
+            since, owner, wait = loop.time(), token_hex(8), _AGAIN
+            if self._filming.ready:
+                with suppress(StoreUnavailable):  # who follows the news says so
+                    found = await self._store.take_job(KIND, owner, seconds)
+                    if isinstance(found, JobRecord):
+                        return found, Lease(self._store, KIND, found.id, owner, seconds, since)
+                    wait = min(max(found, 0.01), REREAD)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._news.wait()
+
+    # One job
+
+    async def _work(self, job: JobRecord, lease: Lease) -> None:
+        loop = asyncio.get_running_loop()
+        making = loop.create_task(self._made(job, lease), name=f"{job.id} made")
+        keeping = loop.create_task(lease.keep(), name=f"{job.id} kept")
+        try:
+            await asyncio.wait({making, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            if making.done():
+                await self._settle(job, lease, making.result())
+            else:
+                log.info("%s is not held here any more: it was removed, or another gateway goes on", job.id)
+        except asyncio.CancelledError:
+            await until_cancelled(making)
+            await self._free(job, lease.owner)
+            raise
+        finally:
+            await until_cancelled(making)
+            await until_cancelled(keeping)
+
+    async def _made(self, job: JobRecord, lease: Lease) -> OmnibusError | None:
+        """Make the video; returns what went wrong."""
+        try:
+            if job.attempt > ATTEMPTS:
+                raise StageFailed(f"it was begun {ATTEMPTS} times, and each time what worked on it ended: ask for less")
+            if job.until <= time.time():
+                raise DeadlineExceeded("the video's deadline passed while it waited: ask again when less is going on")
+            await self._filming.make(job, lease.tell)
+        except OmnibusError as error:
+            return error
+        except Exception:  # a defect of ours: the client gets an error in the usual shape, the log the rest
+            log.exception("%s failed", job.id)
+            return Fatal("internal error: the gateway's log has more under this id")
+        return None
+
+    async def _settle(self, job: JobRecord, lease: Lease, error: OmnibusError | None) -> None:
+        later = isinstance(error, Retryable | ProtocolError) and job.until > time.time()
+        if error is not None and later:  # those of another build may read what this one cannot
+            log.info("%s is tried again: %s", job.id, error)
+            counts = lease.begun and not isinstance(error, Overloaded)
+            await self._free(job, lease.owner, getattr(error, "retry_after", _LATER), counts)
+            return
+        _count(job, error)
+        outcome = b"" if error is None else encode(error.problem())
+        status = "completed" if error is None else "failed"
+        kept = self._settings.video_kept
+        while True:
+            try:
+                ours = await self._store.end_job(KIND, job.id, lease.owner, status, outcome, kept)  # type: ignore[arg-type]
+                break
+            except StoreUnavailable as away:
+                log.warning("%s has %s, which the store does not know yet: %s", job.id, status, away)
+                await asyncio.sleep(_AGAIN)
+        now = time.time()
+        over = msgspec.structs.replace(job, status=status, ended=now, expires=now + kept, outcome=outcome)
+        await self._ended(over, ours)
+
+    async def _free(self, job: JobRecord, owner: str, seconds: float = 0.0, counts: bool = False) -> None:
+        """Give the job back. If that fails its lease runs out."""
+        with suppress(StoreUnavailable):
+            await self._store.free_job(KIND, job.id, owner, seconds, counts)
+
+
+def _count(job: JobRecord, error: OmnibusError | None) -> None:
+    with suppress(ProtocolError):
+        GATEWAY.outcome(decode(job).model, "ok" if error is None else error.code).inc()

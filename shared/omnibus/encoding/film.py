@@ -1,0 +1,141 @@
+"""Frames and sound to a video file, MP4 with H.264 and AAC, written while they come. By PyAV."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibus.errors import BadRequest, Fatal
+
+MIME = "video/mp4"
+
+#: Threads of the encoder: it runs beside everything else that a gateway does.
+_THREADS = 2
+#: Constant quality: the eye can hardly tell it from the frames themselves.
+_QUALITY = {"preset": "veryfast", "crf": "18"}
+#: Numbers of BT.709, and of its narrow range, in H.264.
+_BT709, _NARROW = 1, 1
+#: Rates that AAC has, in samples per second, the one that others are brought to, and bits per second and channel.
+_RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000)
+_RATE, _BITS = 48000, 96_000
+
+
+class Film:
+    """A video in the making at ``path``, with ``fps`` frames per second, and a track of sound if it has ``sound``.
+
+    What comes of either is taken in any order; ``close`` makes it a whole file, whose index comes first, so that it
+    plays while it is fetched. Nothing but encoded frames is kept. Calls take a while: make them in one thread.
+    Raises ``BadRequest`` for what no film can be made of, ``Fatal`` when it cannot be written.
+    """
+
+    def __init__(self, path: Path, fps: float, sound: bool = False) -> None:
+        import av  # 16 MiB that a gateway without videos does not need
+
+        self._av = av
+        self._rate = Fraction(fps).limit_denominator(1001)
+        self._colours: Any = av.video.reformatter.VideoReformatter()
+        self._pictures: Any = None
+        self._samples: Any = None
+        self._silent = not sound
+        self._begun = False
+        self._early: list[Any] = []  # what came before all tracks were known: nothing can be written until then
+        self.count = 0  # frames
+        self.heard = 0  # samples
+        with self._writing():  # the file is made with the first that is written
+            self._file = av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"})
+
+    def frames(self, pixels: NDArray[np.uint8]) -> None:
+        """Add frames, uint8 [n, height, width, 3] with even sides."""
+        if (
+            pixels.ndim != 4
+            or pixels.shape[3] != 3
+            or pixels.dtype != np.uint8
+            or any(n % 2 for n in pixels.shape[1:3])
+        ):
+            raise BadRequest(f"frames are uint8 [n, height, width, 3] with even sides, not {_shown(pixels)}")
+        with self._writing():
+            for each in pixels:
+                if self._pictures is None:
+                    self._pictures = self._track(each.shape[1], each.shape[0])
+                self._mux(self._pictures.encode(self._frame(each)))
+                self.count += 1
+
+    def sound(self, samples: NDArray[np.float32], rate: int) -> None:
+        """Add sound, float32 [n] or [n, channels] in [-1, 1], of one channel or two."""
+        if samples.ndim not in (1, 2) or samples.shape[1:] not in ((), (1,), (2,)):
+            raise BadRequest(f"a film's sound is float32 [n] or [n, 1 or 2], not {_shown(samples)}")
+        if not len(samples):
+            return
+        layout = "stereo" if samples.shape[1:] == (2,) else "mono"
+        with self._writing():
+            if self._samples is None:
+                self._samples = self._file.add_stream("aac", rate=rate if rate in _RATES else _RATE)
+                self._samples.layout = layout
+                self._samples.bit_rate = _BITS * (1 + (layout == "stereo"))
+            data = np.ascontiguousarray(np.clip(samples, -1.0, 1.0), np.float32).reshape(1, -1)
+            frame = self._av.AudioFrame.from_ndarray(data, format="flt", layout=layout)
+            frame.sample_rate, frame.pts, frame.time_base = rate, self.heard, Fraction(1, rate)
+            self.heard += len(samples)
+            self._mux(self._samples.encode(frame))
+
+    def close(self) -> None:
+        """Write what is left."""
+        if not self.count:
+            self.drop()
+            raise BadRequest("a film without frames is none")
+        with self._writing():
+            self._begin()  # no sound came
+            for stream in (self._pictures, self._samples):
+                if stream is not None:
+                    self._mux(stream.encode(None))
+            self._file.close()
+
+    def drop(self) -> None:
+        """Give up; the file is not whole."""
+        with suppress(OSError, ValueError):
+            self._file.close()
+
+    def _track(self, width: int, height: int) -> Any:
+        stream: Any = self._file.add_stream("libx264", rate=self._rate, options=_QUALITY)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        context = stream.codec_context
+        context.thread_count, context.time_base = _THREADS, 1 / self._rate
+        context.color_range = _NARROW
+        context.colorspace = context.color_primaries = context.color_trc = _BT709
+        return stream
+
+    def _frame(self, pixels: NDArray[np.uint8]) -> Any:
+        plain = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+        frame = self._colours.reformat(plain, format="yuv420p", dst_colorspace=_BT709, dst_color_range=_NARROW)
+        frame.pts, frame.time_base = self.count, 1 / self._rate
+        return frame
+
+    def _begin(self) -> None:
+        """All tracks are known: write what waited for that."""
+        self._begun = True
+        early, self._early = self._early, []
+        self._mux(early)
+
+    def _mux(self, packets: Iterable[Any]) -> None:
+        if not self._begun and self._pictures is not None and (self._silent or self._samples is not None):
+            self._begin()
+        if self._begun:
+            for packet in packets:
+                self._file.mux(packet)
+        else:
+            self._early += packets
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, self._av.error.FFmpegError) as error:
+            raise Fatal(f"the film cannot be written ({type(error).__name__}): is the media directory full?") from error
+
+
+def _shown(array: NDArray[Any]) -> str:
+    return f"{array.dtype} {list(array.shape)}"

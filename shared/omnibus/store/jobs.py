@@ -1,0 +1,212 @@
+"""Jobs that outlive the requests that asked for them, and who works on them.
+
+A job is ``queued``, then ``in_progress`` while a worker holds it, then ``completed`` or ``failed``. A worker holds a
+job for some seconds at a time and says again and again that it does; when it is silent for longer, the job is due for
+another one. What is held is named by a word of the worker's own, so that one who comes late changes nothing any more.
+Times are the server's: clocks of workers do not matter.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from itertools import count
+from secrets import token_hex
+from typing import Any, Literal, NamedTuple
+
+from msgspec import Struct
+
+from omnibus.errors import Overloaded
+from omnibus.store.connection import Connection, Refused
+
+JobStatus = Literal["queued", "in_progress", "completed", "failed"]
+_STATUS: dict[bytes, JobStatus] = {
+    b"queued": "queued",
+    b"in_progress": "in_progress",
+    b"completed": "completed",
+    b"failed": "failed",
+}
+#: Seconds until a client that was refused for want of room may try again.
+_AGAIN = 10.0
+
+
+class JobRecord(Struct, frozen=True, kw_only=True):
+    """One job. Times are Unix seconds; those of what did not happen yet are 0.
+
+    ``request`` and ``outcome`` are its owners' own words, which the store does not read. ``until`` is when nobody
+    waits for it any more, ``expires`` when it is forgotten; ``attempt`` counts who began to work on it.
+    """
+
+    id: str
+    request: bytes
+    created: float
+    until: float
+    expires: float
+    status: JobStatus = "queued"
+    progress: int = 0
+    attempt: int = 0
+    ended: float = 0.0
+    outcome: bytes = b""
+
+    @property
+    def over(self) -> bool:
+        return self.status in ("completed", "failed")
+
+
+class JobRules(Struct, frozen=True):
+    """How many jobs may wait or be worked on, and how many may be known in all."""
+
+    open: int
+    kept: int
+
+
+class Page(NamedTuple):
+    """Jobs in order, and whether there are more behind them."""
+
+    jobs: list[JobRecord]
+    more: bool
+
+
+class Jobs(Connection):
+    """Jobs by kind and id. A kind is a word, as ``video``."""
+
+    async def put_job(self, kind: str, job: JobRecord, rules: JobRules) -> bool:
+        """Add a job, unless there is one of its id; says whether it did. One that is over stays so.
+
+        Raises ``Overloaded`` when there are as many as ``rules`` allow.
+        """
+        fields = {
+            "request": job.request,
+            "status": job.status if job.over else "queued",
+            "attempt": str(job.attempt),
+            "progress": str(job.progress if job.over else 0),
+            "created": _ms(job.created),
+            "until": _ms(job.until),
+            "ended": _ms(job.ended),
+            "outcome": job.outcome,
+            "owner": "",
+        }
+        flat = [_text(each) for pair in fields.items() for each in pair]
+        limits = (str(rules.open), str(rules.kept))
+        try:
+            put = await self._run("omnibus_put_job", _keys(kind), job.id, _ms(job.expires), *limits, *flat)
+        except Refused as error:
+            raise Overloaded(_FULL[error.what], retry_after=_AGAIN) from error
+        return bool(put)
+
+    async def take_job(self, kind: str, owner: str, seconds: float) -> JobRecord | float:
+        """Hold the job that is due first for ``seconds``, as ``owner``; without one the seconds until one may be."""
+        found = await self._run("omnibus_take_job", _keys(kind), owner, _ms(seconds))
+        return _record(found[0].decode(), found[1:]) if isinstance(found, list) else int(found) / 1000
+
+    async def hold_job(self, kind: str, id: str, owner: str, seconds: float, progress: int) -> bool:
+        """Hold a job for another ``seconds`` and say how many percent are done; False when ``owner`` has lost it."""
+        told = (id, owner, _ms(seconds), str(progress))
+        return bool(await self._run("omnibus_hold_job", _keys(kind), *told))
+
+    async def free_job(self, kind: str, id: str, owner: str, seconds: float = 0.0, counts: bool = False) -> bool:
+        """Give a job back, due again in ``seconds``; False when ``owner`` has lost it.
+
+        Unless it ``counts`` that it was begun, it is as if it had not been taken.
+        """
+        told = (id, owner, _ms(seconds), "0" if counts else "-1")
+        return bool(await self._run("omnibus_free_job", _keys(kind), *told))
+
+    async def end_job(
+        self, kind: str, id: str, owner: str, status: Literal["completed", "failed"], outcome: bytes, seconds: float
+    ) -> bool:
+        """The one end of a job, which is kept for ``seconds``; False when ``owner`` has lost it."""
+        told = (id, owner, status, _text(outcome), _ms(seconds))
+        return bool(await self._run("omnibus_end_job", _keys(kind), *told))
+
+    async def drop_job(self, kind: str, id: str) -> bool:
+        """Forget a job, whatever becomes of it just now; False when there is none."""
+        return bool(await self._run("omnibus_drop_job", _keys(kind), id))
+
+    async def job(self, kind: str, id: str) -> JobRecord | None:
+        """None when there is none, or no more."""
+        found = await self._jobs(kind, [id])
+        return found.get(id)
+
+    async def jobs(self, kind: str, limit: int = 20, after: str = "", newest: bool = True) -> Page | None:
+        """At most ``limit`` jobs in the order in which they came, those behind ``after``; None if that one is gone."""
+        made = self._key(f"jobs:{kind}:made")
+        begin = 0
+        if after:
+            rank = await self._call(self._redis.zrevrank(made, after) if newest else self._redis.zrank(made, after))
+            if rank is None:
+                return None
+            begin = int(rank) + 1
+        ids = await self._call(self._redis.zrange(made, begin, begin + limit, desc=newest))
+        found = await self._jobs(kind, [id.decode() for id in ids])
+        return Page(list(found.values())[:limit], len(ids) > limit)
+
+    async def held_jobs(self, kind: str, owners: dict[str, str]) -> set[str]:
+        """The ids in ``owners`` that these owners still hold."""
+        async with self._redis.pipeline(transaction=False) as several:
+            for id in owners:
+                several.hget(self._key(f"job:{kind}:{id}"), "owner")
+            found = await self._call(several.execute()) if owners else []
+        return {id for (id, owner), held in zip(owners.items(), found, strict=True) if held == owner.encode()}
+
+    async def known_jobs(self, kind: str, ids: Sequence[str]) -> tuple[str, set[str]]:
+        """A word that is another one when the store has lost everything, and those of ``ids`` that it knows."""
+        fresh = token_hex(8)
+        async with self._redis.pipeline(transaction=True) as several:
+            several.set(self._key(f"jobs:{kind}:life"), fresh, nx=True, get=True)
+            for id in ids:
+                several.exists(self._key(f"job:{kind}:{id}"))
+            life, *found = await self._call(several.execute())
+        return (life or fresh.encode()).decode(), {id for id, there in zip(ids, found, strict=True) if there}
+
+    def job_news(self, kind: str) -> AsyncIterator[int]:
+        """A number whenever a job came, ended or was removed, and every few seconds. Reconnects by itself."""
+        numbers = count()
+
+        async def read() -> int:
+            return next(numbers)
+
+        return self._follow(f"jobs:{kind}", read)
+
+    async def _jobs(self, kind: str, ids: Sequence[str]) -> dict[str, JobRecord]:
+        async with self._redis.pipeline(transaction=False) as several:
+            for id in ids:
+                key = self._key(f"job:{kind}:{id}")
+                several.hmget(key, *_FIELDS)
+                several.pexpiretime(key)
+            found = await self._call(several.execute()) if ids else []
+        bodies = zip(ids, found[::2], found[1::2], strict=True)
+        return {id: _record(id, [*values, expires]) for id, values, expires in bodies if values[0] is not None}
+
+
+_FIELDS = ("request", "created", "until", "status", "progress", "attempt", "ended", "outcome")
+_FULL = {
+    "open": "as many jobs wait or are worked on as there may be: try again later",
+    "kept": "as many jobs are kept as there may be: delete some, or wait until they expire",
+}
+
+
+def _keys(kind: str) -> tuple[str, ...]:
+    root = f"jobs:{kind}"
+    return f"{root}:made", f"{root}:due", f"{root}:ends", f"job:{kind}:", root
+
+
+def _record(id: str, values: Sequence[Any]) -> JobRecord:
+    request, created, until, status, progress, attempt, ended, outcome, expires = values
+    return JobRecord(
+        id=id,
+        request=bytes(request),
+        created=int(created) / 1000,
+        until=int(until) / 1000,
+        status=_STATUS[status],
+        progress=int(progress),
+        attempt=int(attempt),
+        ended=int(ended) / 1000,
+        outcome=bytes(outcome),
+        expires=int(expires) / 1000,
+    )
+
+
+def _ms(seconds: float) -> str:
+    return str(round(seconds * 1000))
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode()

@@ -1,0 +1,158 @@
+"""Films are what players make of them: read again by FFmpeg, with their size, time, frames and sound."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import av
+import numpy as np
+import pytest
+
+from omnibus.encoding.film import Film
+from omnibus.errors import BadRequest, Fatal
+
+RATE = 8000
+
+
+class Read(NamedTuple):
+    frames: np.ndarray
+    fps: float
+    sound: np.ndarray | None
+    rate: int
+    codecs: list[str]
+
+
+def read(path: Path) -> Read:
+    with av.open(str(path)) as file:
+        [pictures] = file.streams.video
+        tracks = file.streams.audio
+        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in file.decode(pictures)])
+        fps, codecs = float(pictures.average_rate), [each.codec_context.name for each in file.streams]
+    if not tracks:
+        return Read(frames, fps, None, 0, codecs)
+    with av.open(str(path)) as file:
+        [track] = file.streams.audio
+        sound = np.concatenate([frame.to_ndarray() for frame in file.decode(track)], -1)
+        return Read(frames, fps, sound.T, track.rate, codecs)
+
+
+def moving(count: int, height: int = 32, width: int = 64) -> np.ndarray:
+    """A bright bar that goes from left to right over a colour."""
+    frames = np.full((count, height, width, 3), (40, 90, 160), np.uint8)
+    for number, frame in enumerate(frames):
+        frame[:, 4 * number : 4 * number + 8] = (200, 180, 60)
+    return frames
+
+
+def tone(seconds: float, rate: int = RATE) -> np.ndarray:
+    """Another note at each ear."""
+    time = np.arange(int(seconds * rate)) / rate
+    return np.stack([np.sin(2 * np.pi * note * time) for note in (440, 660)], 1).astype(np.float32) * 0.5
+
+
+def note(samples: np.ndarray, rate: int) -> float:
+    spectrum = np.abs(np.fft.rfft(samples * np.hanning(len(samples))))
+    return float(np.fft.rfftfreq(len(samples), 1 / rate)[spectrum.argmax()])
+
+
+def test_a_silent_film_has_its_frames_in_order(tmp_path: Path):
+    film, frames = Film(tmp_path / "film", 24.0), moving(9)
+
+    film.frames(frames[:4])
+    film.frames(frames[4:])
+    film.close()
+
+    made = read(tmp_path / "film")
+    assert (made.frames.shape, made.fps, made.sound, made.codecs) == (frames.shape, 24.0, None, ["h264"])
+    assert np.abs(made.frames.astype(int) - frames).mean() < 6
+
+
+@pytest.mark.parametrize("fps", [12.5, 23.976, 30.0, 120.0])
+def test_a_film_has_its_pace(tmp_path: Path, fps: float):
+    film = Film(tmp_path / "film", fps)
+
+    film.frames(moving(17))
+    film.close()
+
+    assert read(tmp_path / "film").fps == pytest.approx(fps, rel=1e-3)
+
+
+@pytest.mark.parametrize("first", ["frames", "sound"])
+def test_sound_is_heard_whichever_comes_first(tmp_path: Path, first: str):
+    film, frames, sound = Film(tmp_path / "film", 24.0, sound=True), moving(25), tone(1.0)
+    parts = [lambda: film.frames(frames), lambda: (film.sound(sound[:3000], RATE), film.sound(sound[3000:], RATE))]
+
+    for part in parts if first == "frames" else reversed(parts):
+        part()
+    film.close()
+
+    made = read(tmp_path / "film")
+    assert made.frames.shape == frames.shape
+    assert sorted(made.codecs) == ["aac", "h264"]
+    assert (made.rate, made.sound.shape[1]) == (RATE, 2)
+    assert len(made.sound) == pytest.approx(RATE, abs=2048)
+    assert [note(made.sound[:, ear], RATE) for ear in (0, 1)] == [pytest.approx(440, abs=8), pytest.approx(660, abs=8)]
+
+
+@pytest.mark.parametrize(("rate", "made"), [(24000, 24000), (25000, 48000)])
+def test_sound_of_one_channel_has_a_rate_that_players_know(tmp_path: Path, rate: int, made: int):
+    film = Film(tmp_path / "film", 24.0, sound=True)
+
+    film.sound(tone(0.5, rate)[:, 0], rate)
+    film.frames(moving(9))
+    film.close()
+
+    found = read(tmp_path / "film")
+    assert (found.rate, found.sound.shape[1]) == (made, 1)
+    assert note(found.sound[:, 0], found.rate) == pytest.approx(440, abs=8)
+
+
+def test_sound_that_never_came_leaves_a_silent_film(tmp_path: Path):
+    film = Film(tmp_path / "film", 24.0, sound=True)
+
+    film.frames(moving(9))
+    film.close()
+
+    assert read(tmp_path / "film").codecs == ["h264"]
+
+
+def test_the_index_comes_first(tmp_path: Path):
+    film = Film(tmp_path / "film", 24.0)
+
+    film.frames(moving(9))
+    film.close()
+
+    data = (tmp_path / "film").read_bytes()
+    assert data.index(b"moov") < data.index(b"mdat")
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [np.zeros((1, 31, 64, 3), np.uint8), np.zeros((1, 32, 64, 3), np.float32), np.zeros((32, 64, 3), np.uint8)],
+)
+def test_what_is_no_frame_is_refused(tmp_path: Path, frames: np.ndarray):
+    film = Film(tmp_path / "film", 24.0)
+
+    with pytest.raises(BadRequest, match="frames are"):
+        film.frames(frames)
+
+
+def test_what_is_no_sound_is_refused(tmp_path: Path):
+    film = Film(tmp_path / "film", 24.0, sound=True)
+
+    with pytest.raises(BadRequest, match="sound is"):
+        film.sound(np.zeros((10, 6), np.float32), RATE)
+
+
+def test_a_film_without_frames_is_none(tmp_path: Path):
+    film = Film(tmp_path / "film", 24.0)
+
+    with pytest.raises(BadRequest, match="without frames"):
+        film.close()
+
+
+def test_a_place_that_takes_no_files_is_said(tmp_path: Path):
+    film = Film(tmp_path / "nowhere" / "film", 24.0)
+
+    with pytest.raises(Fatal, match="cannot be written"):
+        film.frames(moving(60, 64, 256))
+    film.drop()

@@ -1,0 +1,183 @@
+"""Gateways over one store and one media directory, with toys that make films: no models, but the same inputs and
+outputs. A film has one colour, which is its seed, and a note for its sound."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import av
+import httpx
+import numpy as np
+
+from omnibus.executor.contract import Job
+from omnibus.settings import StoreSettings
+from omnibus.store import Store
+from tests.unit.gateway.house import FILMER, House, house, read
+from tests.unit.sidecar import node as nodes
+
+RATE = 8000
+PARTS = ("text_encoder", "dit", "vae", "audio_vae")
+ASKED: dict[str, Any] = {"model": FILMER, "prompt": "a boat at night", "seconds": "0.5", "size": "64x32", "steps": 4}
+
+
+class Toys:
+    """``gate`` holds up every denoiser after half of its steps while it is closed."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.begun: Counter[int] = Counter()  # by seed
+        self.stopped: Counter[int] = Counter()
+        self.wishes: list[dict[str, Any]] = []
+        self.refuse: Callable[[Job], Awaitable[None]] | None = None
+
+    async def denoise(self, job: Job) -> None:
+        await job.value("embeds")
+        wish = job.inputs
+        self.wishes.append(dict(wish))
+        self.begun[wish["seed"]] += 1
+        try:
+            if self.refuse is not None:
+                await self.refuse(job)
+            for step in range(1, wish["steps"] + 1):
+                await job.send("progress", {"step": step, "steps": wish["steps"]})
+                if step >= wish["steps"] // 2:
+                    await self.gate.wait()
+        except asyncio.CancelledError:
+            self.stopped[wish["seed"]] += 1
+            raise
+        job.close("progress")
+        shape = (1, wish["frames"], wish["height"], wish["width"])
+        await job.put("latents", {}, np.full(shape, wish["seed"] % 200, np.float32))
+        await job.put("sound", {}, np.full((1, int(RATE * wish["frames"] / wish["fps"]), 1), 0.5, np.float32))
+
+
+async def decode(job: Job) -> None:
+    """Four frames at a time."""
+    latents = (await job.value("latents")).array
+    frames = np.repeat(latents[0][..., None], 3, -1).astype(np.uint8)
+    for begin in range(0, len(frames), 4):
+        await job.send("frames", {}, frames[begin : begin + 4])
+    job.close("frames")
+
+
+async def hum(job: Job) -> None:
+    count = (await job.value("latents")).array.shape[1]
+    wave = 0.5 * np.sin(2 * np.pi * 440 * np.arange(count) / RATE)
+    for begin in range(0, count, RATE // 4):
+        piece = wave[begin : begin + RATE // 4]
+        await job.send("audio", {"rate": RATE}, np.stack([piece, -piece], 1).astype(np.float32))
+    job.close("audio")
+
+
+class Studio:
+    """``first`` is the gateway that the executor of the toys was started beside; all gateways know it."""
+
+    def __init__(self, first: House, toys: Toys, media: Path, open: Callable[[str], Awaitable[House]]) -> None:
+        self.first = first
+        self.toys = toys
+        self.media = media
+        self._open = open
+
+    async def gateway(self, name: str) -> House:
+        """Another gateway. It works on videos when it is told to: ``videos.startup()``."""
+        made = await self._open(name)
+        made.serve(FILMER)
+        await nodes.until(lambda: made.members.get("filmer") is not None)
+        return made
+
+    async def hires(self) -> None:
+        """Start the executor."""
+        works = {"dit": self.toys.denoise, "vae": decode, "audio_vae": hum, "text_encoder": read}
+        await self.first.executor(FILMER, "M", *PARTS, id="filmer", **works)
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(path.name for path in (self.media / "videos").glob("*"))
+
+
+@asynccontextmanager
+async def studio(directory: Path, store_url: str, hired: bool = True, **changes: Any) -> AsyncIterator[Studio]:
+    """``changes`` are settings of all gateways; the first of them works on videos."""
+    settings = {"video_lease": 1.2, **changes}
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(
+            house(directory, await stack.enter_async_context(stored(store_url)), **settings)
+        )
+
+        async def open(name: str) -> House:
+            made = House(first.place, first.settings, await stack.enter_async_context(stored(store_url)), name)
+            await made.open()
+            stack.push_async_callback(made.close)
+            return made
+
+        made = Studio(first, Toys(), Path(first.settings.media_dir), open)
+        first.serve(FILMER)
+        if hired:
+            await made.hires()
+        first.videos.startup()
+        yield made
+
+
+@asynccontextmanager
+async def stored(url: str) -> AsyncIterator[Store]:
+    store = Store(StoreSettings(url=url, prefix="videos", timeout=1.0))
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def asked(at: House, **more: Any) -> dict[str, Any]:
+    """Ask for a film; returns its job."""
+    response = await at.http.post("/v1/videos", json={**ASKED, **more})
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+async def told(at: House, id: str) -> dict[str, Any]:
+    response = await at.http.get(f"/v1/videos/{id}")
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+async def becomes(at: House, id: str, **wanted: Any) -> dict[str, Any]:
+    """What ``at`` tells of a video once it is as ``wanted``."""
+    found: dict[str, Any] = {}
+
+    async def there() -> bool:
+        found.update(await told(at, id))
+        return all(found[name] == value for name, value in wanted.items())
+
+    await nodes.until(there)
+    return found
+
+
+async def fetched(at: House, id: str, **query: str) -> httpx.Response:
+    return await at.http.get(f"/v1/videos/{id}/content", params=query)
+
+
+class Watched(NamedTuple):
+    """``frames`` uint8 [n, height, width, 3], ``sound`` float32 [samples, channels]; None without a track of it."""
+
+    frames: np.ndarray
+    fps: float
+    sound: np.ndarray | None
+    rate: int
+
+
+def watched(file: bytes) -> Watched:
+    with av.open(BytesIO(file)) as film:
+        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)])
+        fps = float(film.streams.video[0].average_rate)
+    with av.open(BytesIO(file)) as film:
+        if not film.streams.audio:
+            return Watched(frames, fps, None, 0)
+        sound = np.concatenate([frame.to_ndarray() for frame in film.decode(audio=0)], -1)
+        return Watched(frames, fps, sound.T, film.streams.audio[0].rate)

@@ -1,0 +1,101 @@
+"""A lease is kept while the store hears of it, and given up before anybody else can have the job."""
+
+import asyncio
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnibus.settings import StoreSettings
+from omnibus.store import JobRecord, JobRules, Store
+from omnibus.up import infra
+from services.gateway.videos.lease import Lease
+from tests.unit.sidecar import node as nodes
+
+KIND = "video"
+
+
+@pytest.fixture
+async def store(valkey_url: str, cleared: None) -> AsyncIterator[Store]:
+    made = Store(StoreSettings(url=valkey_url, prefix="lease", timeout=0.2))
+    yield made
+    await made.close()
+
+
+async def held(store: Store, seconds: float) -> Lease:
+    now = time.time()
+    await store.put_job(
+        KIND, JobRecord(id="a", request=b"", created=now, until=now + 60, expires=now + 60), JobRules(9, 9)
+    )
+    since = asyncio.get_running_loop().time()
+    assert isinstance(await store.take_job(KIND, "me", seconds), JobRecord)
+    return Lease(store, KIND, "a", "me", seconds, since)
+
+
+async def test_a_job_is_held_beyond_its_first_seconds(store: Store):
+    lease = await held(store, 0.3)
+    keeping = asyncio.create_task(lease.keep())
+    later = time.monotonic() + 1.0
+
+    await nodes.until(lambda: time.monotonic() > later)
+
+    assert not keeping.done()
+    assert isinstance(await store.take_job(KIND, "another", 9.0), float)
+    keeping.cancel()
+
+
+async def test_progress_is_written_and_never_goes_back(store: Store):
+    lease = await held(store, 0.6)
+    keeping = asyncio.create_task(lease.keep())
+
+    lease.tell(40)
+    lease.tell(20)
+
+    async def written() -> bool:
+        return (await store.job(KIND, "a")).progress == 40
+
+    await nodes.until(written)
+    keeping.cancel()
+
+
+async def test_a_lease_that_is_lost_ends_at_once(store: Store):
+    lease = await held(store, 60.0)
+    keeping = asyncio.create_task(lease.keep())
+
+    lease.lose()
+
+    async with asyncio.timeout(5):
+        await keeping
+
+
+async def test_a_job_that_was_removed_is_lost(store: Store):
+    lease = await held(store, 0.6)
+
+    await store.drop_job(KIND, "a")
+
+    async with asyncio.timeout(5):
+        await lease.keep()
+
+
+@pytest.fixture
+def own_server(tmp_path: Path, run_server: Any) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """A store that a test may stop."""
+    server = infra.valkey(tmp_path)
+    with run_server(server) as process:
+        yield server.url, process
+
+
+async def test_a_lease_is_given_up_when_its_store_is_silent(own_server: tuple[str, "subprocess.Popen[bytes]"]):
+    url, process = own_server
+    store = Store(StoreSettings(url=url, prefix="lease", timeout=0.2))
+    lease = await held(store, 1.0)
+
+    process.send_signal(signal.SIGSTOP)
+
+    async with asyncio.timeout(5):
+        await lease.keep()
+    await store.close()
