@@ -32,7 +32,7 @@ def located(checkpoint: str) -> Path:
 def find(checkpoint: str) -> Path:
     """The directory of ``checkpoint``. Raises ``NotFound`` that says what to do."""
     path = Path(checkpoint)
-    if path.is_dir():
+    if checkpoint and path.is_dir():
         return path
     if not is_id(checkpoint):
         raise NotFound(
