@@ -120,7 +120,7 @@ def checkpoint(report: Report) -> Iterator[str]:
 
 def checked(report: Report, declared: Mapping[str, Any]) -> Iterator[str]:
     """What ``omnibus models check`` prints."""
-    yield f"{report.path}: {report.family} ({TITLES.get(report.family, report.family)}), {_stored(report)}"
+    yield f"{report.path}: {report.family} ({TITLES.get(report.family, report.family)}); weights: {_stored(report)}"
     yield ""
     verdicts = {name: "; ".join(part.faults) or "complete" for name, part in report.parts.items()}
     if not report.stored:
@@ -158,17 +158,12 @@ def sizes(report: Report) -> dict[str, int]:
 
 def size(nbytes: int) -> str:
     """Bytes for people."""
-    found, units = float(nbytes), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while found >= 1024 and len(units) > 1:
+    found, unit = float(nbytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if found < 1024 or unit == "TiB":
+            break
         found /= 1024
-        units.pop(0)
-    return (
-        f"{found:.0f} B"
-        if units[0] == "B"
-        else f"{found:.3g} {units[0]}"
-        if found < 1000
-        else f"{found:.0f} {units[0]}"
-    )
+    return f"{found:.0f} {unit}" if unit == "B" or found >= 1000 else f"{found:.3g} {unit}"
 
 
 def count(number: int) -> str:
@@ -190,10 +185,10 @@ def _cache(part: Part) -> list[str]:
 
 def _stored(report: Report) -> str:
     if not report.stored:
-        return "no weights, a configuration alone"
+        return "none, a configuration alone"
     dtypes = ", ".join(sorted(report.stored))
     files = "1 file" if report.files == 1 else f"{report.files} files"
-    return f"{files} of weights, {size(sum(report.stored.values()))}, {dtypes}"
+    return f"{files}, {size(sum(report.stored.values()))}, {dtypes}"
 
 
 def _dtype(report: Report) -> str:
