@@ -57,7 +57,7 @@ class ExecutorService:
     async def startup(self) -> None:
         bus, sidecar = load(BusSettings), load(SidecarSettings)
         identity = self.identity(sidecar.node_name)
-        await self._fetch()
+        await self.fetch()
         make = engine(self.settings.engine)
         runners = {component: make(component, self.settings) for component in identity.tasks.values()}
         self._bus = await NatsBus.connect(bus, identity.id)
@@ -65,7 +65,7 @@ class ExecutorService:
         self.executor = Executor(identity, runners, self._bus, self._tensors, bus.max_payload)
         await self.executor.startup()
 
-    async def _fetch(self) -> None:
+    async def fetch(self) -> None:
         """Download the checkpoint where that is asked for. In a process of its own: this one never goes to the hub."""
         wanted = self.settings
         if not wanted.download or not checkpoints.is_id(wanted.checkpoint):
