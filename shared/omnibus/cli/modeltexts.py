@@ -20,6 +20,7 @@ def about(name: str) -> dict[str, Any]:
     """All that is known of a family without a checkpoint. Raises ``BadRequest`` for one that a plugin breaks."""
     found = catalog.family(name)
     usual = {option for path in found["paths"] for option in path["options"]}
+    options = {each: {**option, "usual": each in usual} for each, option in found["options"].items()}
     return {
         "family": name,
         "title": TITLES.get(name, name),
@@ -27,7 +28,7 @@ def about(name: str) -> dict[str, Any]:
         "gives": catalog.gives(found),
         "components": {part: found["tasks"][part] for part in found["components"]},
         "voices": list(found["voices"]),
-        "options": {each: {**option, "usual": each in usual} for each, option in found["options"].items()},
+        "options": dict(sorted(options.items(), key=lambda item: not item[1]["usual"])),
         "paths": list(found["paths"]),
         "tiny": KNOWN[name].tiny if name in KNOWN else "",
     }

@@ -113,6 +113,10 @@ def _files(directory: Path) -> Files:
             tensors |= weights.read(path)
         except BadRequest as error:
             broken.append(error.message)
+    if not there and not lost:
+        broken += [
+            f"{path.name} is a pickle, which is never read: convert it" for path in sorted(directory.glob("*.bin"))
+        ]
     return Files(tensors, len(there), lost, broken)
 
 

@@ -48,17 +48,30 @@ def test_components_are_as_large_as_they_load(family: str, tmp_path: Path) -> No
         assert found.parts[name].nbytes == sum(tensor.numel() * tensor.element_size() for tensor in held)
 
 
-def test_a_token_takes_what_it_takes_in_a_cache(vl: Path, vl_parts: dict[str, Any]) -> None:
-    thinker, cache = vl_parts["thinker"], DynamicCache()
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3", "gemma3"])
+def test_a_token_takes_what_it_takes_in_a_cache(family: str, tmp_path: Path) -> None:
+    checkpoint = tiny.build(family, tmp_path / "it")
+    thinker, cache = families.family(family).load("thinker", checkpoint), DynamicCache()
     inputs = thinker.embed(torch.zeros(1, 10, dtype=torch.int64))
-    thinker.forward(inputs, torch.arange(10).expand(3, 1, 10), cache, None)
+    thinker.forward(inputs, torch.arange(10).expand(thinker.axes, 1, 10), cache, None)
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 
-    found = report(vl, "float32").parts
+    found = report(checkpoint, "float32").parts
 
     assert found["thinker"].kv_bytes == held / 10
     assert found["thinker"].context == thinker.context
-    assert found["vision"].kv_bytes == 0
+    assert all(part.kv_bytes == 0 for name, part in found.items() if name == "vision")
+
+
+def test_layers_that_look_aside_keep_nothing_of_a_token(tmp_path: Path) -> None:
+    checkpoint = tiny.build("mllama", tmp_path / "it")
+    told = json.loads((checkpoint / "config.json").read_text())["text_config"]
+    layers = told["num_hidden_layers"] - len(told["cross_attention_layers"])
+    heads, width = told["num_key_value_heads"], told["hidden_size"] // told["num_attention_heads"]
+
+    found = report(checkpoint, "bfloat16").parts["thinker"]
+
+    assert found.kv_bytes == layers * heads * width * 2 * 2
 
 
 def test_nothing_is_read_but_headers(vl: Path, tmp_path: Path) -> None:
@@ -176,6 +189,18 @@ def test_shards_that_are_not_there_or_broken_are_named(vl: Path, tmp_path: Path)
     assert found.parts["vision"].faults == []
     assert found.parts["thinker"].missing
     assert not found.complete
+
+
+def test_pickles_are_not_read(vl: Path, tmp_path: Path) -> None:
+    shutil.copytree(vl, tmp_path / "copy", ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.save(load_file(vl / "model.safetensors"), tmp_path / "copy" / "pytorch_model.bin")
+
+    found = report(tmp_path / "copy")
+
+    assert found.broken == ["pytorch_model.bin is a pickle, which is never read: convert it"]
+    assert not found.complete
+    with pytest.raises(Fatal, match=r"model\.safetensors"):
+        families.family_of(vl).load("vision", tmp_path / "copy")
 
 
 @pytest.mark.parametrize(("lost", "part"), [("*processor*", "vision"), ("tokenizer*", "thinker")])
