@@ -11,7 +11,7 @@ import msgspec
 from omnibus import catalog, checkpoints, child, plugins
 from omnibus.checkpoints.report import Report
 from omnibus.cli import modeltexts, plans
-from omnibus.errors import NotFound, StageUnavailable, StoreUnavailable
+from omnibus.errors import BadRequest, NotFound, StageUnavailable, StoreUnavailable
 from omnibus.known import ABSENT, KNOWN
 from omnibus.plan import Plan
 from omnibus.store import Store
@@ -34,13 +34,18 @@ async def models(options: argparse.Namespace) -> int:
 
 
 async def _list(options: argparse.Namespace) -> int:
-    families = {name: modeltexts.about(name) for name in (*KNOWN, *sorted({*plugins.families()} - {catalog.PYTHON}))}
+    families, absent = {name: modeltexts.about(name) for name in KNOWN}, dict(ABSENT)
+    for name in sorted({*plugins.families()} - {catalog.PYTHON, *KNOWN}):
+        try:
+            families[name] = modeltexts.about(name)
+        except BadRequest as error:  # one plugin's fault takes nothing from the others
+            absent[name] = error.message
     plan = await _plan(options)
     if options.json:
         running = None if plan is None else {name: modeltexts.running(model) for name, model in plan.models.items()}
-        print(json.dumps({"families": families, "absent": ABSENT, "running": running}))
+        print(json.dumps({"families": families, "absent": absent, "running": running}))
     else:
-        print("\n".join(modeltexts.listed(families, plan)))
+        print("\n".join(modeltexts.listed(families, absent, plan)))
     return 0
 
 

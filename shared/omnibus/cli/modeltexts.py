@@ -9,7 +9,7 @@ from omnibus import catalog
 from omnibus.checkpoints import is_id
 from omnibus.checkpoints.report import Part, Report
 from omnibus.cli.tables import fields, table
-from omnibus.known import ABSENT, KNOWN, TITLES
+from omnibus.known import KNOWN, TITLES
 from omnibus.plan import ModelPlan, Plan
 
 #: The dtype that executors load when nobody says otherwise.
@@ -40,8 +40,8 @@ def running(model: ModelPlan) -> dict[str, Any]:
     return {"family": model.family, "checkpoint": model.checkpoint, "options": replicas}
 
 
-def listed(families: Mapping[str, Mapping[str, Any]], plan: Plan | None) -> Iterator[str]:
-    """What ``omnibus models list`` prints."""
+def listed(families: Mapping[str, Mapping[str, Any]], absent: Mapping[str, str], plan: Plan | None) -> Iterator[str]:
+    """What ``omnibus models list`` prints; ``absent`` are the families that are not served, and why."""
     rows = [
         [name, each["title"], ", ".join(each["takes"]), ", ".join(each["gives"]), ", ".join(each["components"])]
         for name, each in families.items()
@@ -52,7 +52,7 @@ def listed(families: Mapping[str, Mapping[str, Any]], plan: Plan | None) -> Iter
         [[*row, name] for row, name in zip(rows, tiny, strict=True)],
     )
     yield ""
-    yield from table(["NOT SERVED", "WHY"], [[name, why] for name, why in ABSENT.items()])
+    yield from table(["NOT SERVED", "WHY"], [[name, why] for name, why in absent.items()])
     if plan is not None and plan.models:
         found = {name: running(model) for name, model in plan.models.items()}
         yield ""

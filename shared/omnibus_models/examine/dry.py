@@ -120,7 +120,7 @@ def _files(directory: Path) -> Files:
     return Files(tensors, len(there), lost, broken)
 
 
-def _unloaded(cls: type[Any]) -> type[Any]:
+def _unloaded(cls: Any) -> Any:
     """A subclass whose weights stay where they have no memory: the library would put them on the CPU."""
 
     class Unloaded(cls):
@@ -129,7 +129,7 @@ def _unloaded(cls: type[Any]) -> type[Any]:
             model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, expected_keys: Any = None
         ) -> Any:
             where = dataclasses.replace(load_config, device_map={"": _META})
-            return cls._load_pretrained_model(model, state_dict, checkpoint_files, where, expected_keys)  # type: ignore[attr-defined]
+            return cls._load_pretrained_model(model, state_dict, checkpoint_files, where, expected_keys)
 
         @staticmethod
         def _finalize_model_loading(model: Any, load_config: Any, loading_info: Any) -> Any:

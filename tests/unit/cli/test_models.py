@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 
-from omnibus import catalog
+from omnibus import catalog, plugins
 from omnibus.cli import main
 from omnibus.cli.modeltexts import count, size
 from omnibus.known import KNOWN
@@ -23,6 +23,7 @@ from omnibus.store import Store
 from omnibus_models import tiny
 from services.planner import declare
 from tests.unit.checkpoints.hubs import Hub, keep, serving
+from tests.unit.plugins.dists import installer, toy
 
 Say = Callable[..., str]
 
@@ -103,6 +104,20 @@ def test_the_models_of_a_running_system_are_listed(say: Say, valkey_url: str):
     assert ["small", "qwen2_5_vl", "Qwen/Qwen2.5-VL-3B-Instruct", "E L EL"] in rows(say("list", "--store", valkey_url))
     running = json.loads(say("list", "--json", "--store", valkey_url))["running"]["small"]
     assert running["options"] == {"E": 1, "L": 1, "EL": 1}
+
+
+def test_families_of_plugins_are_listed_and_shown_and_one_that_is_broken_spoils_nothing(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with installer(tmp_path / "dists", monkeypatch) as install:
+        toy(install, "toy_listed")
+        install("broken", {plugins.FAMILIES: {"torn": "toy_torn:FAMILY"}}, toy_torn="FAMILY = 1\n")
+
+        found, shown = rows(say("list")), rows(say("show", "toy"))
+
+    assert ["toy", "toy", "text, image", "text", "eye, writer"] in found
+    assert "is no family" in next(row for row in found if row[0] == "torn")[1]
+    assert ["E", "eye", "encoder", "yes"] in shown
 
 
 def test_a_store_that_was_named_must_be_there(say: Say):
