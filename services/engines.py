@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from msgspec import structs
 
-from omnibus import catalog
+from omnibus import catalog, checkpoints
 from omnibus.errors import BadRequest
 from omnibus.executor.budget import Goals
 from omnibus.executor.contract import Runner
@@ -71,7 +71,7 @@ def _vllm_language(component: str, settings: ExecutorSettings) -> "VllmCore":
             )
         launch = Launch(
             component=component,
-            checkpoint=Path(settings.checkpoint),
+            checkpoint=checkpoints.located(settings.checkpoint),
             device=settings.device,
             dtype=settings.dtype,
             slots=settings.batch,
@@ -212,7 +212,8 @@ def _decode_latents(component: str, settings: ExecutorSettings) -> Runner:
 
 
 def _source(settings: ExecutorSettings) -> tuple[str, Path, str, str]:
-    return settings.family, Path(settings.checkpoint), settings.device, settings.dtype
+    """Raises ``NotFound`` for a checkpoint of the hub that is not in its cache."""
+    return settings.family, checkpoints.located(settings.checkpoint), settings.device, settings.dtype
 
 
 _TRANSFORMERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {

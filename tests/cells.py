@@ -4,7 +4,7 @@ A test of equality says its cell by ``@pytest.mark.cell("transformers", "qwen2_5
 what is equal. The shape is the test's parameter ``shape``, so that it is the one that the test runs; a test
 without that parameter says ``shape=``, one or several.
 
-``python -m tests.cells`` writes the table into ``docs/engines.md``.
+``python -m tests.cells`` writes the table into ``docs/engines.md``, and that of ``tests.families`` into ``README.md``.
 """
 
 import contextlib
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests import families
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "engines.md"
@@ -111,5 +113,12 @@ def _order(cell: tuple[str, str, str]) -> tuple[str, str, int, str]:
     return engine, family, shape.count(">"), shape
 
 
+def main(docs: Path = DOCS, readme: Path = families.README) -> None:
+    """Write both tables."""
+    claims = collected()
+    write(docs, claims)
+    families.write(readme, (claim[:3] for claim in claims))
+
+
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if sys.argv[1:] else DOCS, collected())
+    main(*map(Path, sys.argv[1:]))

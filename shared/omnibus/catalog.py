@@ -22,6 +22,15 @@ EMBEDS: dict[str, dict[str, Any]] = {"B": {"components": ["embedder"], "service"
 CHATTING = frozenset({"think", *SPLIT.values()})
 PAINTING = frozenset({"text-encode", "prior", "denoise", "decode-image", "decode-video", "decode-audio"})
 
+#: What comes out of each kind of unit task that is the last one.
+_GIVEN = {
+    "think": "text",
+    "vocode": "speech",
+    "decode-image": "image",
+    "decode-video": "video",
+    "decode-audio": "sound",
+}
+
 #: Components in the order in which data flows, the component that encodes each modality, and the kind of
 #: unit task that runs each component. A language model may be declared as ``prefill`` and ``decode`` in the place
 #: of ``thinker``.
@@ -84,6 +93,20 @@ def ways(components: Sequence[str], tasks: Mapping[str, str]) -> list[list[str]]
     chat = [part for part in components if part not in paint]
     both = paint and not CHATTING.isdisjoint(tasks.get(part, "") for part in chat)
     return [chat, paint] if both else [list(components)]
+
+
+def takes(family: Mapping[str, Any]) -> list[str]:
+    """What goes into a model of ``family``, with the fields of ``family()``."""
+    told = [*family["encoders"]]
+    # Who edits sees a picture without being named an encoder of it: the picture is no part of a chat.
+    unnamed = {part for part, kind in family["tasks"].items() if kind == "encode"} - {*family["encoders"].values()}
+    return ["text", *told, *(["image"] if unnamed and "image" not in told else [])]
+
+
+def gives(family: Mapping[str, Any]) -> list[str]:
+    """What comes out of a model of ``family``, with the fields of ``family()``."""
+    kinds = {family["tasks"].get(part) for part in family["components"]}
+    return [word for kind, word in _GIVEN.items() if kind in kinds]
 
 
 def origin(family: str, checkpoint: str) -> str:

@@ -15,7 +15,8 @@
     │   ├── StageUnavailable  503  no live executor for a stage; names the stage
     │   ├── ArenaFull         503  the node's shared memory is exhausted
     │   ├── BusUnavailable    503  NATS cannot be reached
-    │   └── StoreUnavailable  503  Redis or Valkey cannot be reached
+    │   ├── StoreUnavailable  503  Redis or Valkey cannot be reached
+    │   └── HubUnavailable    503  the Hugging Face hub cannot be reached
     └── Fatal               a defect or a broken promise: HTTP 5xx
         ├── AppFailed         500  an app failed on this request; names the app
         ├── NoSandbox         501  uploaded code cannot be kept from this machine's files or network
@@ -143,6 +144,10 @@ class BusUnavailable(Retryable):
 
 class StoreUnavailable(Retryable):
     code = "store_unavailable"
+
+
+class HubUnavailable(Retryable):
+    code = "hub_unavailable"
 
 
 class Fatal(OmnibusError):

@@ -172,7 +172,12 @@ class ExecutorSettings(Settings, frozen=True):
     id: str = ""
     model: str = ""
     family: str = ""
+    #: A directory, or an id of the Hugging Face hub that its cache has, ``Qwen/Qwen2.5-VL-7B-Instruct``.
     checkpoint: str = ""
+    #: Whether an id whose checkpoint is not there is downloaded when the executor starts. Off: it does not start.
+    download: bool = False
+    #: Seconds that this may take.
+    download_seconds: float = 3600.0
     option: str = ""
     #: What tells it from executors of other plans that do not do the same; empty: it stands for any.
     origin: str = ""

@@ -6,8 +6,9 @@ cost nothing, and renames of old checkpoint keys, sharding, dtype and quantisati
 
 import threading
 from collections.abc import Sequence
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +23,20 @@ _NAMED = 5
 #: Who loads. While it does the library replaces functions of its classes (``tie_weights``), for the whole process: two
 #: loads in threads at once could leave the replacement there for good.
 TURN = threading.Lock()
+
+
+class StandIn(Protocol):
+    """What loads in the place of the libraries, from classes that are pruned already."""
+
+    def transformers(self, cls: type[Any], checkpoint: Path, dtype: str, options: dict[str, Any]) -> Any:
+        """As ``load``."""
+
+    def diffusers(self, cls: Any, checkpoint: Path, part: str, dtype: str) -> Any:
+        """As ``diffusion.load``."""
+
+
+#: Set while a checkpoint is looked at and not loaded, see ``omnibus_models.examine``.
+stand_in: ContextVar[StandIn | None] = ContextVar("stand_in", default=None)
 
 # A service's log is no place for progress bars and for advice on default configurations.
 logging.disable_progress_bar()
@@ -42,12 +57,17 @@ def load(
     Paths that the class does not have are passed over. ``options`` go to ``from_pretrained``. Raises
     ``Fatal`` with their names when weights are missing, and when the checkpoint cannot be read.
     """
+    other = stand_in.get()
     try:
+        if other is not None:
+            looked: M = other.transformers(pruned(cls, drop), checkpoint, dtype, options)
+            return looked
         with TURN:
             module, report = pruned(cls, drop).from_pretrained(
                 checkpoint,
                 dtype=torch_dtype(dtype),
                 attn_implementation="sdpa",
+                use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
                 **options,

@@ -1,32 +1,46 @@
-"""The table of what is equal says what tests run, no more and no less."""
+"""The tables of what is equal, and of families, say what tests run, no more and no less."""
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from omnibus import catalog
 from services import engines
-from tests import cells
+from tests import cells, families
 from tests.cells import Claim
 
 pytest_plugins = "pytester"
 
 
+#: The pages with tables.
+PAGES = (cells.DOCS, families.README)
+
+
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page of today with the table as the command writes it."""
-    page = tmp_path_factory.mktemp("docs") / "engines.md"
-    page.write_text(cells.DOCS.read_text())
-    command = [sys.executable, "-m", "tests.cells", str(page)]
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
+    """The pages of today with the tables as the command writes them."""
+    directory = tmp_path_factory.mktemp("pages")
+    copies = [directory / page.name for page in PAGES]
+    for page, copy in zip(PAGES, copies, strict=True):
+        copy.write_text(page.read_text())
+    command = [sys.executable, "-m", "tests.cells", *map(str, copies)]
     done = subprocess.run(command, cwd=cells.ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    return page.read_text()
+    return {page: copy.read_text() for page, copy in zip(PAGES, copies, strict=True)}
 
 
 @pytest.mark.slow
-def test_the_table_is_what_the_tests_claim(written: str):
-    assert cells.DOCS.read_text() == written, "run `make cells`"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_tables_are_what_the_tests_claim(page: Path, written: dict[Path, str]):
+    assert page.read_text() == written[page], "run `make cells`"
+
+
+def test_the_readme_has_a_row_for_each_family_as_the_docs_say_it():
+    table = families.README.read_text().split(families.BEGIN)[1].split(families.END)[0]
+
+    assert table == families.table((engine, family, shape) for engine, family, shape, *_ in rows()), "run `make cells`"
 
 
 def rows() -> list[list[str]]:

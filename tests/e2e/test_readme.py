@@ -24,6 +24,7 @@ PLANNED = [
     ".venv/bin/omnibus plan show",
     ".venv/bin/omnibus top",
 ]
+MODELS = [".venv/bin/omnibus models list", ".venv/bin/omnibus models show qwen2_5_omni"]
 README = (ROOT / "README.md").read_text()
 
 
@@ -120,11 +121,18 @@ def test_the_commands_beside_the_examples_work(example: str) -> None:
         }  # fmt: skip
 
 
+@pytest.mark.parametrize("command", MODELS)
+def test_families_are_listed_and_shown(command: str) -> None:
+    assert "vision" in run(here(command), ROOT)
+
+
 def test_no_command_is_left_out() -> None:
     tried = ("make ", "curl ", ".venv/bin/omnibus app run ", ".venv/bin/omnibus show ", ".venv/bin/omnibus replay ")
     watching = [".venv/bin/omnibus up", ".venv/bin/omnibus tail"]  # they go on until Ctrl-C
 
-    assert [command for command in commands() if not command.startswith(tried) and command not in PLANNED] == watching
+    assert [
+        command for command in commands() if not command.startswith(tried) and command not in PLANNED + MODELS
+    ] == watching
 
 
 def test_a_simulated_cluster_is_planned_shown_and_watched(tmp_path: Path) -> None:

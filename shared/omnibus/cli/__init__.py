@@ -1,5 +1,5 @@
-"""The ``omnibus`` command: ``up``, ``demo``, ``app``, ``tasks``, ``plan``, ``profile``, ``top``, ``tail``, ``show``,
-``replay``."""
+"""The ``omnibus`` command: ``up``, ``demo``, ``app``, ``tasks``, ``plan``, ``models``, ``profile``, ``top``,
+``tail``, ``show``, ``replay``."""
 
 from omnibus.cli.main import main
 

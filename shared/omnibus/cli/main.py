@@ -35,8 +35,8 @@ def _command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
         return _app(options)
     if options.command == "plan":
         return _plan(options)
-    if options.command in ("profile", "top"):
-        return _measure(options)
+    if options.command in ("models", "profile", "top"):
+        return _learn(options)
     from omnibus.cli import look
 
     return {"tail": look.tail, "show": look.show, "replay": look.replay}[options.command](options)
@@ -66,7 +66,11 @@ def _plan(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
     return look(options)
 
 
-def _measure(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
+def _learn(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
+    if options.command == "models":
+        from omnibus.cli.models import models
+
+        return models(options)
     if options.command == "profile":
         from omnibus.cli.profile import profile_model
 
@@ -86,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_top(commands)
     _add_app(commands)
     _add_plan(commands)
+    _add_models(commands)
     _add_profile(commands)
     return parser
 
@@ -200,6 +205,29 @@ def _add_plan(commands: Any) -> None:
     solve = own.add_parser("solve", help="print {id: answer} for the cases of a JSON file")
     solve.add_argument("file", metavar="FILE", help="a JSON list of cases")
     solve.add_argument("--within", type=float, default=60.0, metavar="SECONDS", help="for each case (default 60)")
+
+
+def _add_models(commands: Any) -> None:
+    own = commands.add_parser("models", help="model families, and what checkpoints are made of").add_subparsers(
+        dest="models_command", required=True, metavar="COMMAND"
+    )
+    listed = own.add_parser("list", help="the families there are, and the models that run")
+    show = own.add_parser("show", help="components, options, paths and memory of a family or a checkpoint")
+    check = own.add_parser("check", help="whether a checkpoint can be taken apart and served, and how")
+    get = own.add_parser("get", help="download a checkpoint from the Hugging Face hub; prints where it is")
+    tiny = own.add_parser("tiny", help="build a family's tiny checkpoint; prints where it is")
+    listed.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
+    show.add_argument("what", metavar="FAMILY|PATH|ID", help="a family, a directory, or an id of the hub")
+    check.add_argument("checkpoint", metavar="PATH|ID", help="a directory, or an id that the hub's cache has")
+    get.add_argument("id", metavar="ID", help="for example Qwen/Qwen2.5-VL-7B-Instruct, or ID@REVISION")
+    tiny.add_argument("family", metavar="FAMILY", help="a family, or the name of its tiny model")
+    tiny.add_argument("directory", nargs="?", metavar="DIR", help="default: where `omnibus up` looks for it")
+    for command in (show, check):
+        command.add_argument(
+            "--dtype", default="", metavar="NAME", help="of the weights in memory (default: as stored)"
+        )
+    for command in (listed, show, check, get, tiny):
+        command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_profile(commands: Any) -> None:

@@ -4,7 +4,7 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 
-from omnibus import catalog, plugins
+from omnibus import catalog, checkpoints, child, plugins
 from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import task_name, token
 from omnibus.errors import BadRequest
@@ -57,12 +57,22 @@ class ExecutorService:
     async def startup(self) -> None:
         bus, sidecar = load(BusSettings), load(SidecarSettings)
         identity = self.identity(sidecar.node_name)
+        await self.fetch()
         make = engine(self.settings.engine)
         runners = {component: make(component, self.settings) for component in identity.tasks.values()}
         self._bus = await NatsBus.connect(bus, identity.id)
         self._tensors = await TensorClient.connect(sidecar.socket, identity.id, sidecar.node_name)
         self.executor = Executor(identity, runners, self._bus, self._tensors, bus.max_payload)
         await self.executor.startup()
+
+    async def fetch(self) -> None:
+        """Download the checkpoint where that is asked for. In a process of its own: this one never goes to the hub."""
+        wanted = self.settings
+        if not wanted.download or not checkpoints.is_id(wanted.checkpoint):
+            return
+        log.info("%s is downloaded unless it is there", wanted.checkpoint)
+        online = {"HF_HUB_OFFLINE": "0"}
+        await child.ask("omnibus.checkpoints", wanted.checkpoint, within=wanted.download_seconds, env=online)
 
     async def drain(self, seconds: float) -> None:
         if self.executor is not None:

@@ -7,11 +7,15 @@ Its name is the ``model_type`` of its checkpoints, or the class of their diffuse
 
 import importlib
 import pkgutil
+import re
 
+from omnibus.known._absent import ABSENT
 from omnibus.known._shape import Known, edits, films, following, halves, language, pictures, speaking, vision_language
 
 __all__ = [
+    "ABSENT",
     "KNOWN",
+    "TITLES",
     "Known",
     "edits",
     "films",
@@ -24,10 +28,16 @@ __all__ = [
 ]
 
 
-def _all() -> dict[str, Known]:
-    names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
-    return {name: importlib.import_module(f"{__name__}.{name}").FAMILY for name in names}
-
+_MODULES = {
+    module.name: importlib.import_module(f"{__name__}.{module.name}")
+    for module in pkgutil.iter_modules(__path__)
+    if not module.name.startswith("_")
+}
 
 #: All families by name.
-KNOWN: dict[str, Known] = _all()
+KNOWN: dict[str, Known] = {name: module.FAMILY for name, module in _MODULES.items()}
+
+#: What people call them: how their modules' docstrings begin.
+TITLES: dict[str, str] = {
+    name: re.split(r"[.,:](?:\s|$)", module.__doc__ or name, maxsplit=1)[0] for name, module in _MODULES.items()
+}

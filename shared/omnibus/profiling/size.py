@@ -1,14 +1,14 @@
 """How much memory an executor takes, and how much of it are weights."""
 
-import json
-import struct
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from omnibus.checkpoints import find, weights
+from omnibus.errors import BadRequest, NotFound
 from omnibus.known import KNOWN
 
 GB = 1e9
-_HEADER = 100 << 20  # bytes of a header at most, as the format has it
 
 
 def memory_gb(pid: int) -> float:
@@ -28,9 +28,18 @@ def weights_gb(family: str, checkpoint: str, components: Iterable[str]) -> float
         return 0.0
     wanted = {*components}
     total = 0
-    for path in sorted(Path(checkpoint).glob("*.safetensors")):
-        total += sum(size for name, size in _tensors(path) if _owners(known.weights, name) & wanted)
+    for path in _files(checkpoint):
+        with suppress(BadRequest):  # of a file that cannot be read nothing is known, whoever loads it will say so
+            tensors = weights.read(path).items()
+            total += sum(tensor.nbytes for name, tensor in tensors if _owners(known.weights, name) & wanted)
     return total / GB
+
+
+def _files(checkpoint: str) -> list[Path]:
+    try:
+        return sorted(find(checkpoint).glob("*.safetensors"))
+    except NotFound:
+        return []
 
 
 def _owners(prefixes: Mapping[str, Sequence[str]], tensor: str) -> set[str]:
@@ -38,16 +47,3 @@ def _owners(prefixes: Mapping[str, Sequence[str]], tensor: str) -> set[str]:
     fits = [(len(start), part) for part, starts in prefixes.items() for start in starts if tensor.startswith(start)]
     longest = max(fits, default=(0, ""))[0]
     return {part for length, part in fits if length == longest}
-
-
-def _tensors(path: Path) -> list[tuple[str, int]]:
-    """Names and bytes of a safetensors file's tensors; none when it is no such file."""
-    try:
-        with path.open("rb") as file:
-            length = struct.unpack("<Q", file.read(8))[0]
-            header = json.loads(file.read(length)) if length <= _HEADER else {}
-        return [
-            (name, end - begin) for name, each in header.items() for begin, end in [each.get("data_offsets", (0, 0))]
-        ]
-    except (OSError, struct.error, ValueError, AttributeError, TypeError):
-        return []

@@ -21,7 +21,7 @@ async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> st
 
     ``only`` chooses among them; a twin is there when it is chosen, and brings the model it shares with.
     """
-    cache = cache or Path(os.environ.get("OMNIBUS_CACHE", "") or Path.home() / ".cache" / "omnibus") / "tiny"
+    cache = cache or directory()
     alone = {**catalog.TINY, **catalog.ASKED}
     if unknown := [name for name in only if name not in alone and name not in catalog.TWINS]:
         raise BadRequest(f"no tiny model {', '.join(unknown)}; there is {', '.join([*alone, *catalog.TWINS])}")
@@ -29,20 +29,35 @@ async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> st
     wanted = {*(only or catalog.TINY), *twins.values()}
     chosen = {name: family for name, family in alone.items() if name in wanted}
     await asyncio.gather(
-        *(_build(family, cache / family) for family in chosen.values()),
-        *(_build(catalog.TINY[shared], cache / name, "--llm-seed", str(TWIN_SEED)) for name, shared in twins.items()),
+        *(build(family, cache / family) for family in chosen.values()),
+        *(build(catalog.TINY[shared], cache / name, "--llm-seed", str(TWIN_SEED)) for name, shared in twins.items()),
     )
     models = {name: catalog.declaration(family, str(cache / family)) for name, family in chosen.items()}
     return json.dumps({"models": {**models, **{name: catalog.twin(name, str(cache / name)) for name in twins}}})
 
 
-async def _build(family: str, directory: Path, *arguments: str) -> None:
-    """Make the checkpoint unless it is there; one of an older recipe is made anew."""
+def directory() -> Path:
+    """Where the checkpoints are, each in a directory called after its family."""
+    return Path(os.environ.get("OMNIBUS_CACHE", "") or Path.home() / ".cache" / "omnibus") / "tiny"
+
+
+async def build(family: str, directory: Path, *arguments: str) -> None:
+    """Make the checkpoint in a directory of our own, unless it is there; one of an older recipe is made anew.
+
+    Raises ``BadRequest`` with what the builder said, and ``DeadlineExceeded``.
+    """
     output = await _run_builder(family, directory, *arguments)
     if output and _removed(directory):
         output = await _run_builder(family, directory, *arguments)
     if output:
         raise BadRequest(f"the tiny {family} checkpoint was not built:\n{output[-2000:]}")
+
+
+async def write(family: str, directory: Path) -> None:
+    """Make the checkpoint in anybody's directory, unless it is there. Raises as ``build``, and removes nothing."""
+    output = await _run_builder(family, directory)
+    if output:
+        raise BadRequest(output.strip().splitlines()[-1])
 
 
 async def _run_builder(family: str, directory: Path, *arguments: str) -> str:

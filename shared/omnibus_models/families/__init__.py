@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibus import errors
+from omnibus.known import ABSENT
 from omnibus_models import torchvision_cpu
 from omnibus_models.contract import Family
 
@@ -19,6 +20,8 @@ NAMES = tuple(module.name for module in pkgutil.iter_modules(__path__) if not mo
 
 def family(name: str) -> Family:
     """The family called ``name``, e.g. ``qwen2_5_vl``. Raises ``NotFound``."""
+    if name in ABSENT:
+        raise errors.NotFound(f"{name}: {ABSENT[name]}")
     if name not in NAMES:
         raise errors.NotFound(f"unknown model family {name!r}; known: {', '.join(NAMES)}")
     found: Family = importlib.import_module(f"{__name__}.{name}").FAMILY

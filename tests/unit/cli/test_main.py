@@ -26,6 +26,8 @@ from omnibus.cli import main
         ["app", "run"],
         ["app", "list", "echo"],
         ["tasks", "echo"],
+        ["models"],
+        ["models", "check"],
     ],
     ids=" ".join,
 )
@@ -40,8 +42,11 @@ def test_wrong_arguments_are_explained_with_exit_code_2(arguments: list[str], ca
 PLAN = ["plan solve", "plan show", "plan diff", "plan history", "plan rollback", "plan resume"]
 APP = ["app register", "app list", "app show", "app invoke", "app update", "app unregister", "app check", "app run"]
 
+MODELS = ["models list", "models show", "models check", "models get", "models tiny"]
+ALONE = ["up", "demo", "tail", "show", "replay", "tasks", "profile", "top"]
 
-@pytest.mark.parametrize("command", ["up", "demo", "tail", "show", "replay", "tasks", "profile", "top", *PLAN, *APP])
+
+@pytest.mark.parametrize("command", [*ALONE, *PLAN, *APP, *MODELS])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as caught:
         main([*command.split(), "--help"])

@@ -30,6 +30,7 @@ STATUSES = {
     "arena_full": 503,
     "bus_unavailable": 503,
     "store_unavailable": 503,
+    "hub_unavailable": 503,
     "internal_error": 500,
     "app_failed": 500,
     "no_sandbox": 501,

@@ -1,0 +1,116 @@
+"""Ids of the Hugging Face hub: their directories in its cache, and how they get there.
+
+Nothing here goes to the hub but ``download``. The cache is where the hub's own client has it (``HF_HOME``).
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from omnibus.checkpoints import weights
+from omnibus.errors import BadRequest, Fatal, Forbidden, HubUnavailable, NotFound, OmnibusError
+
+#: An owner, a name, perhaps a revision.
+_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
+#: The file that says what a checkpoint is: of a pipeline, else of a model.
+_KINDS = ("model_index.json", "config.json")
+#: All that a checkpoint needs beside its weights: configurations, tokenizers, chat templates, voices. No code.
+_SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "spk_dict.pt")
+
+
+def is_id(checkpoint: str) -> bool:
+    """Whether ``checkpoint`` is an id of the hub; a path that is there is none."""
+    return _ID.fullmatch(checkpoint) is not None and not Path(checkpoint).exists()
+
+
+def located(checkpoint: str) -> Path:
+    """The directory of an id, and anything else as the path that it is. Raises ``NotFound`` as ``find`` does."""
+    return find(checkpoint) if is_id(checkpoint) else Path(checkpoint)
+
+
+def find(checkpoint: str) -> Path:
+    """The directory of ``checkpoint``. Raises ``NotFound`` that says what to do."""
+    path = Path(checkpoint)
+    if checkpoint and path.is_dir():
+        return path
+    if not is_id(checkpoint):
+        raise NotFound(
+            f"{checkpoint or 'nothing'} is no directory of a checkpoint, nor an id of the Hugging Face hub such as "
+            "Qwen/Qwen2.5-VL-7B-Instruct"
+        )
+    found = _cached(checkpoint)
+    if found is None:
+        raise NotFound(
+            f"{checkpoint} is not in the cache of the Hugging Face hub on this machine: "
+            f"`omnibus models get {checkpoint}` downloads it, and so do executors with OMNIBUS_EXECUTOR_DOWNLOAD=1"
+        )
+    return found
+
+
+def download(checkpoint: str) -> Path:
+    """Download what is not there yet of an id: configurations, tokenizers and safetensors, no code and no pickles.
+
+    Returns its directory. Raises ``BadRequest`` for what is no id, ``NotFound`` for one that the hub does not know,
+    ``Forbidden`` for one that it does not give to everybody, and ``HubUnavailable``.
+    """
+    named = _ID.fullmatch(checkpoint)
+    if named is None:
+        raise BadRequest(f"{checkpoint} is no id of the Hugging Face hub such as Qwen/Qwen2.5-VL-7B-Instruct")
+    id, revision = named.groups()
+    client = _client()
+    try:
+        found = Path(client.snapshot_download(id, revision=revision, allow_patterns=list(_SMALL)))
+        client.snapshot_download(id, revision=revision, allow_patterns=[*_SMALL, *_weights(found)])
+    except Exception as error:  # the client's own errors and those of the HTTP library that it happens to use
+        raise _said(checkpoint, error) from error
+    return found
+
+
+def _cached(checkpoint: str) -> Path | None:
+    named = _ID.fullmatch(checkpoint)
+    id, revision = named.groups() if named else ("", None)
+    client = _client()
+    for kind in _KINDS:
+        found = client.try_to_load_from_cache(id, kind, revision=revision)
+        if isinstance(found, str):
+            return Path(found).parent
+    return None
+
+
+def _weights(directory: Path) -> list[str]:
+    """The files of weights that the configurations in ``directory`` ask for: a repository may have more."""
+    parts = ["", *(f"{part}/" for part in _parts(directory))]
+    return [f"{part}{name}" for part in parts for name in weights.names(directory / part)]
+
+
+def _parts(directory: Path) -> list[str]:
+    """The directories of a pipeline."""
+    index = directory / _KINDS[0]
+    if not index.exists():
+        return []
+    found: dict[str, Any] = json.loads(index.read_text())
+    return [name for name, kind in found.items() if isinstance(kind, list) and kind[0] is not None]
+
+
+def _client() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise Fatal("huggingface_hub is missing, which knows the hub's cache: pip install 'omnibus[llm]'") from None
+    return huggingface_hub
+
+
+def _said(checkpoint: str, error: Exception) -> OmnibusError:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return Forbidden(
+            f"{checkpoint} is not for everybody: accept its terms on the hub, then set HF_TOKEN to a token of yours"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError):
+        return NotFound(
+            f"the Hugging Face hub has no {checkpoint}; if it is private, set HF_TOKEN to a token that may read it"
+        )
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    return HubUnavailable(f"{checkpoint} was not downloaded: {said[0]}")

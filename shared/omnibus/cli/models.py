@@ -1,0 +1,125 @@
+"""``omnibus models list | show | check | get | tiny``: model families and their checkpoints."""
+
+import argparse
+import json
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from omnibus import catalog, checkpoints, child, plugins
+from omnibus.checkpoints.report import Report
+from omnibus.cli import modeltexts, plans
+from omnibus.errors import BadRequest, NotFound, StageUnavailable, StoreUnavailable
+from omnibus.known import ABSENT, KNOWN
+from omnibus.plan import Plan
+from omnibus.store import Store
+from omnibus.up import tiny
+
+#: Seconds that a look into a checkpoint may take, and a download.
+LOOKS_WITHIN, DOWNLOADS_WITHIN = 300.0, 24 * 3600.0
+
+
+async def models(options: argparse.Namespace) -> int:
+    """The command that was named below ``omnibus models``; returns its exit code."""
+    commands: dict[str, Callable[[argparse.Namespace], Awaitable[int]]] = {
+        "list": _list,
+        "show": _show,
+        "check": _check,
+        "get": _get,
+        "tiny": _tiny,
+    }
+    return await commands[options.models_command](options)
+
+
+async def _list(options: argparse.Namespace) -> int:
+    families, absent = {name: modeltexts.about(name) for name in KNOWN}, dict(ABSENT)
+    for name in sorted({*plugins.families()} - {catalog.PYTHON, *KNOWN}):
+        try:
+            families[name] = modeltexts.about(name)
+        except BadRequest as error:  # one plugin's fault takes nothing from the others
+            absent[name] = error.message
+    plan = await _plan(options)
+    if options.json:
+        running = None if plan is None else {name: modeltexts.running(model) for name, model in plan.models.items()}
+        print(json.dumps({"families": families, "absent": absent, "running": running}))
+    else:
+        print("\n".join(modeltexts.listed(families, absent, plan)))
+    return 0
+
+
+async def _show(options: argparse.Namespace) -> int:
+    family = _family(options.what)
+    if family:
+        about = modeltexts.about(family)
+        print(json.dumps(about) if options.json else "\n".join(modeltexts.family(about)))
+        return 0
+    report = await examined(options.what, options.dtype)
+    if options.json:
+        print(json.dumps({**msgspec.to_builtins(report), "options": modeltexts.sizes(report)}))
+    else:
+        print("\n".join(modeltexts.checkpoint(report)))
+    return 0
+
+
+async def _check(options: argparse.Namespace) -> int:
+    report = await examined(options.checkpoint, options.dtype)
+    declared = modeltexts.declared(report, options.checkpoint)
+    if options.json:
+        faults = {name: part.faults for name, part in report.parts.items()}
+        told = {"complete": report.complete, "faults": faults, "declaration": declared if report.complete else None}
+        print(json.dumps({**msgspec.to_builtins(report), **told}))
+    else:
+        print("\n".join(modeltexts.checked(report, declared)))
+    return 0 if report.complete else 1
+
+
+async def _get(options: argparse.Namespace) -> int:
+    found = await child.ask("omnibus.checkpoints", options.id, within=DOWNLOADS_WITHIN, show=not options.json)
+    print(json.dumps({"id": options.id, "path": found}) if options.json else found)
+    return 0
+
+
+async def _tiny(options: argparse.Namespace) -> int:
+    family = _family(options.family)
+    if family not in KNOWN:
+        raise NotFound(f"there is no tiny {options.family}; there is one of {', '.join(KNOWN)}")
+    directory = Path(options.directory) if options.directory else tiny.directory() / family
+    await (tiny.write if options.directory else tiny.build)(family, directory)
+    print(json.dumps({"family": family, "path": str(directory)}) if options.json else directory)
+    return 0
+
+
+async def examined(checkpoint: str, dtype: str = "") -> Report:
+    """What is found out about a directory, or an id of the hub. Raises what makes that impossible."""
+    directory = checkpoints.find(checkpoint)
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    arguments = [str(directory), *([dtype] if dtype else [])]
+    told = await child.ask("omnibus_models.examine", *arguments, within=LOOKS_WITHIN, env=offline)
+    return msgspec.convert(told, Report)
+
+
+def _family(name: str) -> str:
+    """The family that is called ``name``, or whose tiny model is; empty when none is."""
+    named: dict[str, str] = {
+        **{known.tiny: family for family, known in KNOWN.items()},
+        **{each: each for each in KNOWN},
+    }
+    return named.get(name) or (name if name in plugins.families() else "")
+
+
+async def _plan(options: argparse.Namespace) -> Plan | None:
+    """The current plan of the running Omnibus; None where none runs. One that was named must be there."""
+    named = bool(options.store)
+    store: Store | None = None
+    try:
+        store = Store(plans.settings(options))
+        return await store.plan(0)
+    except (StageUnavailable, StoreUnavailable):
+        if named or "OMNIBUS_STORE_URL" in os.environ:
+            raise
+        return None
+    finally:
+        if store is not None:
+            await store.close()

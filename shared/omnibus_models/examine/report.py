@@ -1,0 +1,129 @@
+"""The report of a checkpoint: each component of its family, as it would load."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omnibus.checkpoints import weights
+from omnibus.checkpoints.report import Part, Report
+from omnibus.errors import BadRequest, OmnibusError
+from omnibus_models import families, loading
+from omnibus_models.examine.dry import Dry, Look
+
+#: The dtypes that components can be loaded in, as the headers of files say them.
+_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+_SHOWN = 300  # characters of what a library says
+
+
+def report(checkpoint: Path, dtype: str = "") -> Report:
+    """What ``checkpoint`` is made of, loaded in ``dtype``, or in that of its weights when it is not told.
+
+    Raises ``NotFound`` when it is of no known family, and ``Fatal`` for an unknown dtype.
+    """
+    family = families.family_of(checkpoint)
+    dtype = dtype or _own(checkpoint)
+    loading.torch_dtype(dtype)
+    dry = Dry()
+    with dry.instead():
+        parts = {name: _part(family, name, checkpoint, dtype, dry) for name in family.components}
+        thinker = parts.get("thinker")
+        reason = _refused(family, checkpoint, dtype) if thinker is not None and not thinker.problem else ""
+    files = dry.directories.values()
+    stored: Counter[str] = Counter()
+    for tensor in (tensor for each in files for tensor in each.tensors.values()):
+        stored[_NAMES.get(tensor.dtype, tensor.dtype)] += tensor.nbytes
+    return Report(
+        path=str(checkpoint),
+        family=family.name,
+        dtype=dtype,
+        parts=parts,
+        stored=dict(stored),
+        files=sum(each.count for each in files),
+        lost=sorted(_named(checkpoint, path, name) for path, each in dry.directories.items() for name in each.lost),
+        broken=[_named(checkpoint, path, fault) for path, each in dry.directories.items() for fault in each.broken],
+        vllm=reason,
+    )
+
+
+def _part(family: Any, name: str, checkpoint: Path, dtype: str, dry: Dry) -> Part:
+    dry.looks.clear()
+    loaded, problem = None, ""
+    try:
+        loaded = family.load(name, checkpoint, dtype=dtype)
+    except OmnibusError as error:
+        problem = _brief(error.message)
+    except Exception as error:  # noqa: BLE001 whatever a stranger's checkpoint makes a library raise
+        problem = _brief(f"{type(error).__name__}: {error}")
+    looks = list(dry.looks)
+    return Part(
+        parameters=sum(tensor.numel() for look in looks for tensor in look.module.parameters()),
+        nbytes=sum(tensor.numel() * tensor.element_size() for look in looks for tensor in _held(look)),
+        missing=[missing for look in looks for missing in look.missing],
+        odd=[odd for look in looks for odd in look.odd],
+        problem=problem,
+        kv_bytes=_cached(loaded, dtype),
+        context=int(getattr(loaded, "context", 0)),
+    )
+
+
+def _held(look: Look) -> Iterator[Any]:
+    yield from look.module.parameters()
+    yield from look.module.buffers()
+
+
+def _cached(loaded: Any, dtype: str) -> int:
+    """Bytes that one position takes in the cache of what looks back; 0 for what does not."""
+    backbone = getattr(loaded, "_backbone", None)
+    if backbone is None:
+        return 0
+    config = backbone.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    # Layers that look aside keep rows of pictures and none of the sequence.
+    layers = config.num_hidden_layers - len(getattr(loaded, "crossed", ()))
+    return int(2 * layers * heads * width * loading.torch_dtype(dtype).itemsize)
+
+
+def _refused(family: Any, checkpoint: Path, dtype: str) -> str:
+    """Why the language model does not run in vLLM, as far as its family says it."""
+    try:
+        family.reader(checkpoint, dtype)
+    except OmnibusError as error:
+        return _brief(error.message)
+    return ""
+
+
+def _own(checkpoint: Path) -> str:
+    """The dtype that most of the weights have, else the one that the configuration says."""
+    found: Counter[str] = Counter()
+    for path in checkpoint.rglob("*.safetensors"):
+        try:
+            tensors = weights.read(path).values()
+        except BadRequest:  # which is told with its component
+            continue
+        for tensor in tensors:
+            found[_NAMES.get(tensor.dtype, "")] += tensor.nbytes
+    found.pop("", None)
+    return found.most_common(1)[0][0] if found else _told(checkpoint / "config.json")
+
+
+def _told(path: Path) -> str:
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return "float32"
+    nested = [config, *(value for value in config.values() if isinstance(value, dict))]
+    said = [each.get("dtype") or each.get("torch_dtype") for each in nested]
+    return next((dtype for dtype in said if dtype in _NAMES.values()), "float32")
+
+
+def _named(checkpoint: Path, directory: Path, name: str) -> str:
+    part = directory.relative_to(checkpoint) if directory.is_relative_to(checkpoint) else directory
+    return str(part / name)
+
+
+def _brief(text: str) -> str:
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "it cannot be loaded")
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]} …"

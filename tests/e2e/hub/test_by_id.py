@@ -1,0 +1,56 @@
+"""A model whose checkpoint is an id of the hub answers as one whose checkpoint is a directory."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from omnibus import catalog
+from omnibus_models import tiny
+from tests.e2e.system import System, running
+from tests.unit.checkpoints.hubs import Hub, serving
+
+pytestmark = pytest.mark.e2e
+
+ID = "omnibus/tiny"
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    checkpoint = tiny.build("qwen3", tmp_path_factory.mktemp("models") / "it")
+    with serving(Hub({ID: {path.name: path.read_bytes() for path in checkpoint.iterdir()}})) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory, hub: Hub) -> Iterator[System]:
+    """Two models, and executors that may download."""
+    path = tiny.build("qwen3", tmp_path_factory.mktemp("models") / "it")
+    models = {name: catalog.declaration("qwen3", checkpoint) for name, checkpoint in (("path", str(path)), ("id", ID))}
+    settings = {
+        "OMNIBUS_EXECUTOR_DOWNLOAD": "1",
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_CACHE": str(tmp_path_factory.mktemp("hub")),
+    }
+    with running(tmp_path_factory.mktemp("system"), models, **settings) as system:
+        yield system
+
+
+async def answer(system: System, model: str) -> str | None:
+    said = await system.client().chat.completions.create(
+        model=model, messages=[{"role": "user", "content": "hello"}], max_tokens=16, temperature=0
+    )
+    return said.choices[0].message.content
+
+
+async def test_both_say_the_same(system: System, hub: Hub):
+    await system.becomes_ready()
+
+    assert await answer(system, "id") == await answer(system, "path")
+    assert hub.asked.count("model.safetensors") == 1
+
+
+async def test_who_is_told_to_may_go_to_the_hub_and_nobody_else(system: System, hub: Hub):
+    await system.becomes_ready()
+
+    offline = {one.environ().get("HF_HUB_OFFLINE") for one in system.processes() if "services" in str(one.cmdline())}
+    assert offline == {"1"}

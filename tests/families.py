@@ -1,0 +1,45 @@
+"""The table of model families in the README: what the catalogue says of each, and in which shapes tests compare it.
+
+``python -m tests.cells`` writes it.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from omnibus import catalog
+from omnibus.known import ABSENT, KNOWN, TITLES
+
+README = Path(__file__).parents[1] / "README.md"
+BEGIN, END = "<!-- families: python -m tests.cells -->\n", "<!-- end of families -->\n"
+ENGINES = ("transformers", "vllm")
+
+
+def table(cells: Iterable[tuple[str, str, str]]) -> str:
+    """A row for each family, in Markdown. ``cells`` are engine, family and shape of each claim of a test."""
+    found = set(cells)
+    lines = [
+        "| family | models | takes | gives | equal on transformers | equal in vLLM | tiny model |",
+        "|---|---|---|---|---|---|---|",
+        *(_row(name, found) for name in KNOWN),
+        f"| - | NVLM-D | | | not served: {ABSENT['NVLM_D']} | | |",
+    ]
+    return "\n".join([*lines, ""])
+
+
+def write(path: Path, cells: Iterable[tuple[str, str, str]]) -> None:
+    """Put the table where it belongs in ``path``."""
+    before, rest = path.read_text().split(BEGIN)
+    path.write_text(f"{before}{BEGIN}{table(cells)}{END}{rest.split(END)[1]}")
+
+
+def _row(name: str, cells: set[tuple[str, str, str]]) -> str:
+    about = catalog.family(name)
+    shapes = [" ".join(f"`{shape}`" for shape in _shapes(name, engine, cells)) for engine in ENGINES]
+    words = [f"`{name}`", TITLES[name], ", ".join(catalog.takes(about)), ", ".join(catalog.gives(about)), *shapes]
+    return f"| {' | '.join([*words, f'`{KNOWN[name].tiny}`'])} |"
+
+
+def _shapes(name: str, engine: str, cells: set[tuple[str, str, str]]) -> list[str]:
+    """Those of few executors first."""
+    found = [shape for of, family, shape in cells if (of, family) == (engine, name)]
+    return sorted(found, key=lambda shape: (shape.count(">"), shape))

@@ -1,0 +1,95 @@
+"""A hub of the test's own, as far as its client goes there, and a cache as the client leaves it."""
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha1
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(ThreadingHTTPServer):
+    """Serves repositories: id to files. One of ``gated`` is given to nobody; ``asked`` are the files that were read."""
+
+    def __init__(self, repositories: Mapping[str, Mapping[str, bytes]], gated: tuple[str, ...] = ()) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.repositories = repositories
+        self.gated = gated
+        self.asked: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def log_message(self, *_: object) -> None:
+        """Quietly."""
+
+    def _answer(self, body: bool) -> None:
+        path = self.path.partition("?")[0].removeprefix("/api/models").strip("/").replace("%2F", "/")
+        owner, name, *rest = path.split("/")
+        id = f"{owner}/{name}"
+        if id not in self.server.repositories:
+            return self._say(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        if rest[:1] in (["revision"], []):
+            return self._say(200, json.dumps({"id": id, "sha": COMMIT, "siblings": []}).encode())
+        if id in self.server.gated:
+            return self._say(403, b"{}", {"X-Error-Code": "GatedRepo"})
+        files = self.server.repositories[id]
+        if rest[0] == "tree":
+            return self._say(200, json.dumps([_entry(*item) for item in files.items()]).encode())
+        file = "/".join(rest[2:])
+        if body:
+            self.server.asked.append(file)
+        return self._say(200, files[file], {"X-Repo-Commit": COMMIT, "ETag": f'"{_oid(files[file])}"'}, body)
+
+    def _say(self, status: int, body: bytes, headers: Mapping[str, str] | None = None, send: bool = True) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if send:
+            self.wfile.write(body)
+
+
+def _entry(path: str, body: bytes) -> dict[str, object]:
+    return {"type": "file", "path": path, "size": len(body), "oid": _oid(body)}
+
+
+def _oid(body: bytes) -> str:
+    return sha1(body).hexdigest()
+
+
+@contextmanager
+def serving(hub: Hub) -> Iterator[Hub]:
+    """Serve until the block ends."""
+    thread = threading.Thread(target=hub.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield hub
+    finally:
+        hub.shutdown()
+        hub.server_close()
+        thread.join()
+
+
+def keep(cache: Path, id: str, checkpoint: Path) -> Path:
+    """Put a checkpoint into a cache; returns where it is then."""
+    root = cache / f"models--{id.replace('/', '--')}"
+    (root / "refs").mkdir(parents=True)
+    (root / "refs" / "main").write_text(COMMIT)
+    (root / "snapshots").mkdir()
+    (root / "snapshots" / COMMIT).symlink_to(checkpoint)
+    return root / "snapshots" / COMMIT

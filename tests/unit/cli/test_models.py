@@ -1,0 +1,290 @@
+"""``omnibus models``: families, what checkpoints are made of, where they come from."""
+
+import asyncio
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import huggingface_hub.constants
+import msgspec
+import pytest
+from safetensors.torch import load_file, save_file
+
+from omnibus import catalog, plugins
+from omnibus.cli import main
+from omnibus.cli.modeltexts import count, size
+from omnibus.known import KNOWN
+from omnibus.plan import Plan
+from omnibus.settings import StoreSettings
+from omnibus.store import Store
+from omnibus_models import tiny
+from services.planner import declare
+from tests.unit.checkpoints.hubs import Hub, keep, serving
+from tests.unit.plugins.dists import installer, toy
+
+Say = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def vl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen2_5_vl", tmp_path_factory.mktemp("models") / "vl")
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No Omnibus runs, nothing is in a cache."""
+    monkeypatch.delenv("OMNIBUS_STORE_URL", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("OMNIBUS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Say:
+    """What ``omnibus models ...`` prints; what it says is wrong when it ends with an error."""
+
+    def said(*arguments: str, code: int = 0) -> str:
+        assert main(["models", *arguments]) == code
+        captured = capsys.readouterr()
+        return captured.out or captured.err
+
+    return said
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of the lines that are rows of tables."""
+    return [re.split(r"  +", line.strip()) for line in text.splitlines() if "  " in line]
+
+
+# list
+
+
+def test_all_families_are_listed_with_what_goes_in_and_comes_out(say: Say):
+    found = rows(say("list"))
+
+    vl = ["qwen2_5_vl", "Qwen2.5-VL", "text, image, video", "text", "vision, thinker", "qwen2.5-vl-tiny"]
+    assert vl in found
+    assert {name for name, *_ in found} >= {*KNOWN, "NVLM_D"}
+    told = {name: (takes, gives) for name, _, takes, gives, *_ in (row for row in found if len(row) == 6)}
+    assert told["qwen3"] == ("text", "text")
+    assert told["qwen2_5_omni"] == ("text, image, video, audio", "text, speech")
+    assert told["janus"] == ("text, image", "text, image")
+    assert told["qwen_image_edit"] == ("text, image", "image")
+    assert told["ltx2"] == ("text", "video, sound")
+
+
+def test_the_list_says_what_is_not_served_and_why(say: Say):
+    assert "NVLM-D has no class in transformers" in say("list")
+    assert "NVLM-D has no class in transformers" in json.loads(say("list", "--json"))["absent"]["NVLM_D"]
+
+
+def test_machines_read_the_list(say: Say):
+    told = json.loads(say("list", "--json"))
+
+    assert told["running"] is None
+    assert set(told["families"]) == set(KNOWN)
+    assert told["families"]["qwen2_5_vl"]["components"] == {"vision": "encode", "thinker": "think"}
+
+
+def test_the_models_of_a_running_system_are_listed(say: Say, valkey_url: str):
+    declared = {"small": catalog.declaration("qwen2_5_vl", "Qwen/Qwen2.5-VL-3B-Instruct")}
+    models = declare.plans(msgspec.convert(declared, dict[str, declare.Declared]))
+
+    async def write() -> None:
+        store = Store(StoreSettings(url=valkey_url))
+        await store.swap_plan(Plan(1, 0, time.time(), models))
+        await store.close()
+
+    asyncio.run(write())
+
+    assert ["small", "qwen2_5_vl", "Qwen/Qwen2.5-VL-3B-Instruct", "E L EL"] in rows(say("list", "--store", valkey_url))
+    running = json.loads(say("list", "--json", "--store", valkey_url))["running"]["small"]
+    assert running["options"] == {"E": 1, "L": 1, "EL": 1}
+
+
+def test_families_of_plugins_are_listed_and_shown_and_one_that_is_broken_spoils_nothing(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with installer(tmp_path / "dists", monkeypatch) as install:
+        toy(install, "toy_listed")
+        install("broken", {plugins.FAMILIES: {"torn": "toy_torn:FAMILY"}}, toy_torn="FAMILY = 1\n")
+
+        found, shown = rows(say("list")), rows(say("show", "toy"))
+
+    assert ["toy", "toy", "text, image", "text", "eye, writer"] in found
+    assert "is no family" in next(row for row in found if row[0] == "torn")[1]
+    assert ["E", "eye", "encoder", "yes"] in shown
+
+
+def test_a_store_that_was_named_must_be_there(say: Say):
+    assert "omnibus: " in say("list", "--store", "redis://127.0.0.1:1/0", code=1)
+
+
+# show
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_omni", "qwen2.5-omni-tiny"])
+def test_a_family_is_shown_by_its_name_or_that_of_its_tiny_model(name: str, say: Say):
+    text = say("show", name)
+
+    assert ["family", "qwen2_5_omni (Qwen2.5-Omni)"] in rows(text)
+    assert ["voices", "Chelsie, Ethan"] in rows(text)
+    assert ["talker", "talk"] in rows(text)
+    assert ["EV", "vision", "encoder", "yes"] in rows(text)
+    assert ["Ta+V", "talker+vocoder", "llm"] in rows(text)
+    assert ["EV>EA>Th>Ta>V", "80"] in rows(text)
+
+
+def test_a_checkpoint_is_shown_with_the_memory_of_its_components(say: Say, vl: Path):
+    text = say("show", str(vl))
+
+    assert ["family", "qwen2_5_vl (Qwen2.5-VL)"] in rows(text)
+    [thinker] = [row for row in rows(text) if row[0] == "thinker"]
+    assert thinker[:3] == ["thinker", "think", "145K"]
+    assert thinker[4:] == ["512 B", "4096"]
+    assert ["EPD", "vision+prefill+decode", "llm"] in [row[:3] for row in rows(text)]
+    assert ["E>L", "70"] in rows(text)
+
+
+def test_an_option_takes_what_its_components_take(say: Say, vl: Path):
+    told = json.loads(say("show", str(vl), "--json", "--dtype", "bfloat16"))
+
+    parts, options = told["parts"], told["options"]
+    assert told["dtype"] == "bfloat16"
+    assert options["EL"] == parts["vision"]["nbytes"] + parts["thinker"]["nbytes"]
+    assert options["PD"] == options["P"] == options["L"] == parts["thinker"]["nbytes"]
+
+
+def test_what_is_neither_a_family_nor_a_checkpoint_is_refused(say: Say):
+    assert "mystery is no directory of a checkpoint, nor an id" in say("show", "mystery", code=1)
+
+
+# check
+
+
+def test_a_checkpoint_that_can_be_served_comes_with_its_declaration(say: Say, vl: Path):
+    text = say("check", str(vl))
+
+    assert [row[2] for row in rows(text) if row[0] in ("vision", "thinker")] == ["complete", "complete"]
+    declared = json.loads(text[text.index("\n{\n") :])
+    assert declared == {"models": {"vl": {"family": "qwen2_5_vl", "checkpoint": str(vl)}}}
+    assert declare.plans(msgspec.convert(declared["models"], dict[str, declare.Declared]))["vl"].options.keys() == {
+        "E",
+        "L",
+        "EL",
+    }
+
+
+def test_a_checkpoint_that_cannot_be_served_is_an_error_that_names_the_fault(say: Say, vl: Path, tmp_path: Path):
+    shutil.copytree(vl, tmp_path / "copy")
+    weights = load_file(vl / "model.safetensors")
+    save_file(dict([item for item in weights.items() if "visual" not in item[0]]), tmp_path / "copy/model.safetensors")
+
+    text = say("check", str(tmp_path / "copy"), code=1)
+
+    told = {row[0]: row[2] for row in rows(text) if row[0] in ("vision", "thinker")}
+    assert told["thinker"] == "complete"
+    assert re.fullmatch(r"lacks \d+ weights: model\.visual\..* and \d+ more", told["vision"])
+    assert text.endswith("It cannot be served as it is.\n")
+
+
+def test_a_configuration_alone_cannot_be_served(say: Say, vl: Path, tmp_path: Path):
+    shutil.copytree(vl, tmp_path / "copy", ignore=shutil.ignore_patterns("*.safetensors"))
+
+    told = json.loads(say("check", str(tmp_path / "copy"), "--json", code=1))
+
+    assert (told["complete"], told["declaration"], told["stored"]) == (False, None, {})
+    assert told["parts"]["thinker"]["parameters"] > 0
+
+
+def test_an_id_is_checked_in_the_hubs_cache(say: Say, vl: Path, tmp_path: Path):
+    keep(tmp_path / "hub", "Qwen/Small-VL", vl)
+
+    told = json.loads(say("check", "Qwen/Small-VL", "--json"))
+
+    assert told["complete"]
+    assert told["declaration"] == {"models": {"Small-VL": {"family": "qwen2_5_vl", "checkpoint": "Qwen/Small-VL"}}}
+
+
+def test_an_id_that_is_not_in_the_cache_says_what_to_do(say: Say):
+    assert "`omnibus models get Qwen/None` downloads it" in say("check", "Qwen/None", code=1)
+
+
+def test_a_family_that_has_no_class_is_named(say: Say, tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"model_type": "NVLM_D"}')
+
+    assert "NVLM-D has no class in transformers" in say("check", str(tmp_path), code=1)
+
+
+# get
+
+
+@pytest.fixture(scope="module")
+def hub(vl: Path) -> Iterator[Hub]:
+    files = {path.name: path.read_bytes() for path in vl.iterdir()}
+    with serving(Hub({"o/vl": files})) as served:
+        yield served
+
+
+def test_what_was_downloaded_is_found(say: Say, hub: Hub, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+
+    path = json.loads(say("get", "o/vl", "--json"))["path"]
+
+    assert json.loads(say("check", "o/vl", "--json"))["path"] == path
+
+
+def test_what_is_no_id_is_not_downloaded(say: Say):
+    assert "/models/vl is no id of the Hugging Face hub" in say("get", "/models/vl", code=1)
+
+
+# tiny
+
+
+def test_a_tiny_checkpoint_is_built_where_it_is_looked_for(say: Say, tmp_path: Path):
+    path = say("tiny", "qwen2.5-vl-tiny").strip()
+
+    assert path == str(tmp_path / "cache" / "tiny" / "qwen2_5_vl")
+    assert (Path(path) / tiny.MARKER).exists()
+
+
+def test_a_tiny_checkpoint_is_built_where_one_says_and_overwrites_nothing(say: Say, tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+
+    assert "holds another checkpoint" in say("tiny", "qwen3", str(tmp_path / "mine"), code=1)
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
+    assert json.loads(say("tiny", "qwen3", str(tmp_path / "q"), "--json"))["path"] == str(tmp_path / "q")
+    assert (tmp_path / "q" / "model.safetensors").exists()
+
+
+def test_an_unknown_tiny_model_names_those_there_are(say: Say):
+    assert "there is no tiny gpt; there is one of gemma3" in say("tiny", "gpt", code=1)
+
+
+# words
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "words"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1_000_000, "977 KiB"),
+        (1023 << 10, "1023 KiB"),
+        (5 << 30, "5 GiB"),
+        (1 << 50, "1024 TiB"),
+    ],
+)
+def test_bytes_are_said_in_three_digits_or_so(nbytes: int, words: str):
+    assert size(nbytes) == words
+
+
+def test_parameters_are_said_as_people_do():
+    assert [count(number) for number in (12, 1500, 7_615_000_000)] == ["12", "1.5K", "7.62B"]

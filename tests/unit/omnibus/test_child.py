@@ -1,0 +1,86 @@
+"""A process of its own gives one answer, or a problem, or is ended."""
+
+import asyncio
+from pathlib import Path
+
+import psutil
+import pytest
+
+from omnibus import child
+from omnibus.errors import DeadlineExceeded, Fatal, NotFound
+
+ANSWERS = """
+import os, sys
+from omnibus import child
+print("loading ...")
+sys.exit(child.answer(lambda: {"words": sys.argv[1:], "variable": os.environ.get("SPOKEN")}))
+"""
+REFUSES = """
+import sys
+from omnibus import child, errors
+def work():
+    raise errors.NotFound("it is not there", param="it")
+sys.exit(child.answer(work))
+"""
+BREAKS = "raise SystemExit('out of paper')"
+SPEAKS = "print('1')"
+WAITS = """
+import pathlib, sys, threading
+pathlib.Path(sys.argv[1]).write_text(str(__import__('os').getpid()))
+threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """Where the modules of these tests are found, beside the SDK."""
+    for name, text in {
+        "answers": ANSWERS,
+        "refuses": REFUSES,
+        "breaks": BREAKS,
+        "speaks": SPEAKS,
+        "waits": WAITS,
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    return {"PYTHONPATH": f"{Path(child.__file__).parents[1]}:{tmp_path}", "SPOKEN": "aloud"}
+
+
+async def test_an_answer_is_data_whatever_else_is_printed(env: dict[str, str]):
+    told = await child.ask("answers", "one", "two words", within=30, env=env)
+
+    assert told == {"words": ["one", "two words"], "variable": "aloud"}
+
+
+async def test_a_problem_is_raised_as_what_it_is(env: dict[str, str]):
+    with pytest.raises(NotFound, match="it is not there") as caught:
+        await child.ask("refuses", within=30, env=env)
+
+    assert caught.value.param == "it"
+
+
+@pytest.mark.parametrize(
+    ("module", "said"), [("breaks", "out of paper"), ("none", "No module named none"), ("speaks", "")]
+)
+async def test_an_end_without_an_answer_tells_what_was_said(module: str, said: str, env: dict[str, str]):
+    with pytest.raises(Fatal, match=f"(?s){module} ended without an answer:.*{said}"):
+        await child.ask(module, within=30, env=env)
+
+
+async def test_who_takes_too_long_is_ended(env: dict[str, str], tmp_path: Path):
+    with pytest.raises(DeadlineExceeded, match=r"waits .* took more than 2 s"):
+        await child.ask("waits", str(tmp_path / "pid"), within=2, env=env)
+
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+async def test_nobody_waits_for_an_answer_that_is_not_wanted_any_more(env: dict[str, str], tmp_path: Path):
+    asked = asyncio.create_task(child.ask("waits", str(tmp_path / "pid"), within=30, env=env))
+    async with asyncio.timeout(30):
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            await asyncio.sleep(0.01)
+    asked.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
