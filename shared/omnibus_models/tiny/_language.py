@@ -3,7 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import parts, text, weights
+
+# The library imports torchvision along with its models as soon as it sees it installed.
+torchvision_cpu.install()
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
