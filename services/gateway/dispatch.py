@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 WATCH = 0.25  # seconds between two looks for silent executors
 RETURN = 1.5  # seconds after a reconnect that executors have to show up again
 ACCEPT = 3.0  # seconds within which every executor of a route must have answered
+PATIENCE = 15.0  # the same while there is nobody else: on a busy machine a first request can hold an executor up
 SETTLE = 0.25  # seconds that the last nodes have to report their times
 ATTEMPTS = 4  # routes that an invocation may take
 _HANDLE = f'"{HANDLE}"'.encode()
@@ -305,14 +306,23 @@ class Dispatcher:
 
     def _overdue(self) -> None:
         """Replace executors that have not answered what was sent to them."""
-        oldest = time.monotonic() - ACCEPT
+        now = time.monotonic()
         for running in list(self._running.values()):
             route = set(running.invocation.route)
-            if running.sent > oldest or len(running.accepted) >= len(route):
+            if running.sent > now - ACCEPT or len(running.accepted) >= len(route):
                 continue
             silent = next((executor for executor in route - running.accepted if running.waits_for(executor)), None)
-            if silent is not None:
+            if silent is not None and (running.sent <= now - PATIENCE or _others_for(running, silent)):
                 self._move(running, silent, self._gone_error(running, silent), "silent")
+
+
+def _others_for(running: Running, executor: str) -> bool:
+    """Whether somebody else can take the work of ``executor``. To lose the only one that lives helps nobody."""
+    try:
+        running.again(frozenset({*running.lost, executor}))
+    except OmnibusError:
+        return False
+    return True
 
 
 def _may_hold_tensors(running: Running) -> bool:

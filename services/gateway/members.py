@@ -9,7 +9,7 @@ from omnibus.bus.messages import ExecutorStatus
 SUSPECT = 1.2
 #: While an option has nobody else, its executors get work for so many seconds: heartbeats are late on a busy machine,
 #: and for one that is dead the bus says so.
-LAST_RESORT = 3.0
+LAST_RESORT = 15.0
 #: Seconds that an executor may hold work without a single step before its stage counts as stuck.
 STUCK = 15.0
 #: How much of what a heartbeat says of other gateways' work is believed at once. All gateways hear the same

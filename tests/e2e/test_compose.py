@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -25,20 +26,25 @@ BUILD_WITHIN = 1500.0  # seconds, torch from the index included
 READY_WITHIN = 240.0
 
 
+class Stack(NamedTuple):
+    url: str  # of a gateway in a container, with everything behind it
+    logs: Callable[[], str]
+
+
 @pytest.fixture(scope="module")
-def url(docker_engine: Engine) -> Iterator[str]:
-    """Base URL of a gateway in a container, with everything behind it."""
+def stack(docker_engine: Engine) -> Iterator[Stack]:
     (port,) = free_ports(1)
     env = {"COMPOSE_PROJECT_NAME": f"omnibus-test-{os.getpid()}", "OMNIBUS_PORT": str(port)}
     directory, engine = ROOT / "deploy/compose", docker_engine
     _build(engine)
     try:
         engine.run_compose(*FILES, "up", "-d", "--no-build", within=300, cwd=directory, env=env)
-        _wait(
+        stack = Stack(
             f"http://127.0.0.1:{port}",
             lambda: engine.run_compose(*FILES, "logs", "--tail", "20", within=60, cwd=directory, env=env),
         )
-        yield f"http://127.0.0.1:{port}"
+        _wait(stack)
+        yield stack
     except subprocess.CalledProcessError as error:
         pytest.fail(f"{error}\n{error.output[-4000:]}")
     finally:
@@ -73,34 +79,37 @@ def _build(engine: Engine) -> None:
         pytest.fail(f"{error}\n{error.output[-4000:]}")
 
 
-def _wait(url: str, logs: Callable[[], str]) -> None:
+def _wait(stack: Stack) -> None:
     last = ""
     end = time.monotonic() + READY_WITHIN
     while time.monotonic() < end:
         try:
-            with urllib.request.urlopen(f"{url}/readyz", timeout=5):
+            with urllib.request.urlopen(f"{stack.url}/readyz", timeout=5):
                 return
         except urllib.error.HTTPError as error:
             last = error.read().decode()
         except OSError as error:
             last = str(error)
         time.sleep(0.5)
-    pytest.fail(f"not ready: {last}\n{logs()}")
+    pytest.fail(f"not ready: {last}\n{stack.logs()}")
 
 
-def _ask(url: str, body: dict) -> dict:
+def _ask(stack: Stack, body: dict) -> dict:
     request = urllib.request.Request(
-        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        f"{stack.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=120) as response:
-        return json.loads(response.read())
+    try:
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        pytest.fail(f"{error}: {error.read().decode()}\n{stack.logs()}")
 
 
 def _data_url(kind: str, data: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def test_containers_answer_a_picture_and_a_sound_in_text_and_speech(url: str) -> None:
+def test_containers_answer_a_picture_and_a_sound_in_text_and_speech(stack: Stack) -> None:
     sound = _data_url("audio/wav", samples.sound()).partition(",")[2]
     content = [
         {"type": "image_url", "image_url": {"url": _data_url("image/jpeg", samples.picture())}},
@@ -108,7 +117,7 @@ def test_containers_answer_a_picture_and_a_sound_in_text_and_speech(url: str) ->
         {"type": "text", "text": "What do you see and hear?"},
     ]
     answer = _ask(
-        url,
+        stack,
         {
             "model": "qwen2.5-omni-tiny",
             "messages": [{"role": "user", "content": content}],
@@ -126,9 +135,9 @@ def test_containers_answer_a_picture_and_a_sound_in_text_and_speech(url: str) ->
     assert answer["usage"]["prompt_tokens_details"]["audio_tokens"] > 0
 
 
-def test_containers_serve_a_second_model(url: str) -> None:
+def test_containers_serve_a_second_model(stack: Stack) -> None:
     answer = _ask(
-        url, {"model": "qwen2.5-vl-tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+        stack, {"model": "qwen2.5-vl-tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
     )
 
     assert answer["usage"]["completion_tokens"] <= 5

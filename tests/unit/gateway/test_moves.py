@@ -156,6 +156,31 @@ async def test_an_executor_that_answers_nothing_is_replaced(there: World, monkey
     await moved(there, running, to=other, lost="l")
 
 
+async def test_an_executor_that_has_no_other_beside_it_may_take_longer_to_answer(
+    there: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(dispatch, "ACCEPT", 0.0)
+    vision, thinker = await there.puppets_of(e="E", l="L")
+    running = there.submit()
+    await there.turn()
+
+    there.dispatcher._overdue()
+    assert running.failure is None
+    assert await finish(there, running, vision, thinker, "late") == ["late"]
+
+
+async def test_an_executor_that_never_answers_fails_the_request(there: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dispatch, "PATIENCE", 0.0)
+    monkeypatch.setattr(dispatch, "ACCEPT", 0.0)
+    await there.puppets_of(e="E", l="L")
+    running = there.submit()
+    await there.turn()
+
+    there.dispatcher._overdue()
+
+    assert isinstance(running.failure, StageUnavailable)
+
+
 async def test_the_next_executor_that_answers_nothing_is_replaced_too(there: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dispatch, "ACCEPT", 0.1)
     vision, _, second = await there.puppets_of(e="E", l="L", l2="L")
