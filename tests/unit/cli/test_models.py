@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from omnibus import catalog, checkpoints, plugins
 from omnibus.checkpoints.report import Part, Report
 from omnibus.cli import main
-from omnibus.cli.modeltexts import checked, count, size, sizes
+from omnibus.cli.modeltexts import checked, checkpoint, count, size, sizes
 from omnibus.known import KNOWN
 from omnibus.plan import Plan
 from omnibus.settings import StoreSettings
@@ -165,6 +165,17 @@ def test_an_option_takes_what_its_components_take():
         **dict.fromkeys(["EL", "EP", "ED", "EPD"], 48),
         "E": 8,
     }
+
+
+def test_what_could_not_be_built_is_not_reckoned_with():
+    found = report(vision=Part(problem="its configuration lacks a depth"), thinker=Part(parameters=10, nbytes=40))
+
+    text = "\n".join(checkpoint(found))
+
+    assert ["vision", "encode", "0", "?"] in rows(text)
+    assert ["EL", "vision+thinker", "llm", "?", "yes"] in rows(text)
+    assert ["L", "thinker", "llm", "40 B", "yes"] in rows(text)
+    assert "vision: its configuration lacks a depth" in text
 
 
 def test_what_is_neither_a_family_nor_a_checkpoint_is_refused(say: Say):
