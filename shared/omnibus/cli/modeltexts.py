@@ -100,16 +100,15 @@ def checkpoint(report: Report) -> Iterator[str]:
     )
     yield ""
     rows = [
-        [name, known["components"].get(name, ""), count(part.parameters), size(part.nbytes), *_cache(part)]
+        [name, known["components"].get(name, ""), count(part.parameters), _memory(part), *_cache(part)]
         for name, part in report.parts.items()
     ]
     yield from table(["COMPONENT", "UNIT TASK", "PARAMETERS", "MEMORY", "CACHE PER TOKEN", "CONTEXT"], rows)
     yield ""
-    options = sizes(report)
+    taken = {name: size(nbytes) for name, nbytes in sizes(report).items()}
     rows = [
-        [name, "+".join(each["components"]), each["service"], size(options[name]), "yes" if each["usual"] else ""]
+        [name, "+".join(each["components"]), each["service"], taken.get(name, "?"), "yes" if each["usual"] else ""]
         for name, each in known["options"].items()
-        if name in options
     ]
     yield from table(["OPTION", "RUNS", "SERVICE", "MEMORY", "USUAL"], rows)
     yield ""
@@ -126,7 +125,7 @@ def checked(report: Report, declared: Mapping[str, Any]) -> Iterator[str]:
     verdicts = {name: "; ".join(part.faults) or "complete" for name, part in report.parts.items()}
     if not report.stored:
         verdicts = {name: part.problem or "no weights" for name, part in report.parts.items()}
-    rows = [[name, size(part.nbytes), verdicts[name]] for name, part in report.parts.items()]
+    rows = [[name, _memory(part), verdicts[name]] for name, part in report.parts.items()]
     yield from table(["COMPONENT", "MEMORY", "CHECKPOINT"], rows)
     yield ""
     yield from (f"missing: {name}" for name in report.lost)
@@ -148,11 +147,12 @@ def declared(report: Report, checkpoint: str) -> dict[str, Any]:
 
 
 def sizes(report: Report) -> dict[str, int]:
-    """Bytes of the weights of each option. Halves of a language model in one executor share theirs."""
+    """Bytes of the weights of each option whose components all could be built. Halves of a language model in one
+    executor share theirs."""
     found = {}
     for name, option in catalog.family(report.family)["options"].items():
         parts = {"thinker" if part in catalog.SPLIT else part for part in option["components"]}
-        if parts <= report.parts.keys():
+        if parts <= report.parts.keys() and all(report.parts[part].nbytes for part in parts):
             found[name] = sum(report.parts[part].nbytes for part in parts)
     return found
 
@@ -178,6 +178,10 @@ def count(number: int) -> str:
 def _paths(paths: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rows = [[">".join(path["options"]), f"{path.get('share', 1):g}"] for path in paths]
     yield from table(["PATH", "SHARE"], rows)
+
+
+def _memory(part: Part) -> str:
+    return size(part.nbytes) if part.nbytes else "?"
 
 
 def _cache(part: Part) -> list[str]:

@@ -46,7 +46,7 @@ class Files(NamedTuple):
     """What the directory of one model has, see ``omnibus.checkpoints.report.Report``."""
 
     tensors: dict[str, weights.Tensor]
-    count: int
+    files: int
     lost: list[str]
     broken: list[str]
 

@@ -2,19 +2,22 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from omnibus.checkpoints import weights
 from omnibus.checkpoints.report import Part, Report
 from omnibus.errors import BadRequest, OmnibusError
+from omnibus.known import KNOWN
 from omnibus_models import families, loading
 from omnibus_models.examine.dry import Dry, Look
 
 #: The dtypes that components can be loaded in, as the headers of files say them.
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-_SHOWN = 300  # characters of what a library says
+#: Kinds of the unit tasks of components that keep what was before.
+_LOOKING_BACK = ("think", "talk", "prior", "denoise")
+_SHOWN = 500  # characters of what a library says
 
 
 def report(checkpoint: Path, dtype: str = "") -> Report:
@@ -40,7 +43,7 @@ def report(checkpoint: Path, dtype: str = "") -> Report:
         dtype=dtype,
         parts=parts,
         stored=dict(stored),
-        files=sum(each.count for each in files),
+        files=sum(each.files for each in files),
         lost=sorted(_named(checkpoint, path, name) for path, each in dry.directories.items() for name in each.lost),
         broken=[_named(checkpoint, path, fault) for path, each in dry.directories.items() for fault in each.broken],
         vllm=reason,
@@ -57,14 +60,15 @@ def _part(family: Any, name: str, checkpoint: Path, dtype: str, dry: Dry) -> Par
     except Exception as error:  # noqa: BLE001 whatever a stranger's checkpoint makes a library raise
         problem = _brief(f"{type(error).__name__}: {error}")
     looks = list(dry.looks)
+    config = _sequence(loaded, looks) if KNOWN[family.name].tasks[name] in _LOOKING_BACK else None
     return Part(
         parameters=sum(tensor.numel() for look in looks for tensor in look.module.parameters()),
         nbytes=sum(tensor.numel() * tensor.element_size() for look in looks for tensor in _held(look)),
         missing=[missing for look in looks for missing in look.missing],
         odd=[odd for look in looks for odd in look.odd],
         problem=problem,
-        kv_bytes=_cached(loaded, dtype),
-        context=int(getattr(loaded, "context", 0)),
+        kv_bytes=0 if config is None else _cached(config, dtype),
+        context=int(getattr(config, "max_position_embeddings", 0)),
     )
 
 
@@ -73,16 +77,20 @@ def _held(look: Look) -> Iterator[Any]:
     yield from look.module.buffers()
 
 
-def _cached(loaded: Any, dtype: str) -> int:
-    """Bytes that one position takes in the cache of what looks back; 0 for what does not."""
+def _sequence(loaded: Any, looks: Sequence[Look]) -> Any:
+    """The configuration of the layers that look back; None when nothing was built that has some."""
     backbone = getattr(loaded, "_backbone", None)
-    if backbone is None:
-        return 0
-    config = backbone.config
+    if backbone is None and looks:  # it was built, and then something else was missing
+        backbone = getattr(looks[0].module, "get_decoder", lambda: None)()
+    return getattr(backbone, "config", None)
+
+
+def _cached(config: Any, dtype: str) -> int:
+    """Bytes that one position takes in the cache of layers of this configuration."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     # Layers that look aside keep rows of pictures and none of the sequence.
-    layers = config.num_hidden_layers - len(getattr(loaded, "crossed", ()))
+    layers = config.num_hidden_layers - len(getattr(config, "cross_attention_layers", None) or ())
     return int(2 * layers * heads * width * loading.torch_dtype(dtype).itemsize)
 
 

@@ -7,15 +7,17 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 
-from omnibus import catalog, plugins
+from omnibus import catalog, checkpoints, plugins
+from omnibus.checkpoints.report import Part, Report
 from omnibus.cli import main
-from omnibus.cli.modeltexts import count, size
+from omnibus.cli.modeltexts import checked, checkpoint, count, size, sizes
 from omnibus.known import KNOWN
 from omnibus.plan import Plan
 from omnibus.settings import StoreSettings
@@ -53,6 +55,11 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
         return captured.out or captured.err
 
     return said
+
+
+def report(**parts: Part) -> Report:
+    """What might be found out about a checkpoint of Qwen2.5-VL."""
+    return Report(path="/m", family="qwen2_5_vl", dtype="float32", parts=parts, stored={"float32": 48}, files=1)
 
 
 def rows(text: str) -> list[list[str]]:
@@ -150,13 +157,25 @@ def test_a_checkpoint_is_shown_with_the_memory_of_its_components(say: Say, vl: P
     assert ["E>L", "70"] in rows(text)
 
 
-def test_an_option_takes_what_its_components_take(say: Say, vl: Path):
-    told = json.loads(say("show", str(vl), "--json", "--dtype", "bfloat16"))
+def test_an_option_takes_what_its_components_take():
+    found = report(vision=Part(parameters=2, nbytes=8), thinker=Part(parameters=10, nbytes=40))
 
-    parts, options = told["parts"], told["options"]
-    assert told["dtype"] == "bfloat16"
-    assert options["EL"] == parts["vision"]["nbytes"] + parts["thinker"]["nbytes"]
-    assert options["PD"] == options["P"] == options["L"] == parts["thinker"]["nbytes"]
+    assert sizes(found) == {
+        **dict.fromkeys(["L", "P", "D", "PD"], 40),
+        **dict.fromkeys(["EL", "EP", "ED", "EPD"], 48),
+        "E": 8,
+    }
+
+
+def test_what_could_not_be_built_is_not_reckoned_with():
+    found = report(vision=Part(problem="its configuration lacks a depth"), thinker=Part(parameters=10, nbytes=40))
+
+    text = "\n".join(checkpoint(found))
+
+    assert ["vision", "encode", "0", "?"] in rows(text)
+    assert ["EL", "vision+thinker", "llm", "?", "yes"] in rows(text)
+    assert ["L", "thinker", "llm", "40 B", "yes"] in rows(text)
+    assert "vision: its configuration lacks a depth" in text
 
 
 def test_what_is_neither_a_family_nor_a_checkpoint_is_refused(say: Say):
@@ -192,13 +211,29 @@ def test_a_checkpoint_that_cannot_be_served_is_an_error_that_names_the_fault(say
     assert text.endswith("It cannot be served as it is.\n")
 
 
-def test_a_configuration_alone_cannot_be_served(say: Say, vl: Path, tmp_path: Path):
-    shutil.copytree(vl, tmp_path / "copy", ignore=shutil.ignore_patterns("*.safetensors"))
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"stored": {}}, "vision     8 B     no weights"),
+        ({"lost": ["model-2.safetensors"]}, "missing: model-2.safetensors"),
+        ({"broken": ["model.safetensors is cut off: 1 of 2 bytes are there"]}, "broken: model.safetensors is cut off"),
+    ],
+)
+def test_what_cannot_be_served_is_not_declared(fields: dict[str, Any], said: str):
+    found = msgspec.structs.replace(report(vision=Part(nbytes=8)), **fields)
 
-    told = json.loads(say("check", str(tmp_path / "copy"), "--json", code=1))
+    text = "\n".join(checked(found, {}))
 
-    assert (told["complete"], told["declaration"], told["stored"]) == (False, None, {})
-    assert told["parts"]["thinker"]["parameters"] > 0
+    assert not found.complete
+    assert said in text
+    assert text.endswith("It cannot be served as it is.")
+
+
+def test_a_family_that_vllm_does_not_run_is_served_and_says_why():
+    text = "\n".join(checked(msgspec.structs.replace(report(vision=Part(nbytes=8)), vllm="it looks aside"), {}))
+
+    assert "not in vLLM: it looks aside" in text
+    assert "It can be taken apart." in text
 
 
 def test_an_id_is_checked_in_the_hubs_cache(say: Say, vl: Path, tmp_path: Path):
@@ -236,7 +271,7 @@ def test_what_was_downloaded_is_found(say: Say, hub: Hub, monkeypatch: pytest.Mo
 
     path = json.loads(say("get", "o/vl", "--json"))["path"]
 
-    assert json.loads(say("check", "o/vl", "--json"))["path"] == path
+    assert checkpoints.find("o/vl") == Path(path)
 
 
 def test_what_is_no_id_is_not_downloaded(say: Say):
