@@ -181,7 +181,7 @@ async def test_a_video_outlives_the_gateway_that_makes_it(
         done = await becomes(survivor, asked.id)
         begun = {one.subject.rpartition(".")[2] for one in watch.seen if one.subject.startswith("omnibus.inv.videos.")}
     assert done.status == "completed", done.error
-    assert len(begun) == 2
+    assert len(begun) > 1
     np.testing.assert_array_equal((await film(survivor, done.id)).frames, (await film(survivor, plain.id)).frames)
     await system.becomes_ready()
     await system.ledger_is_empty(10.0)
