@@ -24,15 +24,16 @@ def load(
     Raises ``Fatal`` with their names when weights are missing, and when the checkpoint cannot be read.
     """
     try:
-        module, report = pruned(cls, drop).from_pretrained(
-            checkpoint,
-            subfolder=part,
-            torch_dtype=loading.torch_dtype(dtype),
-            low_cpu_mem_usage=False,  # True needs another package; no weights are drawn before they are read either way
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with loading.TURN:
+            module, report = pruned(cls, drop).from_pretrained(
+                checkpoint,
+                subfolder=part,
+                torch_dtype=loading.torch_dtype(dtype),
+                low_cpu_mem_usage=False,  # True needs another package; no weights are drawn first either way
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except (OSError, RuntimeError, ValueError) as error:
         raise errors.Fatal(f"{cls.__name__} cannot be loaded from {checkpoint}/{part}: {error}") from error
     loading.require_all(module, report["missing_keys"], checkpoint)

@@ -4,6 +4,7 @@ Inside ``from_pretrained`` the skeleton is built on the meta device, so the part
 cost nothing, and renames of old checkpoint keys, sharding, dtype and quantisation keep working.
 """
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -18,6 +19,9 @@ from omnibus import errors
 M = TypeVar("M", bound=PreTrainedModel)
 
 _NAMED = 5
+#: Who loads. While it does the library replaces functions of its classes (``tie_weights``), for the whole process: two
+#: loads in threads at once could leave the replacement there for good.
+TURN = threading.Lock()
 
 # A service's log is no place for progress bars and for advice on default configurations.
 logging.disable_progress_bar()
@@ -39,14 +43,15 @@ def load(
     ``Fatal`` with their names when weights are missing, and when the checkpoint cannot be read.
     """
     try:
-        module, report = pruned(cls, drop).from_pretrained(
-            checkpoint,
-            dtype=torch_dtype(dtype),
-            attn_implementation="sdpa",
-            local_files_only=True,
-            output_loading_info=True,
-            **options,
-        )
+        with TURN:
+            module, report = pruned(cls, drop).from_pretrained(
+                checkpoint,
+                dtype=torch_dtype(dtype),
+                attn_implementation="sdpa",
+                local_files_only=True,
+                output_loading_info=True,
+                **options,
+            )
     except (OSError, RuntimeError, ValueError) as error:
         raise errors.Fatal(f"{cls.__name__} cannot be loaded from {checkpoint}: {error}") from error
     require_all(module, report["missing_keys"], checkpoint)

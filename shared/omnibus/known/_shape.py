@@ -14,7 +14,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ``components`` are in the order in which data flows; ``encoders`` names the component that encodes each modality,
     ``tasks`` the kind of the unit task of each component. ``options`` and ``paths`` are the usual deployment,
     ``more`` are options that can be declared as well. ``tiny`` is the name of the tiny model; ``weights`` says how
-    the names of a component's tensors begin, the longest that fits counts.
+    the names of a component's tensors begin, the longest that fits counts; components that share tensors name it both.
     """
 
     components: Sequence[str]

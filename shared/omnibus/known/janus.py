@@ -2,6 +2,7 @@
 
 from omnibus.known._shape import Known, pictures, vision_language
 
+_TABLE = "model.language_model.embed_tokens."
 _CHATS, _PAINTS = vision_language("", "image"), pictures("")
 
 FAMILY = Known(
@@ -18,8 +19,9 @@ FAMILY = Known(
     tiny="janus-tiny",
     weights={
         "vision": ("model.vision_model.", "model.aligner."),
-        "thinker": ("model.language_model.", "lm_head."),
-        "dit": ("model.generation_",),
+        "thinker": ("model.language_model.", _TABLE, "lm_head."),
+        "text_encoder": (_TABLE,),
+        "dit": ("model.language_model.", "model.generation_"),
         "vae": ("model.vqmodel.",),
     },
 )

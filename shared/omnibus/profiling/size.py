@@ -29,13 +29,15 @@ def weights_gb(family: str, checkpoint: str, components: Iterable[str]) -> float
     wanted = {*components}
     total = 0
     for path in sorted(Path(checkpoint).glob("*.safetensors")):
-        total += sum(size for name, size in _tensors(path) if _owner(known.weights, name) in wanted)
+        total += sum(size for name, size in _tensors(path) if _owners(known.weights, name) & wanted)
     return total / GB
 
 
-def _owner(prefixes: Mapping[str, Sequence[str]], tensor: str) -> str:
+def _owners(prefixes: Mapping[str, Sequence[str]], tensor: str) -> set[str]:
+    """The components that load ``tensor``: all that name the longest beginning that fits."""
     fits = [(len(start), part) for part, starts in prefixes.items() for start in starts if tensor.startswith(start)]
-    return max(fits, default=(0, ""))[1]
+    longest = max(fits, default=(0, ""))[0]
+    return {part for length, part in fits if length == longest}
 
 
 def _tensors(path: Path) -> list[tuple[str, int]]:

@@ -1,6 +1,9 @@
 """Each component is loaded alone, whole, and with nothing of the others."""
 
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5OmniForConditionalGeneration
 
 from omnibus.errors import Fatal, NotFound
-from omnibus_models import families, loading
+from omnibus_models import diffusion, families, loading
 
 
 def without(checkpoint: Path, copy: Path, lost: str) -> Path:
@@ -143,3 +146,28 @@ def test_a_path_that_the_class_does_not_have_is_passed_over(vl: Path) -> None:
     module = loading.load(Qwen2_5_VLForConditionalGeneration, vl, drop=["model.no.such", "model.visual"])
 
     assert module.model.visual is None
+
+
+class Slow(torch.nn.Module):
+    """Tells how many are loaded at the same time, at most."""
+
+    inside = most = 0
+
+    @classmethod
+    def from_pretrained(cls, *_: Any, **__: Any) -> tuple[torch.nn.Module, dict[str, list[str]]]:
+        Slow.inside += 1
+        Slow.most = max(Slow.most, Slow.inside)
+        time.sleep(0.02)
+        Slow.inside -= 1
+        return torch.nn.Linear(1, 1), {"missing_keys": []}
+
+
+def test_loads_in_threads_take_turns(tmp_path: Path) -> None:
+    """The library replaces functions of its classes while it loads: see ``loading.TURN``."""
+    loads = [partial(loading.load, Slow, tmp_path), partial(diffusion.load, Slow, tmp_path, "vae")] * 4
+
+    with ThreadPoolExecutor(len(loads)) as pool:
+        loaded = list(pool.map(lambda load: load(), loads))
+
+    assert len(loaded) == 8
+    assert Slow.most == 1
