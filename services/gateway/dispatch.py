@@ -7,7 +7,7 @@ as a whole to a route without it, as the next attempt. What the client already h
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -133,18 +133,25 @@ class Dispatcher:
         if _may_hold_tensors(running):
             self._tensors.end(running.id)
 
+    def stop(self, invocation: str, executors: Iterable[str]) -> None:
+        """End what another gateway sent to ``executors`` and did not live to end. Ending twice is harmless."""
+        self._tell(End(invocation, "cancelled", ATTEMPTS), executors)
+
     def _end(self, running: Running, status: str) -> None:
         """Tell the executors that may still hold something, and whoever watches."""
         invocation = running.invocation
-        end = messages.encode(End(invocation.id, status, invocation.attempt))
-        (frame,) = messages.frames([end], self._limit)
         holders = () if status == "done" and running.reported else dict.fromkeys(invocation.route)
+        self._tell(End(invocation.id, status, invocation.attempt), holders)
+
+    def _tell(self, over: End, holders: Iterable[str]) -> None:
+        end = messages.encode(over)
+        (frame,) = messages.frames([end], self._limit)
         try:
             for executor in holders:
                 self._bus.publish(subjects.edge(executor), frame)
-            self._bus.publish(subjects.end(invocation.id), end)
+            self._bus.publish(subjects.end(over.inv), end)
         except OmnibusError as error:  # holders fall back on the deadline
-            log.warning("end of %s not sent: %s", invocation.id, error)
+            log.warning("end of %s not sent: %s", over.inv, error)
 
     def complete(self, running: Running, then: Callable[[], None]) -> None:
         """The answer is whole: end the invocation as soon as all nodes have reported their times."""

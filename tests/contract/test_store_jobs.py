@@ -136,6 +136,20 @@ async def test_a_worker_that_speaks_keeps_its_job(store: Store):
     assert (await store.job(KIND, "a")).progress == 40
 
 
+async def test_what_was_under_way_is_told_to_who_goes_on(store: Store):
+    await put(store, "a")
+    await take(store, "w1", LONG)
+    await store.hold_job(KIND, "a", "w1", BRIEF, 40, b'["work"]')
+
+    assert (await take(store, "w2")).trace == b'["work"]'
+
+    await store.free_job(KIND, "a", "w2")
+    assert (await take(store, "w3")).trace == b""
+    await store.hold_job(KIND, "a", "w3", LONG, 40, b'["more"]')
+    await store.end_job(KIND, "a", "w3", "completed", b"", LONG)
+    assert (await store.job(KIND, "a")).trace == b""
+
+
 @pytest.mark.parametrize(("counts", "attempt"), [(False, 1), (True, 2)])
 async def test_a_job_that_is_given_back_is_due_again(store: Store, counts: bool, attempt: int):
     await put(store, "a")

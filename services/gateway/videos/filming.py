@@ -1,7 +1,7 @@
 """One video: its graph is sent on its way, and what comes of it becomes a file."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,14 +16,13 @@ from omnibus.task.running import merged
 from omnibus.task.running import run as run_task
 from services.gateway.models import Known, filmer, request_of
 from services.gateway.run import Run, Runs
+from services.gateway.videos import work
 from services.gateway.videos.films import Films
+from services.gateway.videos.lease import Lease
 from services.gateway.videos.reel import Reel
-from services.gateway.videos.work import Work, decode
+from services.gateway.videos.work import Sent, Work
 
 APP = "videos"
-
-#: Takes the percent of a video that are done.
-Tell = Callable[[int], None]
 
 #: What clients call the fields of a task's request, where that differs.
 _CALLED = {"width": "size", "height": "size", "frames": "seconds"}
@@ -57,42 +56,47 @@ class Filming:
             wish = {"sound": task.sound is not None, **wish}
         return _request(model, task, wish)
 
-    async def make(self, job: JobRecord, tell: Tell) -> None:
-        """Make the video of ``job``. Raises ``OmnibusError``."""
-        work = decode(job)
-        task = self._tasks.task(work.model)
-        request = _request(work.model, task, work.wish)
-        run = self._runs.open(APP, work.model, seed=work.wish["seed"], pinned=work.path)
+    def stop(self, job: JobRecord) -> None:
+        """Stop what is under way for ``job``: whoever began it may not be there any more to do so."""
+        for sent in work.traced(job):
+            self._runs.dispatcher.stop(sent.id, sent.executors)
+
+    async def make(self, job: JobRecord, lease: Lease) -> None:
+        """Make the video of ``job``, which is held by ``lease``. Raises ``OmnibusError``."""
+        asked = work.decode(job)
+        task = self._tasks.task(asked.model)
+        request = _request(asked.model, task, asked.wish)
+        run = self._runs.open(APP, asked.model, seed=asked.wish["seed"], pinned=asked.path)
         run.deadline = job.until
         try:
             async with _ending(run):
                 with use(run):
                     output: VideoOutput = await run_task(task.invoke, request)
-                tell(0)
-                await self._film(run, job, work, output, tell)
+                lease.begin(lambda: _trace(run))
+                await self._film(run, job, asked, output, lease)
         except Rejected as error:
             error.param = _CALLED.get(error.param, error.param)
             raise
 
-    async def _film(self, run: Run, job: JobRecord, work: Work, output: VideoOutput, tell: Tell) -> None:
+    async def _film(self, run: Run, job: JobRecord, asked: Work, output: VideoOutput, lease: Lease) -> None:
         draft = await self._films.draft(job.id)
-        reel = Reel(draft, work.wish["fps"], output.audio is not None)
+        reel = Reel(draft, asked.wish["fps"], output.audio is not None)
         try:
-            await _record(run, output, reel, tell, work.wish["seconds"] * work.wish["fps"])
+            await _record(run, output, reel, lease, asked.wish["seconds"] * asked.wish["fps"])
             thumbnail = await reel.close()
             await self._films.keep(job.id, draft, thumbnail, self._seconds)
         finally:
             await reel.leave()
 
 
-async def _record(run: Run, output: VideoOutput, reel: Reel, tell: Tell, frames: float) -> None:
+async def _record(run: Run, output: VideoOutput, reel: Reel, lease: Lease, frames: float) -> None:
     """Frames and sound as they come; ``frames`` are about as many as there will be."""
     streams: dict[str, AsyncIterable[Any]] = {
         name: stream for name in ("frames", "audio", "progress") if (stream := getattr(output, name, None)) is not None
     }
     async for name, part in merged(streams):
         if name == "progress":
-            tell(_STEPS * part.step // max(1, part.steps))
+            lease.tell(_STEPS * part.step // max(1, part.steps))
         elif name == "audio":
             if part.array is not None:
                 await reel.sound(part.array, part.rate)
@@ -100,7 +104,13 @@ async def _record(run: Run, output: VideoOutput, reel: Reel, tell: Tell, frames:
             if not reel.count:
                 GATEWAY.first_output(run.model, "video").observe(run.age)
             await reel.frames(part)
-            tell(min(99, _STEPS + int((100 - _STEPS) * reel.count / max(1.0, frames))))
+            lease.tell(min(99, _STEPS + int((100 - _STEPS) * reel.count / max(1.0, frames))))
+
+
+def _trace(run: Run) -> bytes:
+    """What of ``run`` is out, and with whom."""
+    sent = [each.invocation for each in run.segments if not each.over]
+    return work.encode([Sent(one.id, tuple(dict.fromkeys(one.route))) for one in sent])
 
 
 def _request(model: str, task: CompositeTask, wish: dict[str, Any]) -> BaseModel:

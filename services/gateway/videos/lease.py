@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 
 from omnibus.errors import StoreUnavailable
@@ -22,25 +23,40 @@ class Lease:
         self._job = (kind, id)
         self._seconds = seconds
         self._said = since
-        self._lost = asyncio.Event()
-        self._progress = self._told = 0
-        self.begun = False
+        self._news = asyncio.Event()
+        self._lost = False
+        self._trace: Callable[[], bytes] = bytes
+        self._progress = 0
+        self._told: tuple[int, bytes] = (0, b"")
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was under way for the job."""
+        return self._trace is not bytes
+
+    def begin(self, trace: Callable[[], bytes]) -> None:
+        """From now on ``trace`` says what is under way for the job, for who may have to clear it away."""
+        self._trace = trace
+        self._news.set()
 
     def tell(self, percent: int) -> None:
-        """The work has begun, and so much of it is done. What was said before is not taken back."""
-        self.begun = True
+        """So much is done. What was said before is not taken back."""
         self._progress = max(self._progress, percent)
 
     def lose(self) -> None:
         """Somebody says that the job is held by another one, or gone."""
-        self._lost.set()
+        self._lost = True
+        self._news.set()
 
     async def keep(self) -> None:
         """Hold the job; returns when it is lost, and before another one can have it."""
         tick = min(_EVERY, self._seconds / 3)
-        while not await self._lost_within(tick):
+        while True:
+            await self._pause(tick)
+            if self._lost:
+                return
             now = asyncio.get_running_loop().time()
-            if self._progress == self._told and now < self._said + self._seconds / 3:
+            if (self._progress, self._trace()) == self._told and now < self._said + self._seconds / 3:
                 continue
             try:
                 async with asyncio.timeout_at(self._said + self._seconds):
@@ -51,17 +67,18 @@ class Lease:
                 return
 
     async def _hold(self, now: float) -> bool:
-        progress = self._progress
+        progress, trace = self._progress, self._trace()
         try:
-            held = await self._store.hold_job(*self._job, self.owner, self._seconds, progress)
+            held = await self._store.hold_job(*self._job, self.owner, self._seconds, progress, trace)
         except StoreUnavailable as error:
             log.warning("%s %s: %s", *self._job, error)
             return True  # until the time is over
-        self._said, self._told = now, progress
+        self._said, self._told = now, (progress, trace)
         return held
 
-    async def _lost_within(self, seconds: float) -> bool:
+    async def _pause(self, seconds: float) -> None:
+        """Wait for so long, or until what begins or is lost."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._lost.wait()
-        return self._lost.is_set()
+                await self._news.wait()
+        self._news.clear()

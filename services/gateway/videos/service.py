@@ -93,8 +93,10 @@ class Videos:
 
     async def remove(self, id: str) -> None:
         """Forget a video. If it is being made, that stops. Raises ``NotFound``."""
-        if not await self._store.drop_job(KIND, work.check(id)):
+        job = await self._job(id)
+        if not await self._store.drop_job(KIND, id):
             raise work.gone()
+        self._filming.stop(job)
         self._known.pop(id, None)
         self._worker.lose(id)
         await self._films.remove(id)

@@ -27,7 +27,15 @@ class Work(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     v: int = _VERSION
 
 
+class Sent(Struct, frozen=True):
+    """An invocation that is under way for a job, and who works on it."""
+
+    id: str
+    executors: tuple[str, ...]
+
+
 _work = msgspec.json.Decoder(Work).decode
+_sent = msgspec.json.Decoder(list[Sent]).decode
 _problem = msgspec.json.Decoder(Problem).decode
 encode = msgspec.json.Encoder().encode
 
@@ -41,6 +49,14 @@ def decode(job: JobRecord) -> Work:
     if work.v != _VERSION:
         raise ProtocolError(f"{job.id} was written down by another build: version {work.v}, this is {_VERSION}")
     return work
+
+
+def traced(job: JobRecord) -> list[Sent]:
+    """What is under way for a job, as far as this build can read it."""
+    try:
+        return _sent(job.trace) if job.trace else []
+    except msgspec.MsgspecError:
+        return []
 
 
 def shown(job: JobRecord) -> Video:

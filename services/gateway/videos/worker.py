@@ -125,12 +125,13 @@ class Worker:
 
     async def _made(self, job: JobRecord, lease: Lease) -> OmnibusError | None:
         """Make the video; returns what went wrong."""
+        self._filming.stop(job)
         try:
             if job.attempt > ATTEMPTS:
                 raise StageFailed(f"it was begun {ATTEMPTS} times, and each time what worked on it ended: ask for less")
             if job.until <= time.time():
                 raise DeadlineExceeded("the video's deadline passed while it waited: ask again when less is going on")
-            await self._filming.make(job, lease.tell)
+            await self._filming.make(job, lease)
         except OmnibusError as error:
             return error
         except Exception:  # a defect of ours: the client gets an error in the usual shape, the log the rest

@@ -202,7 +202,7 @@ redis.register_function('omnibus_take_job', function(keys, args)
   redis.call('HINCRBY', job, 'attempt', 1)
   redis.call('ZADD', keys[2], whole(time + args[2]), id)
   local found = redis.call(
-    'HMGET', job, 'request', 'created', 'until', 'status', 'progress', 'attempt', 'ended', 'outcome')
+    'HMGET', job, 'request', 'created', 'until', 'status', 'progress', 'attempt', 'ended', 'outcome', 'trace')
   table.insert(found, 1, id)
   table.insert(found, redis.call('PEXPIRETIME', job))
   return found
@@ -214,7 +214,7 @@ end
 
 redis.register_function('omnibus_hold_job', function(keys, args)
   if lost(keys, args) then return 0 end
-  redis.call('HSET', keys[4] .. args[1], 'progress', args[4])
+  redis.call('HSET', keys[4] .. args[1], 'progress', args[4], 'trace', args[5])
   redis.call('ZADD', keys[2], whole(now() + args[3]), args[1])
   return 1
 end)
@@ -222,7 +222,7 @@ end)
 redis.register_function('omnibus_free_job', function(keys, args)
   if lost(keys, args) then return 0 end
   local job = keys[4] .. args[1]
-  redis.call('HSET', job, 'status', 'queued', 'owner', '', 'progress', '0')
+  redis.call('HSET', job, 'status', 'queued', 'owner', '', 'progress', '0', 'trace', '')
   redis.call('HINCRBY', job, 'attempt', args[4])
   redis.call('ZADD', keys[2], whole(now() + args[3]), args[1])
   redis.call('PUBLISH', keys[5], args[1])
@@ -232,7 +232,7 @@ end)
 redis.register_function('omnibus_end_job', function(keys, args)
   if lost(keys, args) then return 0 end
   local id, job, time = args[1], keys[4] .. args[1], now()
-  redis.call('HSET', job, 'status', args[3], 'outcome', args[4], 'ended', whole(time), 'owner', '')
+  redis.call('HSET', job, 'status', args[3], 'outcome', args[4], 'ended', whole(time), 'owner', '', 'trace', '')
   if args[3] == 'completed' then redis.call('HSET', job, 'progress', '100') end
   redis.call('ZREM', keys[2], id)
   redis.call('ZADD', keys[3], whole(time + args[5]), id)

@@ -31,7 +31,8 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     """One job. Times are Unix seconds; those of what did not happen yet are 0.
 
     ``request`` and ``outcome`` are its owners' own words, which the store does not read. ``until`` is when nobody
-    waits for it any more, ``expires`` when it is forgotten; ``attempt`` counts who began to work on it.
+    waits for it any more, ``expires`` when it is forgotten. ``attempt`` counts who began to work on it, and ``trace``
+    is what its holder has under way for it, which another one may have to clear away.
     """
 
     id: str
@@ -44,6 +45,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     attempt: int = 0
     ended: float = 0.0
     outcome: bytes = b""
+    trace: bytes = b""
 
     @property
     def over(self) -> bool:
@@ -96,9 +98,12 @@ class Jobs(Connection):
         found = await self._run("omnibus_take_job", _keys(kind), owner, _ms(seconds))
         return _record(found[0].decode(), found[1:]) if isinstance(found, list) else int(found) / 1000
 
-    async def hold_job(self, kind: str, id: str, owner: str, seconds: float, progress: int) -> bool:
-        """Hold a job for another ``seconds`` and say how many percent are done; False when ``owner`` has lost it."""
-        told = (id, owner, _ms(seconds), str(progress))
+    async def hold_job(self, kind: str, id: str, owner: str, seconds: float, progress: int, trace: bytes = b"") -> bool:
+        """Hold a job for another ``seconds``, say how many percent are done, and what is under way for it.
+
+        False when ``owner`` has lost it.
+        """
+        told = (id, owner, _ms(seconds), str(progress), _text(trace))
         return bool(await self._run("omnibus_hold_job", _keys(kind), *told))
 
     async def free_job(self, kind: str, id: str, owner: str, seconds: float = 0.0, counts: bool = False) -> bool:
@@ -176,7 +181,7 @@ class Jobs(Connection):
         return {id: _record(id, [*values, expires]) for id, values, expires in bodies if values[0] is not None}
 
 
-_FIELDS = ("request", "created", "until", "status", "progress", "attempt", "ended", "outcome")
+_FIELDS = ("request", "created", "until", "status", "progress", "attempt", "ended", "outcome", "trace")
 _FULL = {
     "open": "as many jobs wait or are worked on as there may be: try again later",
     "kept": "as many jobs are kept as there may be: delete some, or wait until they expire",
@@ -189,7 +194,7 @@ def _keys(kind: str) -> tuple[str, ...]:
 
 
 def _record(id: str, values: Sequence[Any]) -> JobRecord:
-    request, created, until, status, progress, attempt, ended, outcome, expires = values
+    request, created, until, status, progress, attempt, ended, outcome, trace, expires = values
     return JobRecord(
         id=id,
         request=bytes(request),
@@ -200,6 +205,7 @@ def _record(id: str, values: Sequence[Any]) -> JobRecord:
         attempt=int(attempt),
         ended=int(ended) / 1000,
         outcome=bytes(outcome),
+        trace=bytes(trace or b""),
         expires=int(expires) / 1000,
     )
 

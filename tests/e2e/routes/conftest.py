@@ -13,7 +13,7 @@ from tests.e2e.system import OMNI, System, declaration, running
 
 PAINTER, EDITOR, EMBEDDER, DIRECTOR = "qwen-image-tiny", "qwen-image-edit-tiny", "qwen2-tiny", "ltx2-tiny"
 #: A gateway that is silent for so many seconds loses the video that it makes.
-LEASE = "2"
+LEASE = "3"
 
 
 @pytest.fixture(scope="session")

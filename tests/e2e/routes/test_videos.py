@@ -14,6 +14,7 @@ import pytest
 from openai.types import Video
 from PIL import Image
 
+from omnibus.encoding.film import Film
 from tests.e2e.routes.conftest import DIRECTOR, PAINTER
 from tests.e2e.system import System
 from tests.e2e.watch import Watch
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:The Sora API:D
 WISH: dict[str, Any] = {"model": DIRECTOR, "prompt": "a cat sits on the mat", "seconds": "0.375", "size": "64x32"}
 MORE: dict[str, Any] = {"steps": 4, "seed": 1}
 #: Takes seconds: whatever is to happen in the middle, does.
-LONG: dict[str, Any] = {**MORE, "steps": 600}
+LONG: dict[str, Any] = {**MORE, "steps": 80}
 
 
 async def made(client: openai.AsyncOpenAI, **more: Any) -> Video:
@@ -44,7 +45,7 @@ async def invoked(watch: Watch) -> str:
 
 
 async def in_the_middle(watch: Watch, invocation: str) -> None:
-    await watch.until(lambda: len(watch.chunks(invocation, "progress")) > 20)
+    await watch.until(lambda: len(watch.chunks(invocation, "progress")) > 5)
 
 
 async def becomes(client: openai.AsyncOpenAI, id: str, within: float = 60.0) -> Video:
@@ -60,18 +61,29 @@ async def becomes(client: openai.AsyncOpenAI, id: str, within: float = 60.0) -> 
             await asyncio.sleep(0.1)
 
 
-async def test_a_video_is_that_of_the_pipeline(client: openai.AsyncOpenAI, system: System, ltx2_checkpoint: Path):
+def developed(made: oracle.Film, path: Path) -> Watched:
+    """The pipeline's film as a file, as far as that keeps it: of colours so noisy much is lost."""
+    reel = Film(path, 24.0, sound=True)
+    reel.frames(made.frames.round().astype(np.uint8))
+    reel.sound(made.sound, 8000)
+    reel.close()
+    return watched(path.read_bytes())
+
+
+async def test_a_video_is_that_of_the_pipeline(
+    client: openai.AsyncOpenAI, system: System, ltx2_checkpoint: Path, tmp_path: Path
+):
     done = await made(client)
 
     found = await film(client, done.id)
-    wanted = oracle.filmed(ltx2_checkpoint, WISH["prompt"], width=64, height=32, frames=9, steps=4, seed=1)
+    whole = oracle.filmed(ltx2_checkpoint, WISH["prompt"], width=64, height=32, frames=9, steps=4, seed=1)
+    wanted = developed(whole, tmp_path / "film")
     assert (found.frames.shape, found.fps, found.rate) == ((9, 32, 64, 3), 24.0, 8000)
-    # H.264 keeps brightness for each pixel, and colour for four at once.
-    assert np.corrcoef(found.frames.mean(-1).ravel(), wanted.frames.mean(-1).ravel())[0, 1] > 0.98
-    assert found.sound is not None
-    assert found.sound.shape[1] == 2
-    assert len(found.sound) == pytest.approx(len(wanted.sound), abs=2048)
-    assert found.sound.std() == pytest.approx(wanted.sound.std(), rel=0.2)
+    assert np.abs(found.frames.astype(int) - wanted.frames).mean() < 1
+    np.testing.assert_allclose(found.sound, wanted.sound, atol=1e-3)
+    assert len(found.sound) == pytest.approx(len(whole.sound), abs=2048)
+    assert found.frames.std() > 10
+    assert found.sound.std() > 0.01
     assert (done.progress, done.seconds, done.size, done.model) == (100, "0.375", "64x32", DIRECTOR)
     await system.ledger_is_empty()
 
@@ -169,7 +181,7 @@ async def test_a_video_outlives_the_gateway_that_makes_it(
         done = await becomes(survivor, asked.id)
         begun = {one.subject.rpartition(".")[2] for one in watch.seen if one.subject.startswith("omnibus.inv.videos.")}
     assert done.status == "completed", done.error
-    assert len(begun) == 2
+    assert len(begun) > 1
     np.testing.assert_array_equal((await film(survivor, done.id)).frames, (await film(survivor, plain.id)).frames)
     await system.becomes_ready()
     await system.ledger_is_empty(10.0)

@@ -62,6 +62,21 @@ async def test_progress_is_written_and_never_goes_back(store: Store):
     keeping.cancel()
 
 
+async def test_what_begins_is_written_at_once(store: Store):
+    lease = await held(store, 60.0)
+    keeping = asyncio.create_task(lease.keep())
+    assert not lease.begun
+
+    lease.begin(lambda: b'["work"]')
+
+    async def written() -> bool:
+        return (await store.job(KIND, "a")).trace == b'["work"]'
+
+    await nodes.until(written)
+    assert lease.begun
+    keeping.cancel()
+
+
 async def test_a_lease_that_is_lost_ends_at_once(store: Store):
     lease = await held(store, 60.0)
     keeping = asyncio.create_task(lease.keep())

@@ -5,17 +5,17 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis.asyncio as redis
 
+from omnibus.bus import subjects
 from omnibus.errors import Overloaded
 from omnibus.executor.contract import Job
 from omnibus.store import JobRecord, JobRules
 from services.gateway.files import new
 from services.gateway.videos import work, worker
-from services.gateway.videos.work import KIND, Work
+from services.gateway.videos.work import KIND, Sent, Work
 from tests.unit.gateway.house import FILMER, House, error
 from tests.unit.gateway.videos.studio import (
     ASKED,
@@ -39,14 +39,15 @@ async def place(tmp_path: Path, valkey_url: str, cleared: None) -> AsyncIterator
         yield made
 
 
-async def taken_by_nobody(url: str, seconds: float = 0.3) -> None:
+async def taken_by_nobody(url: str, id: str, seconds: float = 0.3, trace: bytes = b"") -> None:
     """A worker takes the next job and is never heard of again."""
+
+    async def takes() -> bool:
+        return isinstance(await store.take_job(KIND, "nobody", seconds), JobRecord)
+
     async with stored(url) as store:
-        await nodes.until(lambda: _takes(store, seconds))
-
-
-async def _takes(store: Any, seconds: float) -> bool:
-    return isinstance(await store.take_job(KIND, "nobody", seconds), JobRecord)
+        await nodes.until(takes)
+        await store.hold_job(KIND, id, "nobody", seconds, 30, trace)
 
 
 async def test_any_gateway_answers_for_a_video(place: Studio):
@@ -123,19 +124,23 @@ async def test_a_gateway_that_starts_again_goes_on(place: Studio):
 async def test_a_video_whose_gateway_fell_silent_is_taken_up(place: Studio, valkey_url: str):
     await place.first.videos.shutdown()
     id = (await asked(place.first))["id"]
-    await taken_by_nobody(valkey_url)
+    seen: list[str] = []
+    await place.first.bus.subscribe(subjects.end("*"), lambda delivery: seen.append(delivery.subject))
+    await taken_by_nobody(valkey_url, id, trace=work.encode([Sent("gone-1", ("filmer",))]))
     assert (await told(place.first, id))["status"] == "in_progress"
 
     place.first.videos.startup()
 
     await becomes(place.first, id, status="completed")
+    assert seen[0] == subjects.end("gone-1")
+    assert len(seen) == 2
 
 
 async def test_a_video_over_which_gateways_die_is_given_up(place: Studio, valkey_url: str):
     await place.first.videos.shutdown()
     id = (await asked(place.first))["id"]
     for _ in range(worker.ATTEMPTS):
-        await taken_by_nobody(valkey_url, 0.05)
+        await taken_by_nobody(valkey_url, id, 0.05)
 
     place.first.videos.startup()
 
