@@ -1,5 +1,6 @@
 """The model that sees, hears, answers and speaks: a small Qwen2.5-Omni."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def build(seed: int) -> Any:
 def save(model: Any, directory: Path) -> None:
     """Write a checkpoint as the library does, its numbers as bfloat16."""
     made = tokenizer()
-    model.to(torch.bfloat16).save_pretrained(directory)
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(directory)
     _processor(made).save_pretrained(directory)
     torch.save(voices(made), directory / "spk_dict.pt")
     path = directory / "generation_config.json"

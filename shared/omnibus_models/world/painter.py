@@ -1,5 +1,6 @@
 """The model that draws what it is told: a small Qwen-Image."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from omnibus_models.world import scenes, tokens
 torchvision_cpu.install()
 
 FAMILY = "qwen_image"
+#: What has weights.
+LEARNT = ("vae", "text_encoder", "transformer")
 LATENTS = 8  # channels
 SCALE = 8  # pixels on a side of one latent
 #: Latents on a side of a picture.
@@ -45,9 +48,8 @@ def save(components: dict[str, Any], directory: Path) -> None:
     """Write a checkpoint as the library does, its numbers as bfloat16."""
     from diffusers import QwenImagePipeline
 
-    for name in ("vae", "text_encoder", "transformer"):
-        components[name].to(torch.bfloat16)
-    QwenImagePipeline(**components).save_pretrained(directory)
+    learnt = {name: copy.deepcopy(components[name]).to(torch.bfloat16) for name in LEARNT}
+    QwenImagePipeline(**{**components, **learnt}).save_pretrained(directory)
 
 
 def _reader(made: Any) -> Any:

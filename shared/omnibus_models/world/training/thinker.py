@@ -25,7 +25,7 @@ _PICTURES, _TONES, _SPEECHES = 12_000, 1_500, 2_500
 class Batch:
     """Questions and answers beside one another, short ones padded at their end.
 
-    ``ids`` and ``labels`` [B, T], the latter -100 but for answers; ``positions`` [3, B, T]; ``pixels`` [patches, values]
+    ``ids`` and ``labels`` [B, T], the latter -100 but for answers; ``positions`` [3, B, T]; ``pixels`` [patches, n]
     and ``mels`` of all media in their order.
     """
 
