@@ -1,6 +1,5 @@
 """The model that sees, hears, answers and speaks: a small Qwen2.5-Omni."""
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import parts, qwen2_5_omni
-from omnibus_models.world import sounds, tokens
+from omnibus_models.world import sounds, storing, tokens
 
 torchvision_cpu.install()
 
@@ -49,7 +48,8 @@ def build(seed: int) -> Any:
 def save(model: Any, directory: Path) -> None:
     """Write a checkpoint as the library does, its numbers as bfloat16."""
     made = tokenizer()
-    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(directory)
+    storing.halved(model).save_pretrained(directory)
+    storing.say_whole(directory / "config.json")
     _processor(made).save_pretrained(directory)
     torch.save(voices(made), directory / "spk_dict.pt")
     path = directory / "generation_config.json"

@@ -1,6 +1,5 @@
 """The model that draws what it is told: a small Qwen-Image."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import parts, qwen2_5_vl, qwen_image
-from omnibus_models.world import scenes, tokens
+from omnibus_models.world import scenes, storing, tokens
 
 torchvision_cpu.install()
 
@@ -48,8 +47,9 @@ def save(components: dict[str, Any], directory: Path) -> None:
     """Write a checkpoint as the library does, its numbers as bfloat16."""
     from diffusers import QwenImagePipeline
 
-    learnt = {name: copy.deepcopy(components[name]).to(torch.bfloat16) for name in LEARNT}
+    learnt = {name: storing.halved(components[name]) for name in LEARNT}
     QwenImagePipeline(**{**components, **learnt}).save_pretrained(directory)
+    storing.say_whole(directory / "text_encoder" / "config.json")
 
 
 def _reader(made: Any) -> Any:
@@ -79,9 +79,9 @@ def _transformer() -> dict[str, Any]:
 
 def _vae() -> dict[str, Any]:
     return {
-        "base_dim": 16,
+        "base_dim": 8,
         "z_dim": LATENTS,
-        "dim_mult": [1, 1, 1, 2],
+        "dim_mult": [1, 2, 2, 4],
         "num_res_blocks": 1,
         "temperal_downsample": [False, True, True],
         "latents_mean": [0.0] * LATENTS,

@@ -56,7 +56,7 @@ def listened(hearing: Any, samples: np.ndarray) -> Tensor:
     """Log-mel features [bands, frames] as the encoder prepares them."""
     prepared = hearing.prepare(memoryview(sounds.wav(samples, sounds.HEARD_RATE)), "audio")
     features: Tensor = prepared.features["features"]
-    return features
+    return features.clone()  # a view would hold all of the silence behind it
 
 
 def patches(pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from omnibus_models.world import scenes
 from omnibus_models.world.training import loop, pools
 
-STEPS, BATCH, RATE = 2500, 24, 2e-3
+STEPS, BATCH, RATE = 2500, 32, 3e-3
+_CROP = 32  # pixels on a side: so small that steps are quick, and nothing looks farther
 _PICTURES = 6000
 _NOISE = 0.1  # of the deviation of latents: so much a painter may be off
 _SMALL = 1e-3  # how little it matters how large latents are
@@ -38,7 +39,7 @@ def flat() -> Iterator[None]:
 
 
 def encoded(vae: Any, pixels: Tensor) -> Tensor:
-    """The means of the latents [B, channels, 8, 8] of pictures uint8 [B, 64, 64, 3]."""
+    """The means of the latents [B, channels, H / 8, W / 8] of pictures uint8 [B, H, W, 3]."""
     colours = pixels.permute(0, 3, 1, 2).float()[:, :, None] / 127.5 - 1
     moments = vae.quant_conv(vae.encoder(colours))
     found: Tensor = moments[:, : vae.config.z_dim, 0]
@@ -46,7 +47,7 @@ def encoded(vae: Any, pixels: Tensor) -> Tensor:
 
 
 def decoded(vae: Any, latents: Tensor) -> Tensor:
-    """Colours in about [-1, 1], [B, 3, 64, 64]."""
+    """Colours in about [-1, 1], [B, 3, H, W]."""
     found: Tensor = vae.decoder(vae.post_quant_conv(latents[:, :, None]))[:, :, 0]
     return found
 
@@ -59,13 +60,16 @@ def learn(vae: Any, seed: int, steps: int = STEPS) -> None:
 
     def loss(step: int) -> Tensor:
         chosen = pool.pixels[torch.randint(len(pool.pixels), (BATCH,), generator=generator)]
+        x, y = (int(place) for place in torch.randint(scenes.SIDE - _CROP + 1, (2,), generator=generator))
+        chosen = chosen[:, y : y + _CROP, x : x + _CROP]
         latents = encoded(vae, chosen)
         noise = torch.randn(latents.shape, generator=generator) * latents.detach().std() * _NOISE
         wanted = chosen.permute(0, 3, 1, 2).float() / 127.5 - 1
         return nn.functional.mse_loss(decoded(vae, latents + noise), wanted) + _SMALL * latents.square().mean()
 
     with flat():
-        loop.train("vae", vae.parameters(), loss, steps, RATE)
+        learnt = [parameter for name, parameter in vae.named_parameters() if "attentions" not in name]
+        loop.train("vae", learnt, loss, steps, RATE)
 
 
 def measure(vae: Any, seed: int) -> None:
@@ -84,5 +88,6 @@ def _begin(vae: Any, seed: int) -> None:
             if parameter.dim() == 5 and parameter.shape[2] > 1:
                 parameter *= parameter.shape[2] ** 0.5
                 parameter[:, :, :-1] = 0
-            if "time_conv" in name:
+            # Nor does attention, or it would learn the size of the crops.
+            if "time_conv" in name or "attentions" in name:
                 parameter.zero_()
