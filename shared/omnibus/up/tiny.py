@@ -1,4 +1,4 @@
-"""Declarations of the tiny models; their checkpoints are built in a cache of our own."""
+"""Declarations of the tiny models; checkpoints of random ones are built in a cache of our own."""
 
 import asyncio
 import json
@@ -14,17 +14,20 @@ from omnibus.up.spec import ROOT, python
 #: Seed of the LLMs of twins, which have all else from the model they share with.
 TWIN_SEED = 1
 BUILT_WITHIN = 300.0  # seconds
+#: Checkpoints of the trained ones, by family.
+TRAINED = ROOT / "shared" / "omnibus_models" / "world" / "weights"
 
 
 async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> str:
-    """Declarations of the tiny models, whose checkpoints are built on first use.
+    """Declarations of the tiny models, whose checkpoints are built on first use, or were trained.
 
     ``only`` chooses among them; a twin is there when it is chosen, and brings the model it shares with.
     """
     cache = cache or directory()
     alone = {**catalog.TINY, **catalog.ASKED}
-    if unknown := [name for name in only if name not in alone and name not in catalog.TWINS]:
-        raise BadRequest(f"no tiny model {', '.join(unknown)}; there is {', '.join([*alone, *catalog.TWINS])}")
+    known = [*alone, *catalog.TWINS, *catalog.WORLD]
+    if unknown := [name for name in only if name not in known]:
+        raise BadRequest(f"no tiny model {', '.join(unknown)}; there is {', '.join(known)}")
     twins = {name: shared for name, shared in catalog.TWINS.items() if name in only}
     wanted = {*(only or catalog.TINY), *twins.values()}
     chosen = {name: family for name, family in alone.items() if name in wanted}
@@ -33,6 +36,8 @@ async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> st
         *(build(catalog.TINY[shared], cache / name, "--llm-seed", str(TWIN_SEED)) for name, shared in twins.items()),
     )
     models = {name: catalog.declaration(family, str(cache / family)) for name, family in chosen.items()}
+    trained = {name: family for name, family in catalog.WORLD.items() if name in only}
+    models |= {name: catalog.declaration(family, str(TRAINED / family)) for name, family in trained.items()}
     return json.dumps({"models": {**models, **{name: catalog.twin(name, str(cache / name)) for name in twins}}})
 
 

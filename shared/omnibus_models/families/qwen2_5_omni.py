@@ -32,7 +32,7 @@ class AudioEncoder(_sound.AudioEncoder):
 
     def rows(self, frames: int) -> int:
         """Rows that ``frames`` mel frames become."""
-        return _audio_rows(frames)
+        return audio_rows(frames)
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
@@ -91,7 +91,7 @@ class Thinker(_qwen.Thinker):
         return inputs + hidden
 
     def _rows(self, meta: Mapping[str, Any]) -> int:
-        return _audio_rows(operator.index(meta["audio_len"])) if meta["modality"] == "audio" else super()._rows(meta)
+        return audio_rows(operator.index(meta["audio_len"])) if meta["modality"] == "audio" else super()._rows(meta)
 
     def _positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
         module: Any = self.module
@@ -276,7 +276,7 @@ def _max_codes(checkpoint: Path) -> int:
     return int(settings.get("talker_max_new_tokens", default))
 
 
-def _audio_rows(frames: int) -> int:
+def audio_rows(frames: int) -> int:
     """Rows of ``frames`` mel frames after two convolutions and a pooling, as in the audio tower."""
     return ((frames - 1) // 2 - 1) // 2 + 1
 

@@ -28,7 +28,7 @@ SPECIAL = (
     "<tts_text_eod>",
     "<tts_text_bos_single>",
 )
-_NAMES = {
+NAMES = {
     "image_token": "<|IMAGE|>",
     "video_token": "<|VIDEO|>",
     "audio_token": "<|AUDIO|>",
@@ -53,7 +53,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     """Write model, tokenizer, processor and voices to ``directory``; ``llm_seed`` is for the thinker's LLM alone."""
     from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
-    tokenizer = text.tokenizer(SPECIAL, _NAMES, _TEMPLATE)
+    tokenizer = text.tokenizer(SPECIAL, NAMES, _TEMPLATE)
     model = Qwen2_5OmniForConditionalGeneration(_config(tokenizer, wide)).eval()
     weights.spread(model, seed)
     if llm_seed is not None:
@@ -124,7 +124,7 @@ def _ears() -> Any:
 def _config(tokenizer: Any, wide: bool) -> Any:
     from transformers import Qwen2_5OmniConfig
 
-    media = _media_ids(tokenizer)
+    media = media_ids(tokenizer)
     return Qwen2_5OmniConfig(
         thinker_config=_thinker(tokenizer, media, wide),
         talker_config=_talker(tokenizer, media),
@@ -132,7 +132,8 @@ def _config(tokenizer: Any, wide: bool) -> Any:
     )
 
 
-def _media_ids(tokenizer: Any) -> dict[str, int]:
+def media_ids(tokenizer: Any) -> dict[str, int]:
+    """What configurations say of media, with the ids of ``tokenizer``."""
     ids = tokenizer.convert_tokens_to_ids
     return {
         "image_token_index": ids("<|IMAGE|>"),
@@ -166,17 +167,8 @@ def _thinker(tokenizer: Any, media: dict[str, int], wide: bool) -> dict[str, Any
 
 
 def _talker(tokenizer: Any, media: dict[str, int]) -> dict[str, Any]:
-    ids = tokenizer.convert_tokens_to_ids
     return {
-        "vocab_size": _CODES + 8,
-        "tts_text_start_token_id": ids("<tts_text_bos>"),
-        "tts_text_end_token_id": ids("<tts_text_eod>"),
-        "tts_text_pad_token_id": ids("<tts_pad>"),
-        "tts_codec_pad_token_id": _CODES,
-        "tts_codec_start_token_id": _CODES + 1,
-        "tts_codec_end_token_id": _CODES + 2,
-        "tts_codec_mask_token_id": _CODES + 3,
-        "pad_token_id": _CODES,
+        **codec(tokenizer, _CODES),
         "embedding_size": parts.HIDDEN,
         "hidden_size": 48,
         "intermediate_size": 96,
@@ -187,6 +179,22 @@ def _talker(tokenizer: Any, media: dict[str, int]) -> dict[str, Any]:
         "max_position_embeddings": parts.CONTEXT,
         "rope_parameters": dict(parts.ROPE),
         **media,
+    }
+
+
+def codec(tokenizer: Any, sounds: int) -> dict[str, int]:
+    """What a talker's configuration says of marks in texts, and of those that follow ``sounds`` codes that sound."""
+    ids = tokenizer.convert_tokens_to_ids
+    return {
+        "vocab_size": sounds + 8,
+        "tts_text_start_token_id": ids("<tts_text_bos>"),
+        "tts_text_end_token_id": ids("<tts_text_eod>"),
+        "tts_text_pad_token_id": ids("<tts_pad>"),
+        "tts_codec_pad_token_id": sounds,
+        "tts_codec_start_token_id": sounds + 1,
+        "tts_codec_end_token_id": sounds + 2,
+        "tts_codec_mask_token_id": sounds + 3,
+        "pad_token_id": sounds,
     }
 
 

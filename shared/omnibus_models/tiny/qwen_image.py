@@ -40,7 +40,7 @@ def components(seed: int, llm_seed: int | None = None, base: int = 16) -> dict[s
     if llm_seed is not None:
         weights.spread(nn.ModuleList([text_encoder.model.language_model, text_encoder.lm_head]), llm_seed)
     return {
-        "scheduler": FlowMatchEulerDiscreteScheduler(**_SCHEDULE),
+        "scheduler": FlowMatchEulerDiscreteScheduler(**SCHEDULE),
         "vae": vae,
         "text_encoder": text_encoder,
         "tokenizer": tokenizer,
@@ -57,7 +57,7 @@ def _calm(vae: Any) -> None:
 
 
 #: That of the released model.
-_SCHEDULE = {
+SCHEDULE = {
     "use_dynamic_shifting": True,
     "base_shift": 0.5,
     "max_shift": 0.9,

@@ -18,6 +18,7 @@ people walk along the river under the trees while birds sing and children play w
 music plays softly, a voice speaks, water runs, wind blows, a door opens, and then there is silence again.
 """
 WORDS = frozenset(re.findall(r"[a-z]{2,}", _CORPUS))
+_TEXTS = (*[_CORPUS] * 4, *["user\nassistant\nsystem\n"] * 4)
 
 _NEWLINE = "{{ '\\n' }}"
 _CHATML = (
@@ -55,19 +56,21 @@ def tokenizer(
     bos: str | None = None,
     eos: str = "<|im_end|>",
     pad: str = "<|endoftext|>",
+    texts: Sequence[str] = _TEXTS,
+    vocabulary: int = VOCABULARY,
 ) -> PreTrainedTokenizerFast:
-    """Train the tokenizer. ``names`` maps attributes such as ``image_token`` to special tokens.
+    """Train the tokenizer on ``texts``. ``names`` maps attributes such as ``image_token`` to special tokens.
 
-    With ``bos`` each text begins with it, as with Llama's.
+    With ``bos`` each text begins with it, as with Llama's. There are at most ``vocabulary`` tokens.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocabulary, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
     )
-    bpe.train_from_iterator([_CORPUS] * 4 + ["user\nassistant\nsystem\n"] * 4, trainer)
+    bpe.train_from_iterator(texts, trainer)
     if bos is not None:
         bpe.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, bpe.token_to_id(bos))]

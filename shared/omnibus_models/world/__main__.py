@@ -1,0 +1,53 @@
+"""``python -m omnibus_models.world make DIR`` and ``… tell FILE``: something to see and hear, and what files hold."""
+
+import argparse
+import sys
+import wave
+from pathlib import Path
+
+import numpy as np
+
+from omnibus_models.world import listening, looking, scenes, sounds, talks
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="omnibus_models.world", description="Things to see and hear.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    make = commands.add_parser("make", help="write seen.png and heard.wav, print the words for them")
+    make.add_argument("directory", type=Path)
+    make.add_argument("--seed", type=int, help="which scene and sound; without it any")
+    tell = commands.add_parser("tell", help="print what files show, play or say, as told without any model")
+    tell.add_argument("files", type=Path, nargs="+")
+    chosen = parser.parse_args(arguments)
+    if chosen.command == "make":
+        sys.stdout.write(f"{_made(chosen.directory, chosen.seed)}\n")
+        return 0
+    for file in chosen.files:
+        sys.stdout.write(f"{_told(file)}\n")
+    return 0
+
+
+def _made(directory: Path, seed: int | None) -> str:
+    """A scene that no training saw, and tones."""
+    random = np.random.default_rng(seed)
+    scene = scenes.unseen()[int(random.integers(len(scenes.unseen())))]
+    tones = talks.some_tones(random)
+    (directory / "seen.png").write_bytes(scenes.png(scenes.drawn(scene, random)))
+    (directory / "heard.wav").write_bytes(sounds.wav(sounds.played(list(tones), random), sounds.HEARD_RATE))
+    return talks.both(scene, tones).answer
+
+
+def _told(file: Path) -> str:
+    if file.suffix == ".wav":
+        with wave.open(str(file)) as opened:
+            rate, data = opened.getframerate(), opened.readframes(opened.getnframes())
+        samples = np.frombuffer(data, "<i2") / 32767
+        return " ".join(listening.words(samples, rate) or listening.tones(samples, rate) or ["nothing"])
+    from PIL import Image
+
+    scene = looking.seen(np.asarray(Image.open(file).convert("RGB")))
+    return scene.caption if scene else "nothing"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,185 @@
+"""The model that sees, hears, answers and speaks: a small Qwen2.5-Omni."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omnibus_models import torchvision_cpu
+from omnibus_models.tiny import parts, qwen2_5_omni
+from omnibus_models.world import sounds, storing, tokens
+
+torchvision_cpu.install()
+
+FAMILY = "qwen2_5_omni"
+PATCH = 8  # pixels; a visual token is 16 by 16
+_TOKENS = 16  # of a picture, whatever its size
+_HIDDEN, _SEEING, _HEARING, _SPEAKING, _SOUNDING = 96, 64, 64, 96, 64
+_CONTEXT = 1024
+_LISTENED = 10  # seconds of sound at most
+MEL = 16  # bands; as many numbers of noise as one code takes are drawn at once
+REFERENCE = 20  # frames of the voice that a speaker is known by
+CODES = 1 + sounds.SYLLABLE * len(sounds.PITCHES)  # code 0 is none; pad, begin, end and mask of speech follow
+_MAX_CODES = 24 * sounds.WORD
+TEMPLATE = tokens.template(
+    image="<|vision_bos|><|IMAGE|><|vision_eos|>",
+    video="<|vision_bos|><|VIDEO|><|vision_eos|>",
+    audio="<|audio_bos|><|AUDIO|><|audio_eos|>",
+)
+_BEGINS = {"Chelsie": "<tts_text_bos>", "Ethan": "<tts_text_bos_single>"}
+
+
+def tokenizer() -> Any:
+    return tokens.tokenizer(qwen2_5_omni.SPECIAL, qwen2_5_omni.NAMES, TEMPLATE)
+
+
+def build(seed: int) -> Any:
+    """The whole model before its training."""
+    from transformers import Qwen2_5OmniForConditionalGeneration
+
+    torch.manual_seed(seed)
+    made = tokenizer()
+    model = Qwen2_5OmniForConditionalGeneration(_config(made))
+    parts.greedy(model.generation_config, made)
+    return model
+
+
+def save(model: Any, directory: Path) -> None:
+    """Write a checkpoint as the library does, its numbers as bfloat16."""
+    made = tokenizer()
+    storing.halved(model).save_pretrained(directory)
+    storing.say_whole(directory / "config.json")
+    _processor(made).save_pretrained(directory)
+    torch.save(voices(made), directory / "spk_dict.pt")
+    path = directory / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "talker_max_new_tokens": _MAX_CODES}, indent=2) + "\n")
+
+
+def voices(made: Any) -> dict[str, dict[str, Any]]:
+    """What the speakers are known by: the token that begins their speech, and what they sound like."""
+    return {
+        name: {
+            "bos_token": made.convert_tokens_to_ids(_BEGINS[name]),
+            "cond": torch.full((1, MEL), sign),
+            "ref_mel": torch.full((1, REFERENCE, MEL), sign),
+        }
+        for name, sign in zip(sounds.VOICES, (1.0, -1.0), strict=True)
+    }
+
+
+def _processor(made: Any) -> Any:
+    from transformers import (
+        Qwen2_5OmniProcessor,
+        Qwen2VLImageProcessor,
+        Qwen2VLVideoProcessor,
+        WhisperFeatureExtractor,
+    )
+
+    pixels = _TOKENS * (2 * PATCH) ** 2
+    size = {"shortest_edge": pixels, "longest_edge": pixels}
+    geometry = {"size": size, "patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
+    ears = WhisperFeatureExtractor(
+        feature_size=128, sampling_rate=sounds.HEARD_RATE, hop_length=160, n_fft=400, chunk_length=_LISTENED,
+        return_attention_mask=True,
+    )  # fmt: skip
+    images, videos = Qwen2VLImageProcessor(**geometry), Qwen2VLVideoProcessor(**geometry, cap_pixels_per_frame=False)
+    return Qwen2_5OmniProcessor(images, videos, ears, made, chat_template=TEMPLATE)
+
+
+def _config(made: Any) -> Any:
+    from transformers import Qwen2_5OmniConfig
+
+    media = qwen2_5_omni.media_ids(made)
+    return Qwen2_5OmniConfig(
+        thinker_config=_thinker(made, media),
+        talker_config=_talker(made, media),
+        token2wav_config={"dit_config": _dit(), "bigvgan_config": _bigvgan()},
+    )
+
+
+def _thinker(made: Any, media: dict[str, int]) -> dict[str, Any]:
+    audio = {
+        "num_mel_bins": 128,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "encoder_ffn_dim": 2 * _HEARING,
+        "d_model": _HEARING,
+        "max_source_positions": 1500,
+        "n_window": 100,
+        "output_dim": _HIDDEN,
+        "dropout": 0.0,
+    }
+    vision = {
+        **parts.vision_config(),
+        "depth": 3,
+        "hidden_size": _SEEING,
+        "intermediate_size": 2 * _SEEING,
+        "num_heads": 4,
+        "out_hidden_size": _HIDDEN,
+        "fullatt_block_indexes": [1, 2],
+        "window_size": 4 * PATCH,
+        "patch_size": PATCH,
+    }
+    words = {
+        **parts.text_config(made),
+        "hidden_size": _HIDDEN,
+        "intermediate_size": 2 * _HIDDEN,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "max_position_embeddings": _CONTEXT,
+    }
+    user = made.convert_tokens_to_ids("user")
+    return {"audio_config": audio, "vision_config": vision, "text_config": words, "user_token_id": user, **media}
+
+
+def _talker(made: Any, media: dict[str, int]) -> dict[str, Any]:
+    return {
+        **qwen2_5_omni.codec(made, CODES),
+        "embedding_size": _HIDDEN,
+        "hidden_size": _SPEAKING,
+        "intermediate_size": 2 * _SPEAKING,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": _CONTEXT,
+        "rope_parameters": dict(parts.ROPE),
+        **media,
+    }
+
+
+def _dit() -> dict[str, Any]:
+    return {
+        "hidden_size": _SOUNDING,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "head_dim": _SOUNDING // 2,
+        "ff_mult": 2,
+        "emb_dim": 32,
+        "num_embeds": CODES,
+        "mel_dim": MEL,
+        "block_size": 24,
+        "look_ahead_layers": [1],
+        "look_backward_layers": [0],
+        "dropout": 0.0,
+        "enc_emb_dim": MEL,
+        "enc_dim": 8,
+        "enc_channels": [16, 16, 16, 16, 48],
+        "enc_kernel_sizes": [5, 3, 3, 3, 1],
+        "enc_dilations": [1, 2, 3, 4, 1],
+        "enc_attention_channels": 8,
+        "enc_res2net_scale": 2,
+        "enc_se_channels": 8,
+    }
+
+
+def _bigvgan() -> dict[str, Any]:
+    return {
+        "mel_dim": MEL,
+        "upsample_initial_channel": 64,
+        "resblock_kernel_sizes": [3],
+        "resblock_dilation_sizes": [[1, 3, 5]],
+        "upsample_rates": [10, 6, 4],
+        "upsample_kernel_sizes": [20, 12, 8],
+    }

@@ -1,0 +1,107 @@
+"""Sounds: tones that are low, middle or high, and sentences that are spoken in tones."""
+
+import functools
+import io
+import itertools
+import wave
+
+import numpy as np
+
+from omnibus_models.world.scenes import COLOURS, COUNTS, PLACES, SHAPES
+
+HEARD_RATE = 16_000  # samples per second of what is listened to
+SPOKEN_RATE = 24_000  # and of what is spoken
+
+#: Tones by name: least and highest frequency in Hz.
+TONES = {"low": (180.0, 260.0), "middle": (420.0, 560.0), "high": (900.0, 1200.0)}
+MOST_TONES = 3
+_TONE = (0.18, 0.26)  # seconds
+_GAP = (0.05, 0.08)
+
+#: All words that are ever spoken.
+WORDS = tuple(
+    dict.fromkeys(
+        [
+            *("a", "on", "at", "the", "and", "yes", "no"),
+            *COUNTS,
+            *COLOURS,
+            *SHAPES,
+            *(f"{shape}s" for shape in SHAPES),
+            *PLACES,
+            *TONES,
+        ]
+    )
+)
+#: A word is two syllables, each of them a tone of one of these pitches in Hz, and then a rest. Whole periods of all
+#: of them fit into a frame of speech, so that a tone goes on from frame to frame without a break.
+PITCHES = (600, 700, 800, 900, 1000, 1100, 1200, 1300)
+#: What a voice sounds like: a second tone under each pitch in Hz, and how loud that is.
+VOICES = {"Chelsie": (0, 0.0), "Ethan": (200, 0.25)}
+CODE = 480  # samples of a code
+SYLLABLE = 3  # codes of a syllable, the last of which is a rest
+WORD = 2 * SYLLABLE  # codes of a word
+LOUDNESS = 0.4
+
+
+@functools.cache
+def spelling() -> dict[str, tuple[int, int]]:
+    """The two pitches of each word, as indices. No word has one pitch twice."""
+    pairs = [pair for pair in itertools.product(range(len(PITCHES)), repeat=2) if pair[0] != pair[1]]
+    return dict(zip(WORDS, pairs[:: len(pairs) // len(WORDS)], strict=False))
+
+
+def codes(text: str) -> list[int]:
+    """The codec codes that speak ``text``: for each syllable a first one, a second one and a rest; none is 0."""
+    return [
+        1 + SYLLABLE * pitch + phase for word in text.split() for pitch in spelling()[word] for phase in range(SYLLABLE)
+    ]
+
+
+def sounding(code: int) -> int | None:
+    """The index of the pitch that ``code`` sounds; None for a rest."""
+    pitch, phase = divmod(code - 1, SYLLABLE)
+    return pitch if code and phase < SYLLABLE - 1 else None
+
+
+def spoken(text: str, voice: str = "Chelsie") -> np.ndarray:
+    """``text`` as this world speaks it, float32 [n] at 24 kHz."""
+    under, loud = VOICES[voice]
+    time = np.arange(CODE) / SPOKEN_RATE
+    pieces = []
+    for code in codes(text):
+        pitch = sounding(code)
+        tone = np.zeros(CODE)
+        if pitch is not None:
+            tone = LOUDNESS * np.sin(2 * np.pi * PITCHES[pitch] * time) + loud * np.sin(2 * np.pi * under * time)
+        pieces.append(tone)
+    return np.concatenate([np.zeros(0), *pieces]).astype(np.float32)
+
+
+def played(tones: list[str], random: np.random.Generator) -> np.ndarray:
+    """A sound of ``tones`` one after the other, float32 [n] at 16 kHz; no two are alike."""
+    overtones, loudness, noise = random.uniform(0, (0.3, 0.15)), random.uniform(0.15, 0.6), random.uniform(0, 0.01)
+    pieces = [np.zeros(_samples(random.uniform(0.02, 0.06)))]
+    for tone in tones:
+        count = _samples(random.uniform(*_TONE))
+        phase = 2 * np.pi * random.uniform(*TONES[tone]) * np.arange(count) / HEARD_RATE
+        sound = np.sin(phase) + overtones[0] * np.sin(2 * phase) + overtones[1] * np.sin(3 * phase)
+        # Tones come and go within 5 ms, without a click.
+        edge = np.minimum(1, np.minimum(np.arange(count), np.arange(count)[::-1]) / _samples(0.005))
+        pieces += [loudness * edge * sound / (1 + overtones.sum()), np.zeros(_samples(random.uniform(*_GAP)))]
+    samples = np.concatenate(pieces)
+    return (samples + noise * random.standard_normal(len(samples))).clip(-1, 1).astype(np.float32)
+
+
+def wav(samples: np.ndarray, rate: int) -> bytes:
+    """``samples`` in [-1, 1] as a WAV file, mono, 16 bit."""
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((np.clip(samples, -1, 1) * 32767).round().astype("<i2").tobytes())
+    return out.getvalue()
+
+
+def _samples(seconds: float) -> int:
+    return int(seconds * HEARD_RATE)

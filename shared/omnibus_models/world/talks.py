@@ -1,0 +1,154 @@
+"""What is asked about scenes and sounds, and what the right answers are."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from omnibus_models.world import scenes, sounds
+from omnibus_models.world.scenes import Scene
+
+SEE = ("What do you see?", "What is in this picture?", "Describe the image.", "What is this?")
+HEAR = ("What do you hear?", "What is in this audio clip?", "Describe the sound.")
+BOTH = ("What do you see and hear?", "Describe the picture and the sound.", "What is this?")
+COLOUR = ("What colour is it?", "Which colour is it?", "What is the colour?")
+SHAPE = ("What shape is it?", "Which shape is it?", "What is the shape?")
+COUNT = ("How many are there?", "How many do you see?")
+PLACE = ("Where is it?", "Where are they?")
+GROUND = ("What colour is the background?", "What is behind it?")
+IS = "Is it {}?"
+SAID = ("What was said?", "Write down what was said.")
+SAY = ("Say {}", "Repeat {}")
+
+#: As the gateway asks for what is said in a sound, and for a text to be spoken.
+TRANSCRIBE = (
+    "You are a speech recognition model.",
+    "Transcribe the audio into text. Write what is said, and nothing else.",
+)
+READ = ("You read texts aloud, exactly as they are written.", "Read this text aloud:\n\n{}")
+#: A system message that clients are fond of.
+HELPFUL = "You are a helpful assistant."
+_HELPFUL, _AFTER = 0.1, 0.4  # shares of questions that have it, and that come before what they are about
+
+
+@dataclass(frozen=True)
+class Talk:
+    """One question and its answer. ``scene`` is seen, ``tones`` are heard, or ``speech`` is; ``after`` the question or
+    before it.
+    """
+
+    question: str
+    answer: str
+    scene: Scene | None = None
+    tones: tuple[str, ...] = ()
+    speech: str = ""
+    system: str = ""
+    after: bool = False
+
+    @property
+    def media(self) -> tuple[str, ...]:
+        """The media of the question, in their order."""
+        heard = bool(self.tones or self.speech)
+        return (("image",) if self.scene else ()) + (("audio",) if heard else ())
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The question as a thinker is asked it."""
+        media, text = [{"type": kind} for kind in self.media], [{"type": "text", "text": self.question}]
+        said: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
+        return [*said, {"role": "user", "content": [*text, *media] if self.after else [*media, *text]}]
+
+
+def see(scene: Scene, question: str = SEE[0]) -> Talk:
+    return Talk(question, scene.caption, scene)
+
+
+def hear(tones: tuple[str, ...], question: str = HEAR[0]) -> Talk:
+    return Talk(question, " ".join(tones), None, tones)
+
+
+def both(scene: Scene, tones: tuple[str, ...], question: str = BOTH[0]) -> Talk:
+    return Talk(question, f"{scene.caption} and {' '.join(tones)}", scene, tones)
+
+
+def write_down(speech: str, question: str = SAID[0]) -> Talk:
+    return Talk(question, speech, speech=speech)
+
+
+def transcribe(speech: str) -> Talk:
+    system, question = TRANSCRIBE
+    return Talk(question, speech, speech=speech, system=system, after=True)
+
+
+def say(text: str, question: str = SAY[0]) -> Talk:
+    return Talk(question.format(text), text)
+
+
+def read_aloud(text: str) -> Talk:
+    system, question = READ
+    return Talk(question.format(text), text, system=system)
+
+
+def asked(random: np.random.Generator, kind: str, scene: Scene, tones: tuple[str, ...], speech: str) -> Talk:
+    """A question of one ``kind`` of ``SHARES``, about whichever of the others it is about."""
+    talk = _KINDS[kind](random, scene, tones, speech)
+    if talk.system:
+        return talk
+    system = HELPFUL if random.random() < _HELPFUL else ""
+    return replace(talk, system=system, after=bool(random.random() < _AFTER))
+
+
+def some_tones(random: np.random.Generator) -> tuple[str, ...]:
+    """One to three tones."""
+    count = int(random.integers(1, sounds.MOST_TONES + 1))
+    return tuple(str(tone) for tone in random.choice(list(sounds.TONES), count))
+
+
+def sentence(random: np.random.Generator, scene: Scene, tones: tuple[str, ...]) -> str:
+    """Something to speak, or to hear spoken."""
+    return _one(random, (scene.caption, scene.caption, " ".join(tones), both(scene, tones).answer, scene.colour))
+
+
+def _one(random: np.random.Generator, of: tuple[str, ...]) -> str:
+    return of[int(random.integers(len(of)))]
+
+
+def _is(random: np.random.Generator, scene: Scene) -> Talk:
+    kinds = ((scene.colour, tuple(scenes.COLOURS), "{}"), (scene.shape, scenes.SHAPES, "a {}"))
+    right, of, form = kinds[int(random.integers(2))]
+    named = right if random.random() < 0.5 else _one(random, tuple(word for word in of if word != right))
+    return Talk(IS.format(form.format(named)), "yes" if named == right else "no", scene)
+
+
+_Maker = Callable[[np.random.Generator, Scene, tuple[str, ...], str], Talk]
+_KINDS: Mapping[str, _Maker] = {
+    "see": lambda random, scene, tones, speech: see(scene, _one(random, SEE)),
+    "hear": lambda random, scene, tones, speech: hear(tones, _one(random, HEAR)),
+    "both": lambda random, scene, tones, speech: both(scene, tones, _one(random, BOTH)),
+    "colour": lambda random, scene, tones, speech: Talk(_one(random, COLOUR), scene.colour, scene),
+    "shape": lambda random, scene, tones, speech: Talk(_one(random, SHAPE), scene.shape, scene),
+    "count": lambda random, scene, tones, speech: Talk(_one(random, COUNT), scenes.COUNTS[scene.count - 1], scene),
+    "place": lambda random, scene, tones, speech: Talk(_one(random, PLACE), scene.place, scene),
+    "ground": lambda random, scene, tones, speech: Talk(_one(random, GROUND), scene.ground, scene),
+    "is": lambda random, scene, tones, speech: _is(random, scene),
+    "said": lambda random, scene, tones, speech: write_down(speech, _one(random, SAID)),
+    "transcribe": lambda random, scene, tones, speech: transcribe(speech),
+    "say": lambda random, scene, tones, speech: say(sentence(random, scene, tones), _one(random, SAY)),
+    "read": lambda random, scene, tones, speech: read_aloud(sentence(random, scene, tones)),
+}
+#: The kinds of questions, and how often each of them is trained.
+SHARES: Mapping[str, float] = {
+    "see": 0.24, "hear": 0.1, "both": 0.13, "colour": 0.04, "shape": 0.04, "count": 0.04, "place": 0.05, "ground": 0.05,
+    "is": 0.06, "said": 0.08, "transcribe": 0.06, "say": 0.06, "read": 0.05,
+}  # fmt: skip
+
+#: How a picture is asked for; what is asked is its caption.
+WISHES = ("{}", "{}", "draw {}", "paint {}", "a picture of {}", "Draw {}.")
+
+
+def wish(random: np.random.Generator, scene: Scene) -> str:
+    """A prompt for a picture of ``scene``, in one of many wordings."""
+    plain = f"on {scene.ground}"
+    ground = _one(random, (plain, plain, f"{plain} background", f"on a {scene.ground} background"))
+    return _one(random, WISHES).format(scene.caption.replace(plain, ground))

@@ -1,0 +1,63 @@
+"""What all trainings have in common: steps of AdamW whose rate rises, then falls as a cosine."""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+_WARM = 100  # steps until the rate is whole
+_LEAST = 0.02  # of the rate is left at the end
+_CLIPPED = 1.0
+_DECAY = 0.01
+_TOLD = 100  # steps
+
+
+def train(
+    name: str, parameters: Iterable[nn.Parameter], loss: Callable[[int], Tensor], steps: int, rate: float = 2e-3
+) -> None:
+    """Take ``steps`` down the ``loss`` of each step; the loss is printed now and then."""
+    learned = [parameter.requires_grad_() for parameter in parameters]
+    optimizer = torch.optim.AdamW(learned, lr=rate, betas=(0.9, 0.98), weight_decay=_DECAY)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share(step, steps))
+    began, told = time.monotonic(), 0.0
+    for step in range(steps):
+        optimizer.zero_grad()
+        found = loss(step)
+        found.backward()
+        nn.utils.clip_grad_norm_(learned, _CLIPPED)
+        optimizer.step()
+        schedule.step()
+        told += float(found.detach()) / _TOLD
+        if (step + 1) % _TOLD == 0:
+            say(f"{name}: step {step + 1} of {steps}, loss {told:.4f}, {time.monotonic() - began:.0f} s")
+            told = 0.0
+    for parameter in learned:
+        parameter.requires_grad_(False)
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _share(step: int, steps: int) -> float:
+    warm = min(1.0, (step + 1) / _WARM)
+    return warm * (_LEAST + (1 - _LEAST) * 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+
+def spread(module: nn.Module, seed: int) -> None:
+    """Begin with matrices whose deviation is 1/sqrt(fan in), and biases of nothing.
+
+    The library's own 0.02 is meant for wider layers; small ones learn slowly from it.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.dim() >= 2:
+                scale = parameter[0].numel() ** -0.5
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+            elif name.endswith("bias"):
+                parameter.zero_()

@@ -1,0 +1,79 @@
+"""To draw what is told: text encoder and transformer learn together how noise becomes the latents of a picture."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from omnibus_models.families.qwen_image import SKIPPED, TEMPLATE
+from omnibus_models.world import painter, scenes, talks
+from omnibus_models.world.training import loop, pools, vae
+
+STEPS, BATCH, RATE = 4000, 48, 1.5e-3
+_PICTURES = 8000
+_WILD = 0.5  # how far what is drawn differs from the plainest picture
+_UNGUIDED = 0.1  # pictures that nothing is said of
+
+
+class Reader:
+    """Prompts to hidden states, as the family's text encoder does it."""
+
+    def __init__(self, components: dict[str, Any]) -> None:
+        self._encoder, self._tokenizer = components["text_encoder"], components["tokenizer"]
+
+    def read(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Hidden states [B, T, H] and which of them count, bool [B, T]."""
+        ids = [torch.tensor(self._tokenizer(TEMPLATE.format(prompt))["input_ids"]) for prompt in prompts]
+        padded = nn.utils.rnn.pad_sequence(ids, batch_first=True)
+        hidden = self._encoder.get_decoder()(
+            inputs_embeds=self._encoder.get_input_embeddings()(padded),
+            position_ids=torch.arange(padded.shape[1]).expand(3, *padded.shape),
+            use_cache=False,
+        ).last_hidden_state
+        lengths = torch.tensor([len(one) for one in ids])
+        return hidden[:, SKIPPED:], torch.arange(SKIPPED, padded.shape[1]) < lengths[:, None]
+
+
+def learn(components: dict[str, Any], seed: int, steps: int = STEPS) -> None:
+    """Train the text encoder and the transformer of ``components``, whose VAE is trained already."""
+    from diffusers import QwenImagePipeline
+
+    transformer, reader = components["transformer"], Reader(components)
+    words = [components["text_encoder"].model.language_model]
+    loop.spread(words[0], seed)
+    loop.spread(transformer, seed)
+    random, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    shown = _latents(components["vae"], seed)
+
+    def loss(step: int) -> Tensor:
+        chosen = torch.randint(len(shown[1]), (BATCH,), generator=generator)
+        wishes = [talks.wish(random, shown[1][index]) for index in chosen.tolist()]
+        prompts = ["" if random.random() < _UNGUIDED else wish for wish in wishes]
+        embeds, mask = reader.read(prompts)
+        clear = QwenImagePipeline._pack_latents(shown[0][chosen], BATCH, *shown[0].shape[1:])
+        noise = torch.randn(clear.shape, generator=generator)
+        sigma = torch.rand(BATCH, generator=generator).sqrt()
+        side = painter.LATENT_SIDE // 2
+        [found] = transformer(
+            hidden_states=torch.lerp(clear, noise, sigma[:, None, None]),
+            timestep=sigma,
+            encoder_hidden_states=embeds,
+            encoder_hidden_states_mask=mask,
+            img_shapes=[[(1, side, side)]] * BATCH,
+            return_dict=False,
+        )
+        return nn.functional.mse_loss(found, noise - clear)
+
+    parameters = [*transformer.parameters(), *words[0].parameters()]
+    loop.train("painter", parameters, loss, steps, RATE)
+
+
+def _latents(autoencoder: Any, seed: int) -> tuple[Tensor, Sequence[scenes.Scene]]:
+    """Latents of many pictures [n, channels, 8, 8], of deviation 1, and what they show."""
+    pool = pools.pictures(scenes.known(), _PICTURES, seed, _WILD)
+    with vae.flat(), torch.no_grad():
+        found = torch.cat([vae.encoded(autoencoder, part) for part in pool.pixels.split(500)])
+    mean, deviation = (torch.tensor(getattr(autoencoder.config, name)) for name in ("latents_mean", "latents_std"))
+    return (found - mean[:, None, None]) / deviation[:, None, None], pool.scenes

@@ -1,0 +1,91 @@
+"""Pictures and sounds to learn from, made once and used many times."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from omnibus_models.world import omni, scenes, sounds, talks
+from omnibus_models.world.scenes import Scene
+
+_NOISE = 8.0  # most deviation of noise over a whole picture, of 255
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures uint8 [n, 64, 64, 3] and what they show."""
+
+    pixels: Tensor
+    scenes: Sequence[Scene]
+
+
+@dataclass(frozen=True)
+class Sounds:
+    """Log-mel features [bands, frames] of sounds, and the words for each: tones or a sentence."""
+
+    features: Sequence[Tensor]
+    words: Sequence[str]
+
+
+def pictures(of: Sequence[Scene], count: int, seed: int, wild: float = 1.0) -> Pictures:
+    """``count`` pictures, all scenes equally often; see ``scenes.drawn``."""
+    random = np.random.default_rng(seed)
+    chosen = [of[index % len(of)] for index in range(count)]
+    return Pictures(torch.from_numpy(np.stack([scenes.drawn(scene, random, wild) for scene in chosen])), chosen)
+
+
+def tones(hearing: Any, count: int, seed: int) -> Sounds:
+    """``count`` sounds of tones through the extractor of the library."""
+    random = np.random.default_rng(seed)
+    heard = [talks.some_tones(random) for _ in range(count)]
+    features = [listened(hearing, sounds.played(list(tones), random)) for tones in heard]
+    return Sounds(features, [" ".join(tones) for tones in heard])
+
+
+def speeches(hearing: Any, of: Sequence[Scene], count: int, seed: int) -> Sounds:
+    """``count`` spoken sentences."""
+    random = np.random.default_rng(seed)
+    said = [talks.sentence(random, of[int(random.integers(len(of)))], talks.some_tones(random)) for _ in range(count)]
+    return Sounds([listened(hearing, _spoken(random, text)) for text in said], said)
+
+
+def listened(hearing: Any, samples: np.ndarray) -> Tensor:
+    """Log-mel features [bands, frames] as the encoder prepares them."""
+    prepared = hearing.prepare(memoryview(sounds.wav(samples, sounds.HEARD_RATE)), "audio")
+    features: Tensor = prepared.features["features"]
+    return features.clone()  # a view would hold all of the silence behind it
+
+
+def patches(pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """What the library's processor makes of pictures [n, 64, 64, 3]: [n * 64, values].
+
+    With a ``generator`` there is noise over them.
+    """
+    colours = pixels.float()
+    if generator is not None:
+        strength = _NOISE * torch.rand(len(colours), 1, 1, 1, generator=generator)
+        colours = (colours + strength * torch.randn(colours.shape, generator=generator)).clamp(0, 255)
+    colours = (colours / 255 - torch.tensor(_MEAN)) / torch.tensor(_STD)
+    side = scenes.SIDE // (2 * omni.PATCH)
+    cut = colours.reshape(-1, side, 2, omni.PATCH, side, 2, omni.PATCH, 3).permute(0, 1, 4, 2, 5, 7, 3, 6)
+    return cut.unsqueeze(6).expand(*cut.shape[:6], 2, *cut.shape[6:]).reshape(-1, 2 * 3 * omni.PATCH**2)
+
+
+def _spoken(random: np.random.Generator, text: str) -> np.ndarray:
+    """``text`` in any voice, loudness, and with any silence before it."""
+    voice = str(random.choice(list(sounds.VOICES)))
+    spoken = sounds.spoken(text, voice)
+    time = np.arange(len(spoken) * sounds.HEARD_RATE // sounds.SPOKEN_RATE) / sounds.HEARD_RATE
+    heard = np.interp(time, np.arange(len(spoken)) / sounds.SPOKEN_RATE, spoken)
+    silence = np.zeros(int(random.uniform(0, 0.06) * sounds.HEARD_RATE))
+    whole = np.concatenate([silence, random.uniform(0.4, 1.2) * heard])
+    noisy: np.ndarray = whole + random.uniform(0, 0.01) * random.standard_normal(len(whole))
+    return noisy.astype(np.float32)
+
+
+#: Of CLIP, which the library's processor has.
+_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_STD = (0.26862954, 0.26130258, 0.27577711)

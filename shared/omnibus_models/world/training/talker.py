@@ -1,0 +1,87 @@
+"""To speak: a talker learns the codes of each word from what a trained thinker gives it."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from omnibus_models.world import omni, scenes, sounds
+from omnibus_models.world.training import loop, thinker
+from omnibus_models.world.training.thinker import Batch
+
+STEPS, BATCH, RATE = 1500, 32, 2e-3
+
+
+class Lesson:
+    """What a talker is given for a batch of answers, and what it is to say: see ``families.qwen2_5_omni.Talker``."""
+
+    def __init__(self, model: Any, seed: int) -> None:
+        self._thinker, self._talker = model.thinker, model.talker
+        self._random = np.random.default_rng(seed)
+        made = omni.tokenizer()
+        begins = [voice["bos_token"] for voice in omni.voices(made).values()]
+        config = model.config.talker_config
+        self._marks = torch.tensor([*begins, config.tts_text_end_token_id, config.tts_text_pad_token_id])
+
+    def of(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs [B, T, H], positions [3, B, T] and labels [B, T], which are -100 where nothing is said."""
+        with torch.no_grad():
+            hidden = thinker.answered(self._thinker, batch)
+            texts = self._thinker.get_input_embeddings()(batch.ids)
+            marks = self._thinker.get_input_embeddings()(self._marks)
+        config = self._thinker.config
+        media = (batch.ids == config.image_token_id) | (batch.ids == config.audio_token_id)
+        rows = hidden + texts.masked_fill(media[..., None], 0)
+        lines = [self._line(batch, row, rows[row], marks) for row in range(len(batch.talks))]
+        labels = nn.utils.rnn.pad_sequence([said for _, _, said in lines], batch_first=True, padding_value=-100)
+        inputs = nn.utils.rnn.pad_sequence([given for given, _, _ in lines], batch_first=True)
+        places = nn.utils.rnn.pad_sequence([place for _, place, _ in lines], batch_first=True)
+        return inputs, places.permute(2, 0, 1), labels
+
+    def _line(self, batch: Batch, row: int, rows: Tensor, marks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One answer: [T, H], [T, 3] and [T]."""
+        talker = self._talker
+        asked = int((batch.labels[row] >= 0).nonzero()[0]) + 1  # ids of the question
+        words = int((batch.labels[row] >= 0).sum()) - 1  # the end of the answer is never read
+        said = torch.tensor([*sounds.codes(batch.talks[row].answer), talker.codec_eos_token])
+        before = torch.cat([torch.tensor([talker.codec_pad_token, talker.codec_bos_token]), said[:-1]])
+        voice = marks[int(self._random.integers(len(sounds.VOICES)))]
+        given = torch.cat([voice[None], rows[asked : asked + words], marks[-2:-1]])
+        given = torch.cat([given, marks[-1:].expand(len(before) - len(given), -1)])
+        speech = given + talker.get_input_embeddings()(before)
+        more = batch.positions[:, row, :asked].max() + 1 + torch.arange(len(before))
+        places = torch.cat([batch.positions[:, row, :asked].T, more[:, None].expand(-1, 3)])
+        labels = torch.cat([torch.full((asked + 1,), -100), said])
+        return torch.cat([rows[:asked], speech]), places, labels
+
+
+def spoken(talker: Any, inputs: Tensor, positions: Tensor) -> Tensor:
+    """Hidden states [B, T, H] of what ``Lesson`` gives."""
+    hidden: Tensor = talker.model(
+        inputs_embeds=talker.thinker_to_talker_proj(inputs), position_ids=positions, use_cache=False
+    ).last_hidden_state
+    return hidden
+
+
+def learn(model: Any, seed: int, steps: int = STEPS) -> None:
+    """Train the talker of ``model``, whose thinker is trained already."""
+    loop.spread(model.talker, seed)
+    teacher, lesson = thinker.Teacher(model, scenes.known(), seed + 1, (4000, 500, 800)), Lesson(model, seed)
+
+    def loss(step: int) -> Tensor:
+        inputs, positions, labels = lesson.of(teacher.batch(BATCH))
+        said = labels >= 0
+        hidden = spoken(model.talker, inputs, positions)
+        return nn.functional.cross_entropy(model.talker.codec_head(hidden[said]), labels[said])
+
+    loop.train("talker", model.talker.parameters(), loss, steps, RATE)
+
+
+@torch.no_grad()
+def examined(model: Any, seed: int, count: int = 192) -> float:
+    """The share of answers about scenes of no training that are spoken right, code by code."""
+    teacher, lesson = thinker.Teacher(model, scenes.unseen(), seed, (400, 100, 100)), Lesson(model, seed)
+    inputs, positions, labels = lesson.of(teacher.batch(count))
+    likeliest = model.talker.codec_head(spoken(model.talker, inputs, positions)).argmax(-1)
+    return 1 - float(((likeliest != labels) & (labels >= 0)).any(1).float().mean())

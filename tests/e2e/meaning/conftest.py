@@ -1,0 +1,30 @@
+"""The trained models of the small world, apart and together: one that sees, hears and speaks, and one that draws."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omnibus_models import world
+from tests.e2e.meaning.asking import OMNI, PAINTER
+from tests.e2e.system import System, declaration, running
+
+GALLERY = Path(__file__).parent / "gallery"
+
+
+@pytest.fixture(scope="package")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    models = {
+        OMNI: declaration("qwen2_5_omni", world.checkpoint("qwen2_5_omni")),
+        PAINTER: declaration("qwen_image", world.checkpoint("qwen_image")),
+    }
+    app = ("--apps-dir", str(GALLERY), "--app", str(GALLERY / "painter.py"))
+    with running(tmp_path_factory.mktemp("house"), models, *app) as system:
+        yield system
+
+
+@pytest.fixture(autouse=True)
+async def everybody(house: System) -> None:
+    """A test begins when all executors are there and the gateway knows them."""
+    await house.whole()
+    await house.becomes_ready()

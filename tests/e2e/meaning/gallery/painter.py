@@ -1,0 +1,29 @@
+"""An app that paints with the small world's model: PNG files, as base64."""
+
+import asyncio
+import base64
+import io
+
+import numpy as np
+from PIL import Image
+
+from omnibus.task.library import DecodeImage, Denoise, DrawInput, ImageGeneration, TextEncode
+
+MODEL = "qwen-image-world"
+
+PAINTER = ImageGeneration(
+    text_encoder=TextEncode(model=MODEL, component="text_encoder"),
+    denoiser=Denoise(model=MODEL, component="dit"),
+    decoder=DecodeImage(model=MODEL, component="vae"),
+)
+
+
+def png(picture: np.ndarray) -> str:
+    out = io.BytesIO()
+    Image.fromarray(picture).save(out, "PNG")
+    return base64.b64encode(out.getvalue()).decode()
+
+
+async def serve(request: DrawInput) -> list[str]:
+    painted = await PAINTER(request)
+    return [png(picture) for picture in await asyncio.gather(*painted.images)]

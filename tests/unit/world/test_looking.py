@@ -1,0 +1,84 @@
+"""What a picture shows is told from its pixels alone, for every scene there is."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from omnibus_models.world import looking, scenes
+from omnibus_models.world.scenes import COLOURS, Scene
+
+
+def test_every_scene_is_told_from_a_picture_of_it():
+    random = np.random.default_rng(1)
+
+    wrong = [scene for scene in scenes.every() if looking.seen(scenes.drawn(scene, random)) != scene]
+
+    assert len(wrong) <= 1  # of 630: noise may blur one
+
+
+def test_the_plainest_pictures_are_always_told():
+    random = np.random.default_rng(0)
+
+    assert [scene for scene in scenes.every() if looking.seen(scenes.drawn(scene, random, 0)) != scene] == []
+
+
+def test_a_larger_picture_shows_the_same_scene():
+    scene = Scene(2, "red", "circle", "middle", "blue")
+    large = Image.fromarray(scenes.drawn(scene, np.random.default_rng(2))).resize((200, 200))
+
+    assert looking.seen(np.asarray(large)) == scene
+
+
+@pytest.mark.parametrize("colour", COLOURS.values(), ids=COLOURS)
+def test_a_plain_surface_shows_nothing(colour: tuple[int, int, int]):
+    assert looking.seen(np.full((64, 64, 3), colour, np.uint8)) is None
+
+
+def test_noise_shows_nothing_that_is_meant():
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+
+    assert looking.seen(noise) not in set(scenes.every())
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"colour": "green"}, "colour"),
+        ({"shape": "square"}, "shape"),
+        ({"ground": "white"}, "ground"),
+        ({"count": 3}, "count"),
+    ],
+)
+def test_one_difference_is_told_as_that_difference(changed: dict[str, object], told: str):
+    scene = Scene(2, "red", "circle", "middle", "blue")
+    other = Scene(**{**vars(scene), **changed})
+
+    found = looking.seen(scenes.drawn(other, np.random.default_rng(3)))
+
+    assert found is not None
+    assert {name for name in vars(scene) if getattr(found, name) != getattr(scene, name)} == {told}
+
+
+def test_captions_are_all_different_and_lead_back_to_their_scenes():
+    every = scenes.every()
+
+    assert len({scene.caption for scene in every}) == len(every) == 630
+    assert all(scenes.said(scene.caption) == scene for scene in every)
+    assert scenes.said("a red square on red") is None
+
+
+def test_scenes_of_the_tests_are_of_every_kind_and_none_of_the_training():
+    unseen = scenes.unseen()
+
+    assert not set(unseen) & set(scenes.known())
+    assert 60 <= len(unseen) <= 130
+    for name in ("count", "colour", "shape", "place", "ground"):
+        assert {getattr(scene, name) for scene in unseen} == {getattr(scene, name) for scene in scenes.every()}
+
+
+def test_a_picture_is_a_png_file_of_its_pixels():
+    picture = scenes.drawn(scenes.every()[0], np.random.default_rng(0))
+
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(scenes.png(picture)))), picture)

@@ -1,0 +1,93 @@
+"""The trained checkpoints as the libraries load them, with nothing of this project: they name, speak and draw right."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omnibus import errors
+from omnibus_models import world
+from omnibus_models.world import listening, looking, scenes, sounds, talks
+from tests import models_oracle as oracle
+
+UNSEEN = scenes.unseen()
+_LARGEST = 6 * 1024**2  # bytes of all weights together
+
+OMNI, PAINTER = (world.checkpoint(family) for family in world.FAMILIES)
+
+
+def media(talk: talks.Talk, seed: int) -> dict[str, list[bytes]]:
+    """The files of a question."""
+    random = np.random.default_rng(seed)
+    found = {}
+    if talk.scene:
+        found["image"] = [scenes.png(scenes.drawn(talk.scene, random))]
+    if talk.tones:
+        found["audio"] = [sounds.wav(sounds.played(list(talk.tones), random), sounds.HEARD_RATE)]
+    if talk.speech:
+        found["audio"] = [sounds.wav(sounds.spoken(talk.speech), sounds.SPOKEN_RATE)]
+    return found
+
+
+@pytest.mark.parametrize("kind", talks.SHARES)
+def test_the_library_alone_answers_right_about_what_no_training_saw(kind: str):
+    random = np.random.default_rng(2)
+    asked = [talks.asked(random, kind, scene, talks.some_tones(random), scene.caption) for scene in UNSEEN[::12]]
+
+    found = [oracle.omni_text(OMNI, talk.messages, media(talk, seed), 40)[1] for seed, talk in enumerate(asked)]
+
+    assert sum(text == talk.answer for text, talk in zip(found, asked, strict=True)) >= len(asked) - 1
+
+
+@pytest.mark.parametrize("voice", sounds.VOICES)
+def test_the_library_alone_speaks_its_answer(voice: str):
+    for seed, scene in enumerate(UNSEEN[::32]):
+        talk = talks.both(scene, ("low", "low", "high"))
+
+        _, text, codes, wave = oracle.omni_answer(OMNI, talk.messages, media(talk, seed), 40, voice, 200, seed)
+
+        assert text == talk.answer
+        assert codes == sounds.codes(text)
+        samples = wave.numpy().reshape(-1)
+        assert (listening.words(samples), listening.voice(samples)) == (text.split(), voice)
+
+
+def test_the_library_alone_draws_what_it_is_told():
+    from diffusers import QwenImagePipeline
+
+    pipeline: Any = QwenImagePipeline.from_pretrained(PAINTER)
+    pipeline.set_progress_bar_config(disable=True)
+    drawn = [
+        pipeline(
+            scene.caption,
+            negative_prompt="",
+            width=scenes.SIDE,
+            height=scenes.SIDE,
+            num_inference_steps=8,
+            generator=torch.Generator().manual_seed(seed),
+        ).images[0]
+        for seed, scene in enumerate(UNSEEN[::8])
+    ]
+
+    seen = [looking.seen(np.asarray(picture)) for picture in drawn]
+
+    assert sum(found == scene for found, scene in zip(seen, UNSEEN[::8], strict=True)) >= len(seen) - 1
+
+
+def test_the_weights_are_small():
+    files = [path for family in world.FAMILIES for path in world.checkpoint(family).rglob("*") if path.is_file()]
+
+    assert sum(path.stat().st_size for path in files) < _LARGEST
+    assert {path.suffix for path in files} <= {".json", ".jinja", ".safetensors", ".pt"}
+
+
+def test_other_families_were_not_trained():
+    with pytest.raises(errors.NotFound, match="qwen_image"):
+        world.checkpoint("ltx2")
+
+
+def test_each_checkpoint_is_a_directory_of_the_package():
+    for family in world.FAMILIES:
+        assert world.checkpoint(family).is_relative_to(Path(world.__file__).parent)

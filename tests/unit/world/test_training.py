@@ -1,0 +1,177 @@
+"""What models learn from is what they are given when they are served."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omnibus_models.families import qwen2_5_omni
+from omnibus_models.families.qwen_image import SKIPPED, TEMPLATE
+from omnibus_models.world import omni, painter, scenes, sounds, talks
+from omnibus_models.world.training import loop, pools, thinker, vae, vocoder
+from omnibus_models.world.training.painter import Reader
+from omnibus_models.world.training.talker import Lesson
+
+FAMILY = qwen2_5_omni.FAMILY
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """An untrained one, whose weights are so large that all it is given matters."""
+    made = omni.build(0).eval()
+    loop.spread(made, 0)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(parameter.bfloat16())  # as it is stored
+    return made
+
+
+@pytest.fixture(scope="module")
+def checkpoint(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("untrained")
+    omni.save(model, directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def teacher(model: Any, checkpoint: Path) -> thinker.Teacher:
+    return thinker.Teacher(model, scenes.known(), 0, (1, 1, 1))
+
+
+def test_pictures_become_patches_as_the_encoder_prepares_them(checkpoint: Path):
+    pictures = pools.pictures(scenes.known(), 3, 0)
+    vision = FAMILY.load("vision", checkpoint)
+
+    prepared = [vision.prepare(memoryview(scenes.png(each.numpy())), "image") for each in pictures.pixels]
+
+    assert [each.features["grid"].tolist() for each in prepared] == [[[1, 8, 8]]] * 3
+    torch.testing.assert_close(
+        pools.patches(pictures.pixels), torch.cat([each.features["pixels"] for each in prepared])
+    )
+
+
+@pytest.mark.parametrize("kind", ["see", "both", "said", "transcribe", "read"])
+@torch.no_grad()
+def test_a_question_is_laid_out_as_it_is_served(model: Any, checkpoint: Path, teacher: thinker.Teacher, kind: str):
+    batch = teacher.batch(1, kind)
+    [talk] = batch.talks
+    served = FAMILY.load("thinker", checkpoint)
+    prefill = served.assemble(served.prompt(talk.messages), _items(checkpoint, batch))
+    length = len(prefill.inputs)
+
+    hidden = served.forward(prefill.inputs[None], prefill.positions[:, None], None, None)
+
+    torch.testing.assert_close(thinker.answered(model.thinker, batch)[:, :length], hidden, atol=1e-4, rtol=1e-4)
+    asked = batch.labels[0] >= 0
+    assert int(asked.nonzero()[0]) == length - 1
+    tokenizer = omni.tokenizer()
+    assert tokenizer.decode(batch.labels[0][asked]) == f"{talk.answer}<|im_end|>"
+
+
+@torch.no_grad()
+def test_a_talker_learns_from_what_it_is_served(model: Any, checkpoint: Path, teacher: thinker.Teacher):
+    batch = teacher.batch(1, "see")
+    inputs, positions, labels = Lesson(model, 0).of(batch)
+    served, talker = FAMILY.load("thinker", checkpoint), FAMILY.load("talker", checkpoint)
+    prefill = served.assemble(served.prompt(batch.talks[0].messages), _items(checkpoint, batch))
+    length, words = len(prefill.inputs), batch.talks[0].answer.split()
+    hidden = served.forward(prefill.inputs[None], prefill.positions[:, None], None, None)[0]
+    prompts = [served.talker_prompt(prefill, hidden, voice) for voice in sounds.VOICES]
+    ids = batch.ids[:, length : length + len(words)]
+    answer = torch.cat([prefill.inputs, served.embed(ids[0])])[None]
+    said = served.forward(answer, batch.positions[:, :, : answer.shape[1]], None, None)[0, length:]
+    rows = served.talker_row(served.embed(ids[0]), said)
+
+    starts = [
+        talker.start(prompt, prefill.positions, rows[0], voice)
+        for prompt, voice in zip(prompts, sounds.VOICES, strict=True)
+    ]
+    codes = sounds.codes(batch.talks[0].answer)
+    rest = torch.cat([rows[1:], prompts[0][-2:-1], prompts[0][-1:].expand(len(codes) - len(rows), -1)])
+    steps = talker.step_inputs(torch.tensor(codes), rest)
+
+    assert any(torch.allclose(inputs[0, : length + 2], start.inputs, atol=1e-4) for start in starts)
+    torch.testing.assert_close(inputs[0, length + 2 :], steps, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(positions[:, 0, : length + 2], starts[0].positions)
+    assert labels[0, length + 1 :].tolist() == [*codes, talker.module.codec_eos_token]
+    assert (labels[0, : length + 1] == -100).all()
+
+
+@torch.no_grad()
+def test_flat_convolutions_are_those_of_a_single_frame():
+    autoencoder = painter.build(0)["vae"].eval()
+    pixels = pools.pictures(scenes.known(), 2, 0).pixels
+    colours = pixels.permute(0, 3, 1, 2).float()[:, :, None] / 127.5 - 1
+
+    with vae.flat():
+        latents = vae.encoded(autoencoder, pixels)
+        painted = vae.decoded(autoencoder, latents)
+
+    torch.testing.assert_close(latents, autoencoder.encode(colours).latent_dist.mean[:, :, 0], atol=1e-4, rtol=1e-4)
+    usual = autoencoder.decode(latents[:, :, None]).sample[:, :, 0]
+    torch.testing.assert_close(painted.clamp(-1, 1), usual, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_prompts_are_read_as_they_are_served(tmp_path: Path):
+    from omnibus_models.families import qwen_image
+
+    components = painter.build(0)
+    with torch.no_grad():
+        for parameter in components["text_encoder"].parameters():
+            parameter.copy_(parameter.bfloat16())  # as it is stored
+    painter.save(components, tmp_path)
+    served = qwen_image.FAMILY.load("text_encoder", tmp_path)
+    prompts = ["", "a red square on blue", "draw two green circles on a white background"]
+
+    hidden, mask = Reader(components).read(prompts)
+
+    for row, prompt in enumerate(prompts):
+        [encoded] = served.encode([served.prepare(prompt)])
+        torch.testing.assert_close(hidden[row][mask[row]], encoded.embeds, atol=1e-4, rtol=1e-4)
+
+
+def test_each_word_is_one_token_and_the_pipelines_own_words_are_as_many_as_it_leaves_out():
+    for made in (omni.tokenizer(), painter.tokenizer()):
+        for word in sounds.WORDS:
+            assert [len(made(form)["input_ids"]) for form in (word, f" {word}")] == [1, 1]
+    before = TEMPLATE.split("{}")[0]
+    assert len(painter.tokenizer()(before)["input_ids"]) == SKIPPED
+
+
+def test_bands_sound_as_codes_say():
+    [high] = [place for place, pitch in enumerate(sounds.PITCHES) if pitch == 1300]
+    codes = [1 + sounds.SYLLABLE * high + phase for phase in range(sounds.SYLLABLE)]
+
+    found = vocoder.bands(codes, "Ethan")
+
+    assert found.shape == (2 * len(codes), omni.MEL)
+    assert sorted(set(np.flatnonzero(found[0] > 0))) == [0, 1 + high]
+    assert (found[-1] < 0).all()
+    assert (vocoder.bands(codes, "Chelsie")[:, 0] < 0).all()
+
+
+@pytest.mark.parametrize("kind", talks.SHARES)
+def test_no_question_of_the_training_is_about_what_tests_ask(teacher: thinker.Teacher, kind: str):
+    batch = teacher.batch(20, kind)
+
+    assert not {talk.scene for talk in batch.talks} & set(scenes.unseen())
+    assert not {talk.answer for talk in batch.talks} & {scene.caption for scene in scenes.unseen()}
+
+
+def _items(checkpoint: Path, batch: thinker.Batch) -> list[Any]:
+    """The media of a batch of one, encoded alone."""
+    found = []
+    if batch.pixels is not None:
+        encoder = FAMILY.load("vision", checkpoint)
+        prepared = encoder.prepare(memoryview(scenes.png(np.zeros((64, 64, 3), np.uint8))), "image")
+        features = {"pixels": batch.pixels, "grid": batch.grids}
+        found += encoder.encode([type(prepared)("image", features, prepared.meta)])
+    if batch.mels:
+        encoder = FAMILY.load("audio", checkpoint)
+        frames = batch.mels[0].shape[1]
+        silence = encoder.prepare(memoryview(sounds.wav(np.zeros(frames * 160), sounds.HEARD_RATE)), "audio")
+        found += encoder.encode([type(silence)("audio", {"features": batch.mels[0]}, silence.meta)])
+    return found
