@@ -34,6 +34,7 @@ from services.gateway.routes.table import Table
 from services.gateway.run import Runs
 from services.gateway.server import Server, server
 from services.gateway.spoken import Spoken
+from services.gateway.tenants import Tenancy
 from services.gateway.videos.service import Videos
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class GatewayService:
         self._server: Server | None = None
         self._router: Router | None = None
         self._loads: Loads | None = None
+        self._tenancy: Tenancy | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def startup(self) -> None:
@@ -79,7 +81,9 @@ class GatewayService:
         rules = FetchRules(allow_http=settings.allow_http, allow_private=settings.allow_private, ports=ports)
         fetcher = Fetcher(rules)
         loads = self._loads = Loads(router, self._bus, limit)
-        runs = Runs(settings, router, self._dispatcher, self._tensors, records, self._keep, loads)
+        tenancy = self._tenancy = Tenancy(settings, self._store, router)
+        await tenancy.startup(self._bus, lambda: self._announce("ready"))
+        runs = Runs(settings, router, self._dispatcher, self._tensors, records, self._keep, loads, tenancy.admission)
         chat = Chat(runs, fetcher, Spoken(self._store, self._files, settings.file_seconds))
         replayer = Replayer(router, self._dispatcher, self._tensors, records, self._keep)
         await self._bus.respond(subjects.REPLAY, replayer.respond, queue="gateways")
@@ -91,7 +95,7 @@ class GatewayService:
         self._videos = Videos(settings, self._store, runs)
         self._videos.startup()
         table = Table(runs, chat, self._files, self._videos)
-        self._listen(Frontend(settings, chat, router, self._dispatcher, table, self._apps))
+        self._listen(Frontend(settings, chat, router, self._dispatcher, table, self._apps, tenancy.guard))
         log.info("gateway %s on http://%s:%d", gateway, settings.host, settings.port)
 
     async def _follow_plan(self, router: Router) -> None:
@@ -156,6 +160,8 @@ class GatewayService:
             await until_cancelled(task)
         if self._videos is not None:
             await self._videos.shutdown()
+        if self._tenancy is not None:
+            await self._tenancy.shutdown()
         if self._apps is not None:
             await self._apps.shutdown()
         if self._dispatcher is not None:

@@ -108,8 +108,20 @@ class GatewaySettings(Settings, frozen=True):
     #: Whether media may be fetched over plain http, and from private addresses. Off in production.
     allow_http: bool = False
     allow_private: bool = False
-    #: Bearer token that registers, updates and unregisters apps; empty: nobody may.
+    #: Bearer token of control routes, see ``services.gateway.admin``; empty: nobody changes apps, and other control
+    #: routes are for clients of this machine alone.
     admin_token: str = ""
+    #: Whether clients must send an API key: those of ``keys_file``, a JSON file that is read again when it changes,
+    #: and those of the store (``omnibus keys``). A file alone asks for keys as well. Off: one tenant, no limits.
+    keys: bool = False
+    keys_file: str = ""
+    #: Requests that an executor is given at a time while tenants share it; 0: as many as it says that it batches.
+    admit: int = 0
+    #: Requests of one tenant that wait for their turn, for one model, and the seconds that one may.
+    admit_queue: int = 64
+    admit_wait: float = 30.0
+    #: Whether tenants share nothing that is kept of their media. Off: what one sent makes another's request faster.
+    isolate: bool = True
     #: Directory that apps may be registered from, on every gateway the same; empty: none.
     apps_dir: str = ""
     #: Whether the text of an app may come with the request that registers it.
