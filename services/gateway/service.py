@@ -96,7 +96,9 @@ class GatewayService:
         self._videos.startup()
         table = Table(runs, chat, self._files, self._videos)
         self._listen(Frontend(settings, chat, router, self._dispatcher, table, self._apps, tenancy.guard))
-        log.info("gateway %s on http://%s:%d", gateway, settings.host, settings.port)
+        log.info(
+            "gateway %s on %s://%s:%d", gateway, "https" if settings.tls_cert else "http", settings.host, settings.port
+        )
 
     async def _follow_plan(self, router: Router) -> None:
         """Read each new epoch. Without a store the plan that is known stays in force."""
@@ -141,7 +143,7 @@ class GatewayService:
             listener = socket.create_server((settings.host, settings.port), backlog=2048)
         except OSError as error:
             raise Fatal(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
-        self._server = server(frontend.application())
+        self._server = server(frontend.application(), settings.tls_cert, settings.tls_key)
         self._tasks.append(asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener])))
 
     async def drain(self, seconds: float) -> None:
