@@ -129,3 +129,10 @@ async def closed_bus(closed: Town, user: str, password: str) -> None:
 def _store(closed: Town, who: str) -> str:
     url = closed._env["OMNIBUS_STORE_URL"]
     return f"rediss://{who}{url.rpartition('@')[2]}"
+
+
+def test_every_process_listens_on_loopback_alone(closed: Town):
+    listening = closed.listening()
+
+    assert {"gateway"} <= {name for name, _ in listening}
+    assert {address for _, address in listening} <= {"127.0.0.1", "::1"}

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import psutil
 import redis
 
 from omnibus import catalog, keys
@@ -112,6 +113,15 @@ class Town:
 
     def said(self) -> str:
         return "\n".join(f"--- {name}\n{path.read_text()[-4000:]}" for name, path in self.logs.items())
+
+    def listening(self) -> list[tuple[str, str]]:
+        """Names of services, and the addresses that they listen on."""
+        return [
+            (name, door.laddr.ip)
+            for name, process in self._processes.items()
+            for door in psutil.Process(process.pid).net_connections("inet")
+            if door.status == psutil.CONN_LISTEN
+        ]
 
     def stop(self) -> None:
         for process in self._processes.values():
