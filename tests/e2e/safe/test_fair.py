@@ -37,12 +37,12 @@ async def ask(http: httpx.AsyncClient, number: int) -> Served:
     return Served(began, time.monotonic(), answer.status_code)
 
 
-async def offer(closed: Town, key: str) -> list[Served]:
+async def offer(closed: Town, key: str, seconds: float = SECONDS) -> list[Served]:
     """Requests at a steady rate, whether or not earlier ones are answered."""
     loop, began = asyncio.get_running_loop(), time.monotonic()
     async with closed.http(key) as http:
         asked = []
-        for number in range(int(RATES[key] * SECONDS)):
+        for number in range(int(RATES[key] * seconds)):
             await asyncio.sleep(max(0.0, began + number / RATES[key] - time.monotonic()))
             asked.append(loop.create_task(ask(http, number)))
         return await asyncio.gather(*asked)
