@@ -15,7 +15,10 @@ from omnibus import keys
 from omnibus.keys import KeyRecord
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
+from omnibus.task import record
+from services.gateway.openai.requests import parse_chat
 from services.gateway.tenancy.fair import Fair
+from services.gateway.tenancy.tenant import Tenant, acting
 from services.gateway.tenants import Tenancy
 from tests.unit.gateway.house import TEXT, VL, House, answered, error, house, image, question, think
 from tests.unit.sidecar.node import until
@@ -287,6 +290,22 @@ async def test_what_an_answer_took_corrects_what_it_was_expected_to_take(gate: G
     assert 0 < gate.fair().served("a") - before < 0.1  # 5000 tokens of which nothing is known are 5 seconds
 
 
+async def test_segments_that_are_sent_at_once_have_one_turn(tmp_path: Path):
+    async with gated(tmp_path, admit=1) as gate, asyncio.timeout(PATIENCE):
+        await gate.home.all_of(TEXT)
+        with acting(Tenant("a")):
+            run = gate.home.chat.open(TEXT)
+        request = parse_chat(json.dumps(question(TEXT, "hello")).encode())
+        asked = await gate.home.chat.understand(request, gate.home.router.model(TEXT))
+        segment = record(gate.home.chat.task(TEXT).invoke, asked.input, run.point)
+
+        await asyncio.gather(*(run.admit(segment, step) for step in range(3)))
+        assert (gate.fair().working, gate.fair().waiting) == (1, 0)
+        run.end("failed")
+
+        assert (gate.fair().working, gate.fair().waiting) == (0, 0)
+
+
 # Apart
 
 
@@ -310,8 +329,6 @@ async def test_what_is_kept_of_a_tenants_media_has_a_salt_of_its_own(tmp_path: P
 
 
 def test_salts_of_tenants_do_not_meet():
-    from services.gateway.tenancy.tenant import Tenant
-
     assert Tenant("b").salt("a", True) != Tenant("").salt("ab", True)
     assert Tenant("c").salt("ab", True) != Tenant("bc").salt("a", True)
     assert Tenant("a").salt("common", False) == "common"
