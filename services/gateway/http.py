@@ -44,11 +44,13 @@ class Frontend:
         apps: Apps | None = None,
     ) -> None:
         self._settings = settings
-        self._chat = ChatRoute(settings, chat, apps.chats if apps is not None else None, table.draw)
+        self._chat = ChatRoute(settings, chat, apps.chats if apps is not None else None, table.draw, table.translate)
         self._router = router
         self._dispatcher = dispatcher
         self._table = table
         self._apps = apps
+        if apps is not None:
+            table.serve(apps.chats)
 
     def application(self) -> ASGIApp:
         """Everything that this gateway answers."""
