@@ -164,6 +164,8 @@ class Worker:
                 ours = await self._store.end_job(KIND, job.id, lease.owner, status, outcome, kept)  # type: ignore[arg-type]
                 break
             except StoreUnavailable as away:
+                if time.time() > job.expires:  # nobody asks for it any more
+                    return
                 log.warning("%s has %s, which the store does not know yet: %s", job.id, status, away)
                 await asyncio.sleep(_AGAIN)
         now = time.time()
