@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from PIL import Image
 
 from omnibus.errors import OmnibusError
+from omnibus.executor.contract import Job
 from services.gateway.openai.dialect import OmniRequest, translated
 from tests.unit.gateway.fuzz import JUNK
 from tests.unit.gateway.house import OMNI, PAINTER, RATE, VL, House, error, events
@@ -122,6 +123,28 @@ async def test_every_chunk_of_sound_is_a_file(home: House):
     assert {rate for rate, _ in pieces} == {RATE}
     assert b"".join(samples for _, samples in pieces) == heard(whole[1]["message"]["audio"]["data"])[1]
     assert done == "[DONE]"
+    await home.emptied()
+
+
+async def test_a_talker_samples_as_it_is_told(home: House):
+    told: list[Any] = []
+
+    async def talk(job: Job) -> None:
+        told.append(job.inputs["params"])
+        job.close("codes")
+
+    home.serve(OMNI)
+    await home.executor(OMNI, "M", "vision", "audio", "thinker", "talker", "vocoder", talker=talk)
+    stages = [{"temperature": 0.0}, {"temperature": 0.5, "top_k": -1, "max_tokens": 99}]
+
+    await home.http.post(
+        "/v1/chat/completions",
+        json={**HELLO, "sampling_params_list": stages},
+        headers={**DIALECT, "x-omnibus-path": "M"},
+    )
+
+    [speech] = told
+    assert (speech["temperature"], speech["top_k"], speech["top_p"], speech["max_codes"]) == (0.5, 0, 1.0, 99)
     await home.emptied()
 
 
