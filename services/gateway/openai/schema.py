@@ -20,7 +20,7 @@ Steps = Annotated[int, Meta(ge=1, le=1000)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
-Penalty = Annotated[float, Meta(gt=0, le=100)]
+Penalty = Annotated[float, Meta(ge=0.01, le=10)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 

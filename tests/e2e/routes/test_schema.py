@@ -35,7 +35,8 @@ OPERATIONS = [
     "GET /v1/tasks",
     "POST /v1/apps",
 ]
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+SHAPE = response_schema_conformance
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, SHAPE]
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +84,10 @@ def operation(schema: Any, label: str) -> Any:
 def send(system: System, case: Any, checks: list[Any]) -> tuple[int, str]:
     """The status, and what an error says."""
     response = case.call(base_url=system.url, timeout=60)
-    case.validate_response(response, checks=checks)
-    if response.headers["content-type"][0].startswith("text/event-stream"):
+    streams = response.headers["content-type"][0].startswith("text/event-stream")
+    # A document of this version says how one event's data looks, not how a body of them does.
+    case.validate_response(response, checks=[each for each in checks if not streams or each is not SHAPE])
+    if streams:
         assert b'"server_error"' not in response.content, response.content
     return response.status_code, response.json()["error"]["message"] if response.status_code >= 400 else ""
 
