@@ -62,7 +62,7 @@ _KINDS = {
 def register() -> None:
     """Tell schemathesis how files and URLs of media are."""
     url = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
-    schemathesis.openapi.format("binary", st.sampled_from([WAV, PNG, WAV, PNG, WAV[:60], PNG[:60]]))
+    schemathesis.openapi.format("binary", st.sampled_from([PNG, WAV, PNG, WAV, PNG[:60], WAV[:60]]))
     schemathesis.openapi.format("url-of-media", st.sampled_from([url, url[:90], "data:,", "http://127.0.0.1/x"]))
 
 

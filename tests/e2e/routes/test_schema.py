@@ -96,7 +96,7 @@ def send(system: System, case: Any, checks: list[Any]) -> tuple[int, str]:
 def test_what_the_document_allows_is_answered_as_it_says(system: System, narrow: Any, label: str):
     seen: Counter[tuple[int, str]] = Counter()
 
-    @examples(20)
+    @examples(30)
     @given(operation(narrow, label).as_strategy(generation_mode=GenerationMode.POSITIVE))
     def any_request(case: Any) -> None:
         seen[send(system, case, CHECKS)] += 1
