@@ -117,12 +117,14 @@ async def _declared(options: argparse.Namespace) -> tuple[str, str]:
         if app not in known and _is_app(app):
             return _one(app, [each for each in await _called(app) if each in known], options.model), declared
         return app, declared
-    if app in catalog.TINY or app in catalog.TWINS:
+    if app in catalog.LOCAL:
+        family = catalog.family(catalog.LOCAL[app])
+        model.chatting(app, family["components"], family["tasks"])  # before anything is built
         return app, await tiny_models([app])
     if not _is_app(app):
-        named = ", ".join([*catalog.TINY, *catalog.TWINS])
+        named = ", ".join(catalog.LOCAL)
         raise BadRequest(f"no model and no app {app!r}; there is {named}, or name a file with --models FILE")
-    tiny = [each for each in await _called(app) if each in catalog.TINY or each in catalog.TWINS]
+    tiny = [each for each in await _called(app) if each in catalog.LOCAL]
     name = _one(app, tiny, options.model)
     return name, await tiny_models([name])
 
