@@ -18,6 +18,7 @@ from omnibus.cli.check import load as load_app
 from omnibus.cli.tables import table
 from omnibus.cli.up import declarations
 from omnibus.errors import BadRequest, Rejected
+from omnibus.known import KNOWN
 from omnibus.profile import ModelProfile
 from omnibus.profiling import model, plot, run, trials, workload
 from omnibus.profiling.measure import Found, How
@@ -121,6 +122,10 @@ async def _declared(options: argparse.Namespace) -> tuple[str, str]:
         family = catalog.family(catalog.LOCAL[app])
         model.chatting(app, family["components"], family["tasks"])  # before anything is built
         return app, await tiny_models([app])
+    if app in KNOWN:
+        raise BadRequest(
+            f"{app} is a family: name its tiny model, {KNOWN[app].tiny}, or one of yours and its file, --models FILE"
+        )
     if not _is_app(app):
         named = ", ".join(catalog.LOCAL)
         raise BadRequest(f"no model and no app {app!r}; there is {named}, or name a file with --models FILE")
