@@ -65,6 +65,8 @@ class Runs:
         if self.dispatcher.inflight >= self.settings.max_inflight:
             if model:
                 self.loads.refused(model)
+            else:
+                GATEWAY.rejected.labels("", "gateway").inc()
             raise Overloaded(f"{self.dispatcher.inflight} requests are in flight here: try again later")
         return Run(self, app, model, next(self._numbers[_name(app)]), seed, pinned)
 
@@ -242,6 +244,8 @@ class Run:
         if self.over:
             return
         self.over = True
+        if got is not None and status == "done":
+            got.done()
         dispatcher = self._runs.dispatcher
         for running, counted in zip(self.segments, self._counted, strict=True):
             self._runs.loads.ended(counted, running, status == "done", self._began(running))

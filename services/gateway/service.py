@@ -18,6 +18,7 @@ from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, StoreSettings, load
 from omnibus.store import Store
 from omnibus.tensors.client import TensorClient
+from services.gateway import metering
 from services.gateway.apps.service import Apps
 from services.gateway.chat import Chat
 from services.gateway.dispatch import Dispatcher
@@ -81,6 +82,7 @@ class GatewayService:
         loads = self._loads = Loads(router, self._bus, limit)
         runs = Runs(settings, router, self._dispatcher, self._tensors, records, self._keep, loads)
         chat = Chat(runs, fetcher, Spoken(self._store, self._files, settings.file_seconds))
+        metering.watch(settings, router, members)
         replayer = Replayer(router, self._dispatcher, self._tensors, records, self._keep)
         await self._bus.respond(subjects.REPLAY, replayer.respond, queue="gateways")
         await self._bus.subscribe(subjects.event(subjects.CENSUS), lambda _: self._announce("ready"))
@@ -105,6 +107,7 @@ class GatewayService:
             if plan is not None and (known is None or plan.epoch > known.epoch or plan.created > known.created):
                 router.plan = plan
                 GATEWAY.epoch.set(plan.epoch)
+                GATEWAY.created.set(plan.created)
                 log.info("plan epoch %d: %s", plan.epoch, ", ".join(plan.models))
                 self._announce("ready")
 
