@@ -6,6 +6,7 @@ from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from services.gateway.members import Members
 from services.gateway.route import Router
+from services.gateway.scope import Assignment
 
 
 def watch(settings: GatewaySettings, router: Router, members: Members) -> None:
@@ -14,6 +15,15 @@ def watch(settings: GatewaySettings, router: Router, members: Members) -> None:
     GATEWAY.planned.by(router.shares)
     GATEWAY.executors.by(lambda: _executors(members))
     GATEWAY.outstanding.by(lambda: _outstanding(members))
+
+
+def count_paths(assignment: Assignment, path: str) -> None:
+    """Count a request on its ``path``: for each of the models that run it on its own one, so that paths stay few."""
+    parts = assignment.parts
+    names = path.split(",") if len(parts) > 1 else [path]
+    if len(names) == len(parts):
+        for part, name in zip(parts, names, strict=True):
+            GATEWAY.path(part.model, part.kind, name.removeprefix(f"{part.model}=")).inc()
 
 
 def _executors(members: Members) -> Counter[tuple[str, ...]]:

@@ -21,6 +21,7 @@ from omnibus.plan import spread
 from omnibus.settings import GatewaySettings
 from omnibus.task import Segment
 from omnibus.tensors.client import TensorClient
+from services.gateway import metering
 from services.gateway.collected import Collected
 from services.gateway.dispatch import Dispatcher
 from services.gateway.filling import Place, filled, marked
@@ -184,7 +185,7 @@ class Run:
         self.segments.append(running)
         self._counted.append(counted)
         runs.records.begin(running)
-        GATEWAY.path(assignment.model, assignment.kind, running.invocation.path).inc()
+        metering.count_paths(assignment, running.invocation.path)
         return running
 
     def _dispatch(self, segment: Segment, assignment: Assignment, ticket: Ticket | None, step: int) -> Running:

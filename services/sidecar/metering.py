@@ -20,6 +20,8 @@ _KEYS = {
     "clients": ARENA.clients,
     "dropped_clients_total": ARENA.dropped,
 }
+#: Reasons that are alerted of: an increase is seen where there was a number before.
+_BAD = {"expired": 0, "forced": 0}
 
 
 def watch(snapshot: Callable[[], Mapping[str, Any]]) -> None:
@@ -30,4 +32,4 @@ def watch(snapshot: Callable[[], Mapping[str, Any]]) -> None:
 
     for key, metric in _KEYS.items():
         metric.by(told(key))
-    ARENA.freed.by(lambda: {(why,): float(count) for why, count in snapshot().get("freed_total", {}).items()})
+    ARENA.freed.by(lambda: {(why,): float(count) for why, count in (_BAD | snapshot().get("freed_total", {})).items()})

@@ -1,7 +1,6 @@
 """How evenly answers come: time between tokens, and sound that is there before it is to be played."""
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -26,10 +25,10 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(pace, "time", made)
-    yield made
+    return made
 
 
 class Told:
