@@ -163,7 +163,10 @@ class _Executor:
 
 
 class _Engine:
-    """What runners say of themselves in ``stats``; a number that an engine does not know is left out."""
+    """What runners say of themselves in ``stats``; a number that an engine does not know is left out.
+
+    Engines of vLLM also tell all that vLLM does, by its names: ``vllm:kv_cache_usage_perc`` and others.
+    """
 
     #: Jobs, or items of an encoder, that wait for a turn. Long for long: more replicas of the option are needed.
     waiting = Told("omnibus_engine_waiting", "Waiting for a turn.", ["component"])
@@ -171,13 +174,6 @@ class _Engine:
     slots = Told("omnibus_engine_slots", "Sequences at once.", ["component"])
     used = Told("omnibus_engine_slots_used", "Sequences now.", ["component"])
     tokens = Told("omnibus_engine_tokens_total", "Tokens made.", ["component"])
-    prompt_tokens = Told("omnibus_engine_prompt_tokens_total", "Tokens of prompts computed.", ["component"])
-    #: Sequences that lost their cache to others and begin again. Rising: more memory for it, or fewer slots.
-    preempted = Told("omnibus_engine_preempted_total", "Sequences that began again.", ["component"])
-    #: Part of the KV cache in use.
-    kv = Told("omnibus_engine_kv_used_ratio", "KV cache in use.", ["component"])
-    #: Tokens that were looked up in the prefix cache, and found.
-    prefix = Told("omnibus_engine_prefix_tokens_total", "Prefix cache.", ["component", "how"])
     #: Times that the engine of a runner died and was started again.
     restarts = Told("omnibus_engine_restarts_total", "Engines started again.", ["component"])
     #: What is computed together, by its size. All small under load: look at what holds up the stage before.

@@ -12,12 +12,8 @@ _KEYS = {
     "slots": ENGINE.slots,
     "used": ENGINE.used,
     "tokens": ENGINE.tokens,
-    "prompt_tokens": ENGINE.prompt_tokens,
-    "preempted": ENGINE.preempted,
-    "kv_usage": ENGINE.kv,
     "restarts": ENGINE.restarts,
 }
-_PREFIX = {"queried": "prefix_queries", "found": "prefix_hits"}
 
 
 def watch(runners: Mapping[str, Runner]) -> None:
@@ -32,14 +28,6 @@ def watch(runners: Mapping[str, Runner]) -> None:
 
     for key, metric in _KEYS.items():
         metric.by(told(key))
-    ENGINE.prefix.by(
-        lambda: {
-            (name, how): float(stats[key])
-            for name, one in runners.items()
-            for how, key in _PREFIX.items()
-            if key in (stats := one.stats())
-        }
-    )
     ENGINE.batches.by(lambda: {name: _sizes(one) for name, one in runners.items() if "batches" in one.stats()})
 
 
