@@ -4,14 +4,18 @@ from collections import Counter
 
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
+from services.gateway.dispatch import Dispatcher
 from services.gateway.members import Members
 from services.gateway.route import Router
 from services.gateway.scope import Assignment
 
 
-def watch(settings: GatewaySettings, router: Router, members: Members) -> None:
-    """Let the metrics of this process be read from ``router`` and ``members``."""
-    GATEWAY.limit.set(settings.max_inflight)
+def watch(settings: GatewaySettings, router: Router, members: Members, dispatcher: Dispatcher) -> None:
+    """Let the metrics of this process be read from these."""
+    GATEWAY.inflight.one(lambda: dispatcher.inflight)
+    GATEWAY.limit.one(lambda: settings.max_inflight)
+    GATEWAY.epoch.by(lambda: {(): router.plan.epoch} if router.plan is not None else {})
+    GATEWAY.created.by(lambda: {(): router.plan.created} if router.plan is not None else {})
     GATEWAY.planned.by(router.shares)
     GATEWAY.executors.by(lambda: _executors(members))
     GATEWAY.outstanding.by(lambda: _outstanding(members))

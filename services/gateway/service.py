@@ -12,7 +12,6 @@ from omnibus.bus import subjects
 from omnibus.bus.messages import GatewayStatus
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import Fatal, OmnibusError, StoreUnavailable
-from omnibus.metrics import GATEWAY
 from omnibus.plan import Plan
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, StoreSettings, load
@@ -82,7 +81,7 @@ class GatewayService:
         loads = self._loads = Loads(router, self._bus, limit)
         runs = Runs(settings, router, self._dispatcher, self._tensors, records, self._keep, loads)
         chat = Chat(runs, fetcher, Spoken(self._store, self._files, settings.file_seconds))
-        metering.watch(settings, router, members)
+        metering.watch(settings, router, members, self._dispatcher)
         replayer = Replayer(router, self._dispatcher, self._tensors, records, self._keep)
         await self._bus.respond(subjects.REPLAY, replayer.respond, queue="gateways")
         await self._bus.subscribe(subjects.event(subjects.CENSUS), lambda _: self._announce("ready"))
@@ -106,8 +105,6 @@ class GatewayService:
             # A store that lost everything counts from 1 again: what is newer is told by the clock.
             if plan is not None and (known is None or plan.epoch > known.epoch or plan.created > known.created):
                 router.plan = plan
-                GATEWAY.epoch.set(plan.epoch)
-                GATEWAY.created.set(plan.created)
                 log.info("plan epoch %d: %s", plan.epoch, ", ".join(plan.models))
                 self._announce("ready")
 

@@ -1,7 +1,8 @@
 """Every metric: name, labels, meaning and what to do about it. Seconds and bytes, Prometheus style.
 
 Labels are looked up once and kept, so that the hot path only adds. What somebody counts anyway is ``Told``: it is read
-when Prometheus asks, and costs nothing until then. Labels have few values: models, request types, paths and options are
+when Prometheus asks, and costs nothing until then; so is every gauge without labels, else each process would say that
+it is 0. Labels have few values: models, request types, paths and options are
 a plan's, apps are registered, components a model's, codes those of ``omnibus.errors``. Nothing that a client makes up,
 and no id, is one.
 """
@@ -69,9 +70,9 @@ class _Gateway:
     #: Seconds of sound that clients got.
     sound = Counter("omnibus_audio_seconds_total", "Seconds of sound.", ["model"], registry=REGISTRY)
     #: Requests in flight at this gateway. At its limit clients get 429.
-    inflight = Gauge("omnibus_gateway_inflight", "Requests in flight.", registry=REGISTRY)
+    inflight = Told("omnibus_gateway_inflight", "Requests in flight.")
     #: The limit, OMNIBUS_GATEWAY_MAX_INFLIGHT.
-    limit = Gauge("omnibus_gateway_inflight_limit", "Requests that may be in flight.", registry=REGISTRY)
+    limit = Told("omnibus_gateway_inflight_limit", "Requests that may be in flight.")
     #: Requests that were refused because there was no room: ``gateway`` is at its limit, ``executors`` were all busy.
     rejected = Counter(
         "omnibus_rejected_total", "Requests without room by reason.", ["model", "reason"], registry=REGISTRY
@@ -85,9 +86,9 @@ class _Gateway:
     #: Invocations that were sent to other executors. Rising: executors die or are full.
     moved = Counter("omnibus_moved_total", "Re-dispatches by reason.", ["reason"], registry=REGISTRY)
     #: Epoch of the plan in use; gateways that differ for long do not hear the store.
-    epoch = Gauge("omnibus_plan_epoch", "Plan epoch in use.", registry=REGISTRY)
+    epoch = Told("omnibus_plan_epoch", "Plan epoch in use.")
     #: When that plan was made, Unix seconds; its age is ``time()`` less this.
-    created = Gauge("omnibus_plan_created_seconds", "When the plan in use was made.", registry=REGISTRY)
+    created = Told("omnibus_plan_created_seconds", "When the plan in use was made.")
 
     @cache  # noqa: B019 one instance, few labels
     def outcome(self, model: str, code: str) -> Any:
@@ -114,9 +115,9 @@ class _Executor:
     """What engines do."""
 
     #: Invocations in flight in this executor. At its credits it answers busy.
-    inflight = Gauge("omnibus_executor_inflight", "Invocations in flight.", registry=REGISTRY)
+    inflight = Told("omnibus_executor_inflight", "Invocations in flight.")
     #: What it may have in flight, OMNIBUS_EXECUTOR_CREDITS.
-    credits = Gauge("omnibus_executor_credits", "Invocations that may be in flight.", registry=REGISTRY)
+    credits = Told("omnibus_executor_credits", "Invocations that may be in flight.")
     #: Always 1; says of this process which executor it is. Join on ``instance`` to get model and option.
     about = Gauge("omnibus_executor_info", "This executor.", ["executor", "model", "option", "node"], registry=REGISTRY)
     #: Invocations that were answered ``busy``, and those that could not be taken at all. Gateways try another one.

@@ -111,7 +111,7 @@ def test_a_service_serves_metrics_and_is_watched_there(name: str):
     service = services(BASE)[name]
 
     assert service["environment"]["OMNIBUS_SERVICE_METRICS_PORT"] == str(PORT)
-    assert f"http://127.0.0.1:{PORT}/readyz" in service["healthcheck"]["test"][-1]
+    assert f"127.0.0.1/{PORT} && printf 'GET /readyz " in service["healthcheck"]["test"][-1]
     assert not any(str(PORT) in port for port in service.get("ports", ()))
 
 

@@ -78,8 +78,8 @@ class Executor:
         for runner in self._runners.values():
             await runner.load()
         me = self.identity
-        EXECUTOR.inflight.set_function(lambda: len(self._live))
-        EXECUTOR.credits.set(me.credits)
+        EXECUTOR.inflight.one(lambda: len(self._live))
+        EXECUTOR.credits.one(lambda: me.credits)
         EXECUTOR.about.labels(me.id, me.model, me.option, me.node).set(1)
         metering.watch(self._runners)
         for component in self._runners:

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from omnibus.told import REGISTRY
 from tests import observed as kept
@@ -48,6 +49,22 @@ def test_every_service_serves_its_metrics(observed: Observed):
         for text in texts:
             assert f'omnibus_ready{{service="{service}"}} 1.0' in text
             assert re.search(r"^process_resident_memory_bytes ", text, re.MULTILINE)
+
+
+def test_a_gauge_is_told_by_the_one_who_knows_it(observed: Observed):
+    """A process that says 0 of what it does not know would make a minimum, or a difference, of all of them wrong."""
+    tellers: dict[str, set[str]] = {}
+    for service, texts in observed.texts.items():
+        for family in (family for text in texts for family in text_string_to_metric_families(text)):
+            if family.type == "gauge" and family.samples:
+                tellers.setdefault(family.name, set()).add(service)
+
+    executors = SERVICES - {"gateway", "planner", "sidecar"}
+    for name in ("omnibus_plan_epoch", "omnibus_plan_created_seconds", "omnibus_gateway_inflight"):
+        assert tellers[name] == {"gateway"}
+    assert tellers["omnibus_executor_inflight"] == tellers["omnibus_executor_credits"] == executors
+    assert tellers["omnibus_arena_leases"] == {"sidecar"}
+    assert tellers["omnibus_planner_epoch"] == tellers["omnibus_stream_bytes"] == {"planner"}
 
 
 def test_panels_and_alerts_ask_only_for_what_a_load_run_emits(observed: Observed):
