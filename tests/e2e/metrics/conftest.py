@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import httpx
 import nats
 import pytest
+from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from omnibus.bus.subjects import RECORD_STREAM
@@ -123,7 +124,7 @@ async def _lost(system: System, http: httpx.AsyncClient) -> None:
     await system.whole()
 
 
-async def _consumer(system: System) -> nats.NATS:
+async def _consumer(system: System) -> Client:
     """A durable consumer of the records that takes nothing, as a tool that hangs."""
     client = await nats.connect(system.state.nats_url)
     config = ConsumerConfig(durable_name="slow", ack_policy=AckPolicy.EXPLICIT)
