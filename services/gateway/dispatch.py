@@ -99,7 +99,6 @@ class Dispatcher:
         """
         running = Running(invocation, work, again, self._fetch, self._members)
         self._running[invocation.id] = running
-        GATEWAY.inflight.set(len(self._running))
         try:
             self._send(running)
         except OmnibusError:
@@ -128,7 +127,6 @@ class Dispatcher:
         self._running.pop(running.id, None)
         if not self._running:
             self._emptied.set()
-        GATEWAY.inflight.set(len(self._running))
         self._end(running, status)
         if _may_hold_tensors(running):
             self._tensors.end(running.id)

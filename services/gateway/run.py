@@ -21,6 +21,7 @@ from omnibus.plan import spread
 from omnibus.settings import GatewaySettings
 from omnibus.task import Segment
 from omnibus.tensors.client import TensorClient
+from services.gateway import metering
 from services.gateway.collected import Collected
 from services.gateway.dispatch import Dispatcher
 from services.gateway.filling import Place, filled, marked
@@ -70,6 +71,8 @@ class Runs:
         if self.dispatcher.inflight >= self.settings.max_inflight:
             if model:
                 self.loads.refused(model)
+            else:
+                GATEWAY.rejected.labels("", "gateway").inc()
             raise Overloaded(f"{self.dispatcher.inflight} requests are in flight here: try again later")
         return Run(self, app, model, next(self._numbers[_name(app)]), seed, pinned)
 
@@ -216,7 +219,7 @@ class Run:
         self.segments.append(running)
         self._counted.append(counted)
         runs.records.begin(running)
-        GATEWAY.path(assignment.model, assignment.kind, running.invocation.path).inc()
+        metering.count_paths(assignment, running.invocation.path)
         return running
 
     def _dispatch(self, segment: Segment, assignment: Assignment, ticket: Ticket | None, step: int) -> Running:
@@ -276,6 +279,8 @@ class Run:
         if self.over:
             return
         self.over = True
+        if got is not None and status == "done":
+            got.done()
         dispatcher = self._runs.dispatcher
         for running, counted in zip(self.segments, self._counted, strict=True):
             self._runs.loads.ended(counted, running, status == "done", self._began(running))

@@ -12,12 +12,12 @@ from omnibus.bus import subjects
 from omnibus.bus.messages import GatewayStatus
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import Fatal, OmnibusError, StoreUnavailable
-from omnibus.metrics import GATEWAY
 from omnibus.plan import Plan
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, StoreSettings, load
 from omnibus.store import Store
 from omnibus.tensors.client import TensorClient
+from services.gateway import metering
 from services.gateway.apps.service import Apps
 from services.gateway.chat import Chat
 from services.gateway.dispatch import Dispatcher
@@ -85,6 +85,7 @@ class GatewayService:
         await tenancy.startup(self._bus, lambda: self._announce("ready"))
         runs = Runs(settings, router, self._dispatcher, self._tensors, records, self._keep, loads, tenancy.admission)
         chat = Chat(runs, fetcher, Spoken(self._store, self._files, settings.file_seconds))
+        metering.watch(settings, router, members, self._dispatcher)
         replayer = Replayer(router, self._dispatcher, self._tensors, records, self._keep)
         await self._bus.respond(subjects.REPLAY, replayer.respond, queue="gateways")
         await self._bus.subscribe(subjects.event(subjects.CENSUS), lambda _: self._announce("ready"))
@@ -110,7 +111,6 @@ class GatewayService:
             # A store that lost everything counts from 1 again: what is newer is told by the clock.
             if plan is not None and (known is None or plan.epoch > known.epoch or plan.created > known.created):
                 router.plan = plan
-                GATEWAY.epoch.set(plan.epoch)
                 log.info("plan epoch %d: %s", plan.epoch, ", ".join(plan.models))
                 self._announce("ready")
 

@@ -257,8 +257,10 @@ class VllmSettings(Settings, frozen=True):
 class ServiceSettings(Settings, frozen=True):
     area: ClassVar[str] = "SERVICE"
 
-    #: Port of the metrics and health endpoint; 0: none.
+    #: Port of the metrics and health endpoint; 0: none, or a free one where ``metrics_dir`` is set.
     metrics_port: int = 0
+    #: Directory in which the service says where that is, in a file as Prometheus reads them (``file_sd_configs``).
+    metrics_dir: str = ""
     metrics_host: str = "127.0.0.1"
     log_level: str = "INFO"
     #: Seconds a stopping service may take to finish what it has accepted.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.errors import BadRequest, ProtocolError, StoreUnavailable, TooLarge
+from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import JobRecord, JobRules, Store
@@ -44,6 +45,7 @@ class Videos:
 
     def startup(self) -> None:
         """Work on jobs, and follow what becomes of them."""
+        GATEWAY.videos.one(lambda: len(self._worker.running))
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._follow()), loop.create_task(self._worker.serve())]
 

@@ -14,6 +14,20 @@ class Delivery(NamedTuple):
     refused: bool = False
 
 
+class Stream(NamedTuple):
+    """A stream of JetStream. ``limit`` is in bytes, negative for none; ``last`` counts all that ever came.
+
+    ``consumers`` are the durable ones: what each has still to get, and what it got and has not acknowledged.
+    """
+
+    name: str
+    messages: int
+    bytes: int
+    limit: int
+    last: int
+    consumers: Mapping[str, tuple[int, int]]
+
+
 #: Called in the reader's turn of the event loop: it must not block; long work goes to a task.
 Handler = Callable[[Delivery], None]
 
@@ -72,6 +86,9 @@ class Bus(Protocol):
 
     async def records(self, subject: str) -> list[Delivery]:
         """All stored records on ``subject``, oldest first."""
+
+    async def streams(self) -> list[Stream]:
+        """All streams and how far their consumers are. Raises ``BusUnavailable``."""
 
     async def drain(self) -> None:
         """Stop taking, finish what was taken, close."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from itertools import count
 from typing import Any
 
-from omnibus.bus import Delivery, Handler, Responder, asking
+from omnibus.bus import Delivery, Handler, Responder, Stream, asking
 from omnibus.errors import BusUnavailable, TooLarge
 from omnibus.settings import BusSettings
 
@@ -106,6 +106,9 @@ class MemoryBus:
 
     async def records(self, subject: str) -> list[Delivery]:
         return [delivery for delivery in self._records.values() if matches(subject, delivery.subject)]
+
+    async def streams(self) -> list[Stream]:
+        return []
 
     async def drain(self) -> None:
         for task in list(self._tasks):

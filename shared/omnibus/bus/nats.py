@@ -20,9 +20,10 @@ from nats.aio.msg import Msg
 from nats.micro.request import Request
 from nats.micro.service import EndpointConfig
 
-from omnibus.bus import Delivery, Handler, Responder, asking, subjects
+from omnibus.bus import Delivery, Handler, Responder, Stream, asking, subjects
 from omnibus.bus.permissions import inbox
 from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, Fatal, NotFound, ProtocolError, TooLarge
+from omnibus.metrics import PROCESS
 from omnibus.settings import BusSettings, public
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ class _Connection(Client):
         if handler is None:
             await super()._process_msg(sid, subject, reply, data, headers)
             return
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
         refused = bool(headers) and not data and NO_RESPONDERS in headers[:16]
         known = await self._process_headers(headers) if headers and not refused else None
         try:
@@ -118,6 +121,7 @@ class NatsBus:
             raise Fatal(
                 f"NATS server {version} is too old: Omnibus needs {OLDEST_SERVER[0]}.{OLDEST_SERVER[1]} or newer"
             )
+        _tell(connection)
         return cls(connection, settings)
 
     @property
@@ -262,6 +266,19 @@ class NatsBus:
             found.append(Delivery(message.subject or subject, message.data or b""))
             sequence = (message.seq or 0) + 1
 
+    async def streams(self) -> list[Stream]:
+        try:
+            return [await self._stream(info) for info in await self._js.streams_info()]
+        except (nats.errors.Error, TimeoutError) as error:
+            raise BusUnavailable(f"cannot look at the streams: {error or 'timed out'}") from error
+
+    async def _stream(self, info: nats.js.api.StreamInfo) -> Stream:
+        name, state = str(info.config.name), info.state
+        found = await self._js.consumers_info(name) if state.consumer_count else []
+        durable = {each.name: each for each in found if each.config.durable_name}  # others have made-up names
+        consumers = {key: (each.num_pending or 0, each.num_ack_pending or 0) for key, each in durable.items()}
+        return Stream(name, state.messages, state.bytes, info.config.max_bytes or -1, state.last_seq, consumers)
+
     async def drain(self) -> None:
         if self._nc.is_closed:
             return
@@ -282,6 +299,15 @@ def _tls(settings: BusSettings) -> ssl.SSLContext:
     except (OSError, ssl.SSLError) as error:
         raise BadRequest(f"the files of OMNIBUS_BUS_TLS_CA, _CERT, _KEY cannot be used: {error}") from error
     return context
+
+
+def _tell(connection: _Connection) -> None:
+    """From now on metrics are of this connection; a service has one."""
+    counts = connection.stats
+    PROCESS.bus.one(lambda: connection.is_connected)
+    PROCESS.reconnects.one(lambda: counts["reconnects"])
+    PROCESS.messages.by(lambda: {("in",): counts["in_msgs"], ("out",): counts["out_msgs"]})
+    PROCESS.bytes.by(lambda: {("in",): counts["in_bytes"], ("out",): counts["out_bytes"]})
 
 
 async def _log_error(error: Exception) -> None:
