@@ -1,0 +1,155 @@
+"""What became of one invocation, from its own record: who worked when, what waited for what, what went wrong.
+
+``of(invocation, ended)`` gives a ``Waterfall``. As JSON it is what ``omnibus show ID --json`` prints and what
+``GET /v1/invocations/{id}`` answers; ``GET /v1/invocations`` answers a ``Page`` of ``Summary``. Fields may be added;
+none changes its meaning. Sizes and digests are in it, never what users wrote or got.
+
+All times but ``created`` are seconds since ``created``, and null (``None``) when they are not known. Clocks of
+several machines may differ: what would run backwards is shown as taking no time.
+"""
+
+import msgspec
+
+from omnibus.errors import Problem
+
+#: Of the document.
+VERSION = 1
+
+#: Phases of a node, in order. A phase that took no time, or that nobody told the times of, is left out.
+#: ``dispatch`` the gateway sent it, the executor has not taken it; ``inputs`` it waits for what other nodes make;
+#: ``queue`` it waits for a place in the engine's batch; ``run`` it works towards its first output; ``output`` from
+#: there to its end. An engine that does not tell when it begins has its ``queue`` within ``run``.
+PHASES = ("dispatch", "inputs", "queue", "run", "output")
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """A stretch of a node's bar."""
+
+    name: str
+    start: float
+    end: float
+
+
+class Input(msgspec.Struct, frozen=True):
+    """One input of a node. ``kind``: ``text``, ``number``, ``json``, ``media``, ``tensor``, or ``nodes`` for outputs
+    of other nodes (see ``Waterfall.edges``). ``nbytes`` is 0 for ``nodes``; ``sha256`` is empty where none is known.
+    """
+
+    name: str
+    kind: str
+    nbytes: int = 0
+    sha256: str = ""
+    mime: str = ""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One node. ``state``: ``done``, ``failed``, ``stopped`` (the request ended before it did) or ``open``."""
+
+    node: int
+    component: str
+    task: str
+    model: str
+    option: str
+    executor: str
+    state: str
+    taken: float | None = None
+    ready: float | None = None
+    began: float | None = None
+    first: float | None = None
+    end: float | None = None
+    phases: tuple[Phase, ...] = ()
+    #: Bytes of tensors that it sent to other executors and to the gateway.
+    nbytes: int = 0
+    inputs: tuple[Input, ...] = ()
+
+
+class Edge(msgspec.Struct, frozen=True):
+    """An output of ``source`` that ``target`` reads. ``local``: both ran in one executor, so that nothing travelled.
+
+    ``sent`` is the source's first output, ``arrived`` when the target's executor had the first of it, and
+    ``seconds`` what lies between.
+    """
+
+    source: int
+    output: str
+    target: int
+    local: bool
+    sent: float | None = None
+    arrived: float | None = None
+    seconds: float | None = None
+
+
+class Move(msgspec.Struct, frozen=True):
+    """Attempt ``attempt`` was given up ``at`` then, and the invocation went to another route.
+
+    ``reason``: ``busy``, ``silent``, ``gone`` (its executor died), ``unavailable`` (its engine died), ``gap``,
+    ``retry`` or ``bus``. ``executor`` is who was lost, empty when nobody was.
+    """
+
+    attempt: int
+    at: float
+    reason: str
+    executor: str = ""
+    message: str = ""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What the client got: sizes and digests."""
+
+    characters: int = 0
+    text_sha256: str = ""
+    audio_seconds: float = 0.0
+    audio_sha256: str = ""
+    finish_reason: str = ""
+    usage: dict[str, int] = {}
+    #: Digests of results that an app read, by ``<node>.<output>``.
+    outputs: dict[str, str] = {}
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """One line of a list. ``status``: ``running``, ``done``, ``failed``, ``cancelled`` or ``expired``."""
+
+    id: str
+    app: str
+    model: str
+    type: str
+    path: str
+    epoch: int
+    status: str
+    created: float  # Unix seconds
+    seconds: float | None = None
+    #: When the client got the first output.
+    first: float | None = None
+    attempts: int = 1
+    replay_of: str = ""
+    parent: str = ""
+    #: ``Problem.code`` of one that failed.
+    code: str = ""
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Summaries, newest first. ``next`` is what ``before`` is to be for the page after it, null at the end."""
+
+    data: tuple[Summary, ...]
+    next: int | None = None
+    object: str = "list"
+
+
+class Waterfall(msgspec.Struct, frozen=True):
+    """All about one invocation."""
+
+    summary: Summary
+    seed: int
+    step: int
+    #: Ids of the later segments of the same request, in order.
+    segments: tuple[str, ...]
+    #: Seconds that it might have taken in all.
+    allowed: float
+    nodes: tuple[Row, ...]
+    edges: tuple[Edge, ...]
+    moves: tuple[Move, ...] = ()
+    outcome: Outcome | None = None
+    problem: Problem | None = None
+    #: ``full``: inputs are kept and it can be replayed. ``digest``: sizes and digests of them only.
+    record: str = "full"
+    v: int = VERSION
