@@ -22,6 +22,7 @@ from omnibus.bus.subjects import task_name, token
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.executor.contract import Item, Job
 from omnibus.plan import Plan
+from omnibus.recorded import Ended
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
 from services.gateway.chat import Chat
@@ -32,7 +33,7 @@ from services.gateway.http import Frontend
 from services.gateway.keep import MediaKeep
 from services.gateway.load import Loads
 from services.gateway.members import Members
-from services.gateway.records import Ended, Records
+from services.gateway.records import Records
 from services.gateway.replay import Replayer
 from services.gateway.route import Router
 from services.gateway.routes.table import Table
