@@ -74,6 +74,7 @@ class Frontend:
             app.add_route(path, _not_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
         self._table.files.add(app)
         self._table.videos.add(app)
+        self._table.invocations.add(app)
         app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
         if self._apps is not None:
             Routes(self._settings, self._apps.control).add(app)

@@ -27,7 +27,7 @@ class Records:
     """Writes to the stream without waiting; reads it for replay. ``full`` keeps inputs, else digests."""
 
     def __init__(self, bus: Bus, full: bool, keep: MediaKeep) -> None:
-        self._bus = bus
+        self.bus = bus
         self._keep = keep
         self.full = full
 
@@ -64,13 +64,13 @@ class Records:
 
     def _publish(self, invocation: Invocation, body: bytes, id: str) -> None:
         try:
-            self._bus.record(subjects.record(invocation.app, invocation.id), body, id)
+            self.bus.record(subjects.record(invocation.app, invocation.id), body, id)
         except OmnibusError as error:  # serving goes on without its record
             log.warning("%s was not recorded: %s", id, error)
 
     async def find(self, id: str) -> Record:
         """A recorded invocation and its end. Raises ``NotFound``."""
-        return await recorded.find(self._bus, id)
+        return await recorded.find(self.bus, id)
 
 
 def fingerprints(running: Running) -> dict[str, str]:

@@ -84,7 +84,10 @@ class Bus(Protocol):
         """All stored records on ``subject``, oldest first."""
 
     async def latest(self, stream: Stream, count: int, below: int = 0) -> list[Stored]:
-        """What is kept of the last ``count`` numbers of ``stream``, or of the last before ``below``; oldest first."""
+        """At most ``count`` messages: the last of ``stream``, or the last before number ``below``; oldest first.
+
+        Empty only where there are none. Removed messages may make it fewer than there are.
+        """
 
     async def forget(self, stream: Stream, subject: str) -> int:
         """Remove what ``stream`` has on ``subject``; returns how many messages there were."""

@@ -116,8 +116,7 @@ class MemoryBus:
         return [Delivery(kept.subject, kept.data) for kept in self._kept(stream) if matches(subject, kept.subject)]
 
     async def latest(self, stream: Stream, count: int, below: int = 0) -> list[Stored]:
-        end = min(below or math.inf, self._numbers.get(stream.name, 0) + 1)
-        return [kept for kept in self._kept(stream) if end - count <= kept.number < end]
+        return [kept for kept in self._kept(stream) if kept.number < (below or math.inf)][-count:]
 
     async def forget(self, stream: Stream, subject: str) -> int:
         gone = [id for id, (keeps, kept) in self._records.items() if keeps == stream and matches(subject, kept.subject)]

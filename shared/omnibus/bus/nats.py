@@ -275,11 +275,13 @@ class NatsBus:
         except (nats.errors.Error, TimeoutError) as error:
             raise BusUnavailable(f"cannot read {stream.name}: {error}") from error
         end = min(below or state.last_seq + 1, state.last_seq + 1)
-        begin = max(end - count, state.first_seq)
-        if begin >= end or not state.messages:
-            return []
-        wanted = {"seq": begin, "batch": end - begin, "max_bytes": BATCH, "next_by_subj": stream.subjects}
-        return [stored for stored in await self._get(stream, wanted) if stored.number < end]
+        found: list[Stored] = []
+        while state.messages and end > state.first_seq and not found:  # else all between were removed
+            begin = max(end - count, state.first_seq)
+            wanted = {"seq": begin, "batch": end - begin, "max_bytes": BATCH, "next_by_subj": stream.subjects}
+            found = [stored for stored in await self._get(stream, wanted) if stored.number < end]
+            end = begin
+        return found
 
     async def _get(self, stream: Stream, wanted: dict[str, Any]) -> list[Stored]:
         """Direct gets of many messages, which nats-py does not have."""
