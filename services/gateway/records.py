@@ -14,6 +14,7 @@ from omnibus.errors import OmnibusError
 from omnibus.graph import DIGEST, HANDLE, Invocation
 from omnibus.recorded import Answer, Ended, Record
 from services.gateway.collected import Collected
+from services.gateway.deadletters import DeadLetters
 from services.gateway.keep import MediaKeep
 from services.gateway.running import Running
 
@@ -26,8 +27,9 @@ SHOWN = 16_000
 class Records:
     """Writes to the stream without waiting; reads it for replay. ``full`` keeps inputs, else digests."""
 
-    def __init__(self, bus: Bus, full: bool, keep: MediaKeep) -> None:
+    def __init__(self, bus: Bus, full: bool, keep: MediaKeep, dead: DeadLetters | None = None) -> None:
         self.bus = bus
+        self._dead = dead
         self._keep = keep
         self.full = full
 
@@ -61,6 +63,14 @@ class Records:
             node=running.failed,
         )
         self._publish(invocation, messages.encode(ended), f"{invocation.id}.end")
+        if status == "failed" and self._dead is not None:
+            self._bury(self._dead, running)
+
+    def _bury(self, dead: DeadLetters, running: Running) -> None:
+        try:
+            dead.write(running, _digested(running.invocation))
+        except OmnibusError as error:
+            log.warning("the dead letter of %s was not kept: %s", running.id, error)
 
     def _publish(self, invocation: Invocation, body: bytes, id: str) -> None:
         try:

@@ -96,14 +96,19 @@ def describe(invocation: Invocation, ended: Ended | None) -> list[str]:
 async def replay(options: argparse.Namespace) -> int:
     bus = await connect(options)
     try:
-        body = encode((await recorded.find(bus, options.id)).invocation)
-        last: dict[str, Any] = {}
-        async for part in bus.requests(subjects.REPLAY, body, PATIENCE):
-            last = json.loads(part)
-            print(part.decode() if options.json else _progress(last), flush=True)
+        last = await replayed(bus, (await recorded.find(bus, options.id)).invocation, options.json)
     finally:
         await bus.drain()
     return 0 if last.get("status") == "done" and last.get("identical") is not False else 1
+
+
+async def replayed(bus: NatsBus, invocation: Invocation, plain: bool) -> dict[str, Any]:
+    """Replay ``invocation`` and print how it goes, as JSON if ``plain``; returns the last thing that was said."""
+    last: dict[str, Any] = {}
+    async for part in bus.requests(subjects.REPLAY, encode(invocation), PATIENCE):
+        last = json.loads(part)
+        print(part.decode() if plain else _progress(last), flush=True)
+    return last
 
 
 def _progress(part: dict[str, Any]) -> str:
