@@ -84,6 +84,7 @@ class Frontend:
         ModelRoutes(self._router, self._apps.registry if self._apps is not None else None).add(app)
         self._table.files.add(app)
         self._table.videos.add(app)
+        self._table.invocations.add(app)
         app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
         if self._apps is not None:
             Routes(self._settings, self._apps.control).add(app)

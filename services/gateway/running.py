@@ -1,34 +1,54 @@
 """One invocation in flight: what was sent where, what came back, what is still out."""
 
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from omnibus.bus.messages import Hop
 from omnibus.errors import OmnibusError
 from omnibus.graph import Invocation
+from omnibus.recorded import Moved
+from omnibus.tracing import Span
 from services.gateway.members import Member, Members
 from services.gateway.route import Route
 from services.gateway.streams import Fetch, ResultStream
+from services.gateway.tape import Tape
 
 #: Routes the invocation again, without the executors named: the same path rules, pins and graph.
 Again = Callable[[frozenset[str]], Route]
+
+#: Characters of why an attempt was given up.
+SAID = 200
 
 
 class Running:
     """State of one invocation at its gateway. Owned by the dispatcher; read by the app."""
 
     def __init__(
-        self, invocation: Invocation, work: Sequence[float], again: Again, fetch: Fetch, members: Members
+        self,
+        invocation: Invocation,
+        work: Sequence[float],
+        again: Again,
+        fetch: Fetch,
+        members: Members,
+        tapes: Mapping[tuple[int, str], Tape] | None = None,
     ) -> None:
         self.invocation = invocation
         self.again = again
-        self.streams = {key: ResultStream(*key, fetch) for key in invocation.outputs}
+        self.tapes = tapes or {}  # of what nodes pass to each other, where that is kept
+        self.streams = {key: ResultStream(*key, self._fetch(key, fetch)) for key in invocation.outputs}
         self.hops: dict[int, Hop] = {}
         self.accepted: set[str] = set()
         self.lost: set[str] = set()  # executors that refused, were busy or died
+        self.moves: list[Moved] = []  # attempts that were given up
+        self.failed = -1  # the node that failed, as far as that is known
         self.failure: OmnibusError | None = None
+        self.span: Span | None = None  # None while traces are off
+        #: Executors that nothing is sent to, and what is called when all others were sent an attempt.
+        self.absent: frozenset[str] = frozenset()
+        self.on_sent: Callable[[Running], None] | None = None
         self.over = False
         self.body = b""  # the invocation as it was sent
         self.on_settled: Callable[[], None] | None = None
@@ -41,6 +61,11 @@ class Running:
     @property
     def id(self) -> str:
         return self.invocation.id
+
+    def _fetch(self, key: tuple[int, str], fetch: Fetch) -> Fetch:
+        """What is kept was read already."""
+        tape = self.tapes.get(key)
+        return fetch if tape is None else lambda _: tape.last
 
     def charge(self) -> None:
         """Count this invocation's work at the executors of its route."""
@@ -79,11 +104,17 @@ class Running:
         """Whether a node on ``executor`` is not finished yet."""
         return self._left[executor] > 0
 
+    def gave_up(self, reason: str, error: OmnibusError) -> None:
+        """This attempt is lost, and why."""
+        where = self.invocation.attempt
+        self.moves.append(Moved(where, time.time(), reason, error.executor, error.message[:SAID]))
+
     def moved(self, route: Route) -> None:
         """Begin the next attempt on ``route``."""
         self.discharge()
         self.accepted.clear()
         self.hops.clear()
+        self.failed = -1
         self._work = route.work
         self.invocation = msgspec.structs.replace(
             self.invocation,
@@ -94,6 +125,8 @@ class Running:
         )
         for stream in self.streams.values():
             stream.restart()
+        for tape in self.tapes.values():
+            tape.restart()
 
     def fail(self, error: OmnibusError) -> None:
         if self.failure is None:

@@ -8,10 +8,11 @@ import socket
 
 import msgspec
 
+from omnibus import tracing
 from omnibus.bus import subjects
 from omnibus.bus.messages import GatewayStatus
 from omnibus.bus.nats import NatsBus
-from omnibus.errors import Fatal, OmnibusError, StoreUnavailable
+from omnibus.errors import BadRequest, Fatal, OmnibusError, StoreUnavailable
 from omnibus.plan import Plan
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, StoreSettings, load
@@ -20,6 +21,7 @@ from omnibus.tensors.client import TensorClient
 from services.gateway import metering
 from services.gateway.apps.service import Apps
 from services.gateway.chat import Chat
+from services.gateway.deadletters import DeadLetters
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fetch import Fetcher, FetchRules
 from services.gateway.files import Files
@@ -27,7 +29,7 @@ from services.gateway.http import Frontend
 from services.gateway.keep import MediaKeep
 from services.gateway.load import Loads
 from services.gateway.members import Members
-from services.gateway.records import Records
+from services.gateway.records import MODES, Records
 from services.gateway.replay import Replayer
 from services.gateway.route import Router
 from services.gateway.routes.table import Table
@@ -41,6 +43,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds until the next attempt to read a plan when the store was at fault.
 AGAIN = 0.5
+#: Seconds that a stopping gateway may take to send the last traces.
+LAST_TRACES = 2.0
 #: Parameters of glibc's mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
@@ -66,17 +70,23 @@ class GatewayService:
 
     async def startup(self) -> None:
         _reuse_large_buffers()
+        tracing.start("gateway")
+        if self._settings.record not in MODES:
+            raise BadRequest(f"OMNIBUS_GATEWAY_RECORD={self._settings.record!r}: it is one of {', '.join(MODES)}")
         settings, bus_settings, sidecar = self._settings, load(BusSettings), load(SidecarSettings)
         gateway = secrets.token_hex(3)
         self._bus = await NatsBus.connect(bus_settings, f"gateway-{gateway}")
         self._tensors = await TensorClient.connect(sidecar.socket, f"gateway-{gateway}", sidecar.node_name)
         await self._bus.open_records(bus_settings.record_seconds, bus_settings.record_bytes)
+        await self._bus.open_records(bus_settings.dead_seconds, bus_settings.dead_bytes, subjects.DEADLETTERS)
         members = Members()
         router = self._router = Router(gateway, members)
         limit = bus_settings.max_payload
         self._dispatcher = Dispatcher(gateway, self._bus, self._tensors, members, limit)
+        self._dispatcher.keeps = settings.record == "stages"
         await self._dispatcher.startup()
-        records = Records(self._bus, settings.record == "full", self._keep)
+        dead = DeadLetters(self._bus, settings.deadletters == "full", limit)
+        records = Records(self._bus, settings.record != "digest", self._keep, dead)
         ports = None if settings.allow_private else FetchRules().ports
         rules = FetchRules(allow_http=settings.allow_http, allow_private=settings.allow_private, ports=ports)
         fetcher = Fetcher(rules)
@@ -143,7 +153,7 @@ class GatewayService:
             listener = socket.create_server((settings.host, settings.port), backlog=2048)
         except OSError as error:
             raise Fatal(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
-        self._server = server(frontend.application(), settings.tls_cert, settings.tls_key)
+        self._server = server(tracing.http(frontend.application()), settings.tls_cert, settings.tls_key)
         self._tasks.append(asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener])))
 
     async def drain(self, seconds: float) -> None:
@@ -178,6 +188,7 @@ class GatewayService:
         self._keep.close()
         self._files.close()
         await self._store.close()
+        await asyncio.to_thread(tracing.stop, LAST_TRACES)
 
 
 def _reuse_large_buffers() -> None:

@@ -38,6 +38,9 @@ class BusSettings(Settings, frozen=True):
     record_seconds: float = 24 * 3600.0
     #: Bytes that the record stream may take on disk.
     record_bytes: int = 1 << 30
+    #: The same of dead letters: inputs that crashed or failed an engine.
+    dead_seconds: float = 7 * 24 * 3600.0
+    dead_bytes: int = 64 << 20
 
 
 class StoreSettings(Settings, frozen=True):
@@ -83,8 +86,11 @@ class GatewaySettings(Settings, frozen=True):
     max_body: int = 64 << 20
     #: Invocations in flight at this gateway before it answers 429.
     max_inflight: int = 512
-    #: ``full``: inputs and media are kept, so that replay is exact. ``digest``: sizes and digests only.
+    #: ``full``: inputs and media are kept, so that replay is exact. ``stages``: also what nodes pass to each other, so
+    #: that a replay may begin at any of them; it costs memory and time. ``digest``: sizes and digests only.
     record: str = "full"
+    #: What dead letters keep of inputs, in the same words.
+    deadletters: str = "digest"
     #: Directory of recorded media, by content hash; empty: none is kept.
     media_dir: str = ""
     media_bytes: int = 1 << 30
@@ -265,6 +271,14 @@ class ServiceSettings(Settings, frozen=True):
     log_level: str = "INFO"
     #: Seconds a stopping service may take to finish what it has accepted.
     drain: float = 10.0
+
+
+def otlp_endpoint(environ: Mapping[str, str] | None = None) -> str:
+    """Where traces go, by OpenTelemetry's own variables; empty: nowhere."""
+    environ = os.environ if environ is None else environ
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return ""
+    return environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
 
 
 S = TypeVar("S", bound=Settings)
