@@ -9,6 +9,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import nats.errors
@@ -148,7 +149,8 @@ class NatsBus:
         await self._settle(5)
 
         async def stop() -> None:
-            await subscription.unsubscribe()
+            with suppress(nats.errors.Error):  # a connection that is closed delivers nothing
+                await subscription.unsubscribe()
             self._nc.handlers.pop(subscription._id, None)
 
         return stop
