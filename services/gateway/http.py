@@ -19,6 +19,7 @@ from services.gateway.apps.routes import INVOKE, Routes
 from services.gateway.apps.service import Apps
 from services.gateway.chat import Chat
 from services.gateway.chatting import ChatRoute
+from services.gateway.console.routes import Console
 from services.gateway.dispatch import Dispatcher
 from services.gateway.openai import openapi
 from services.gateway.openai.problems import error_body
@@ -39,6 +40,7 @@ class Frontend:
         dispatcher: Dispatcher,
         table: Table,
         apps: Apps | None = None,
+        console: Console | None = None,
     ) -> None:
         self._settings = settings
         self._chat = ChatRoute(settings, chat, apps.chats if apps is not None else None, table.draw)
@@ -46,6 +48,7 @@ class Frontend:
         self._dispatcher = dispatcher
         self._table = table
         self._apps = apps
+        self._console = console
 
     def application(self) -> ASGIApp:
         """Everything that this gateway answers."""
@@ -74,6 +77,8 @@ class Frontend:
             app.add_route(path, _not_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
         self._table.files.add(app)
         self._table.videos.add(app)
+        if self._console is not None:
+            self._console.add(app)
         app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
         if self._apps is not None:
             Routes(self._settings, self._apps.control).add(app)

@@ -20,6 +20,7 @@ from omnibus.store import Store
 from omnibus.tensors.client import TensorClient
 from services.gateway.apps.service import Apps
 from services.gateway.chat import Chat
+from services.gateway.console.routes import Console
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fetch import Fetcher, FetchRules
 from services.gateway.files import Files
@@ -57,6 +58,7 @@ class GatewayService:
         self._files = Files(self._settings)
         self._apps: Apps | None = None
         self._videos: Videos | None = None
+        self._console: Console | None = None
         self._server: Server | None = None
         self._router: Router | None = None
         self._loads: Loads | None = None
@@ -91,7 +93,8 @@ class GatewayService:
         self._videos = Videos(settings, self._store, runs)
         self._videos.startup()
         table = Table(runs, chat, self._files, self._videos)
-        self._listen(Frontend(settings, chat, router, self._dispatcher, table, self._apps))
+        self._console = Console(settings, self._store, self._bus)
+        self._listen(Frontend(settings, chat, router, self._dispatcher, table, self._apps, self._console))
         log.info("gateway %s on http://%s:%d", gateway, settings.host, settings.port)
 
     async def _follow_plan(self, router: Router) -> None:
@@ -143,6 +146,8 @@ class GatewayService:
     async def drain(self, seconds: float) -> None:
         if self._server is not None:
             self._server.should_exit = True
+        if self._console is not None:
+            await self._console.close()
         if self._videos is not None:  # others go on with what is being made here
             await self._videos.shutdown()
         if self._dispatcher is not None and self._apps is not None:
@@ -152,6 +157,8 @@ class GatewayService:
         if self._server is not None:
             self._server.should_exit = True
             self._server.force_exit = True
+        if self._console is not None:
+            await self._console.close()
         for task in self._tasks:
             await until_cancelled(task)
         if self._videos is not None:
