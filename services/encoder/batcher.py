@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from omnibus.errors import StageUnavailable
+from omnibus.executor.moments import mine
 from omnibus.executor.schedule import Budget, Schedule
 from omnibus_models.contract import Prepared
 
@@ -29,11 +30,12 @@ class Loop(Protocol):
 class Waiting:
     """One prepared item and the future of its result."""
 
-    __slots__ = ("batcher", "item", "result")
+    __slots__ = ("batcher", "began", "item", "result")
 
     def __init__(self, batcher: "Batcher", item: Prepared) -> None:
         self.batcher = batcher
         self.item = item
+        self.began = mine()
         self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     @property
@@ -106,6 +108,8 @@ class Batcher:
         batch = [entry for entry in batch if not entry.result.done()]
         if not batch:
             return
+        for entry in batch:
+            entry.began.now()
         try:
             results = await self._run([entry.item for entry in batch])
         except Exception as error:  # noqa: BLE001 - one of these items is guilty: find it, and let the others go on

@@ -4,23 +4,11 @@ import hashlib
 import time
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from omnibus.metrics import GATEWAY
+from omnibus.recorded import Answer
 from services.gateway.openai import answers
-
-
-class Answer(msgspec.Struct, omit_defaults=True):
-    """What the client got. ``audio`` is the SHA-256 of its 16-bit samples."""
-
-    text: str = ""
-    text_sha256: str = ""
-    audio_sha256: str = ""
-    audio_seconds: float = 0.0
-    rate: int = 0
-    finish_reason: str = ""
-    usage: dict[str, int] = {}
 
 
 class Collected:
@@ -88,4 +76,5 @@ class Collected:
             rate=self.rate if self._samples else 0,
             finish_reason=self.finish,
             usage=self._usage,
+            characters=len(text),
         )

@@ -208,6 +208,7 @@ class Dispatcher:
 
     def _on_failed(self, running: Running, failed: Failed) -> None:
         error = from_problem(failed.problem)
+        running.failed = failed.node
         if isinstance(error, StageUnavailable):  # it lives, but its engine does not: others can take the work
             self._move(running, error.executor, error, "unavailable")
         elif isinstance(error, StaleHandle | ProtocolError | SequenceGap) and running.invocation.attempt + 1 < ATTEMPTS:
@@ -261,11 +262,13 @@ class Dispatcher:
         if running.over or running.failure is not None or running.on_settled is not None:
             return  # nothing is missing any more
         if running.invocation.attempt + 1 >= ATTEMPTS:
+            running.gave_up(reason, error)
             running.fail(error)
             return
         self._again(running, error, reason)
 
     def _again(self, running: Running, error: OmnibusError, reason: str) -> None:
+        running.gave_up(reason, error)
         try:
             route = running.again(frozenset(running.lost))
         except OmnibusError as none:

@@ -79,6 +79,7 @@ class Frontend:
         self._table.videos.add(app)
         if self._console is not None:
             self._console.add(app)
+        self._table.invocations.add(app)
         app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
         if self._apps is not None:
             Routes(self._settings, self._apps.control).add(app)

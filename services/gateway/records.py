@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 
-from omnibus import graph
+from omnibus import graph, recorded
 from omnibus.bus import Bus, messages, subjects
-from omnibus.bus.messages import Hop
-from omnibus.errors import NotFound, OmnibusError, Problem
-from omnibus.graph import HANDLE, WIRE_VERSION, Invocation
-from services.gateway.collected import Answer, Collected
+from omnibus.errors import OmnibusError
+from omnibus.graph import DIGEST, HANDLE, Invocation
+from omnibus.recorded import Answer, Ended, Record
+from services.gateway.collected import Collected
+from services.gateway.deadletters import DeadLetters
 from services.gateway.keep import MediaKeep
 from services.gateway.running import Running
 
@@ -23,32 +24,12 @@ log = logging.getLogger(__name__)
 SHOWN = 16_000
 
 
-class Ended(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
-    """The end of an invocation as it is recorded. Times are Unix seconds."""
-
-    inv: str
-    status: str
-    created: float
-    finished: float
-    first: float = 0.0
-    attempts: int = 1
-    path: str = ""
-    route: tuple[str, ...] = ()
-    hops: tuple[Hop, ...] = ()
-    answer: Answer = msgspec.field(default_factory=Answer)
-    problem: Problem | None = None
-    v: int = WIRE_VERSION
-    #: Digests of an app's results, by ``<node>.<output>``.
-    outputs: dict[str, str] = {}
-    #: Ids of the later segments of this request.
-    segments: tuple[str, ...] = ()
-
-
 class Records:
     """Writes to the stream without waiting; reads it for replay. ``full`` keeps inputs, else digests."""
 
-    def __init__(self, bus: Bus, full: bool, keep: MediaKeep) -> None:
-        self._bus = bus
+    def __init__(self, bus: Bus, full: bool, keep: MediaKeep, dead: DeadLetters | None = None) -> None:
+        self.bus = bus
+        self._dead = dead
         self._keep = keep
         self.full = full
 
@@ -77,24 +58,29 @@ class Records:
             problem=running.failure.problem() if running.failure is not None else None,
             outputs=fingerprints(running),
             segments=tuple(segments),
+            options=invocation.options,
+            moves=tuple(running.moves),
+            node=running.failed,
         )
         self._publish(invocation, messages.encode(ended), f"{invocation.id}.end")
+        if status == "failed" and self._dead is not None:
+            self._bury(self._dead, running)
+
+    def _bury(self, dead: DeadLetters, running: Running) -> None:
+        try:
+            dead.write(running, _digested(running.invocation))
+        except OmnibusError as error:
+            log.warning("the dead letter of %s was not kept: %s", running.id, error)
 
     def _publish(self, invocation: Invocation, body: bytes, id: str) -> None:
         try:
-            self._bus.record(subjects.record(invocation.app, invocation.id), body, id)
+            self.bus.record(subjects.record(invocation.app, invocation.id), body, id)
         except OmnibusError as error:  # serving goes on without its record
             log.warning("%s was not recorded: %s", id, error)
 
-    async def find(self, id: str) -> tuple[Invocation, Ended | None]:
+    async def find(self, id: str) -> Record:
         """A recorded invocation and its end. Raises ``NotFound``."""
-        found = await self._bus.records(f"{subjects.ROOT}.inv.*.{id}")
-        bodies = [delivery.data for delivery in found]
-        ends = [body for body in bodies if b'"kind":"end"' in body]
-        begins = [body for body in bodies if body not in ends]
-        if not begins:
-            raise NotFound(f"no record of invocation {id!r}: its retention may have passed")
-        return graph.decode(begins[0]), msgspec.json.decode(ends[-1], type=Ended) if ends else None
+        return await recorded.find(self.bus, id)
 
 
 def fingerprints(running: Running) -> dict[str, str]:
@@ -123,4 +109,4 @@ def _digest(value: Any) -> Any:
     if isinstance(value, dict) and HANDLE in value:
         return {key: entry for key, entry in value.items() if key != HANDLE}
     body = msgspec.json.encode(value)
-    return {"$digest": hashlib.sha256(body).hexdigest(), "nbytes": len(body)}
+    return {DIGEST: hashlib.sha256(body).hexdigest(), "nbytes": len(body)}

@@ -17,15 +17,16 @@ from omnibus import graph
 from omnibus.bus import Delivery
 from omnibus.encoding.sound import pcm16
 from omnibus.errors import BadRequest, DeadlineExceeded, NotFound, OmnibusError
-from omnibus.graph import HANDLE, Invocation, Node
+from omnibus.graph import DIGEST, HANDLE, Invocation, Node
+from omnibus.recorded import Answer, Ended
 from omnibus.tensors.client import TensorClient
 from services.gateway.chat import APP
-from services.gateway.collected import Answer, Collected
+from services.gateway.collected import Collected
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fingerprint import Fingerprint
 from services.gateway.keep import MediaKeep
 from services.gateway.placing import restore
-from services.gateway.records import SHOWN, Ended, Records, fingerprints
+from services.gateway.records import SHOWN, Records, fingerprints
 from services.gateway.route import Router
 from services.gateway.running import Running
 from services.gateway.streams import merge
@@ -115,7 +116,7 @@ class Replayer:
         """Bring inputs that travelled by handle back into the arena, from their content hash."""
         inputs = dict(node.inputs)
         for name, value in inputs.items():
-            if isinstance(value, dict) and "$digest" in value:
+            if isinstance(value, dict) and DIGEST in value:
                 raise BadRequest(f"input {name!r} was recorded as a digest: set OMNIBUS_GATEWAY_RECORD=full to replay")
             inputs[name] = await self._bring(value, id, deadline)
         return graph.with_inputs(node, inputs)

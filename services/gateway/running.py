@@ -1,5 +1,6 @@
 """One invocation in flight: what was sent where, what came back, what is still out."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -8,12 +9,16 @@ import msgspec
 from omnibus.bus.messages import Hop
 from omnibus.errors import OmnibusError
 from omnibus.graph import Invocation
+from omnibus.recorded import Moved
 from services.gateway.members import Member, Members
 from services.gateway.route import Route
 from services.gateway.streams import Fetch, ResultStream
 
 #: Routes the invocation again, without the executors named: the same path rules, pins and graph.
 Again = Callable[[frozenset[str]], Route]
+
+#: Characters of why an attempt was given up.
+SAID = 200
 
 
 class Running:
@@ -28,6 +33,8 @@ class Running:
         self.hops: dict[int, Hop] = {}
         self.accepted: set[str] = set()
         self.lost: set[str] = set()  # executors that refused, were busy or died
+        self.moves: list[Moved] = []  # attempts that were given up
+        self.failed = -1  # the node that failed, as far as that is known
         self.failure: OmnibusError | None = None
         self.over = False
         self.body = b""  # the invocation as it was sent
@@ -79,11 +86,17 @@ class Running:
         """Whether a node on ``executor`` is not finished yet."""
         return self._left[executor] > 0
 
+    def gave_up(self, reason: str, error: OmnibusError) -> None:
+        """This attempt is lost, and why."""
+        where = self.invocation.attempt
+        self.moves.append(Moved(where, time.time(), reason, error.executor, error.message[:SAID]))
+
     def moved(self, route: Route) -> None:
         """Begin the next attempt on ``route``."""
         self.discharge()
         self.accepted.clear()
         self.hops.clear()
+        self.failed = -1
         self._work = route.work
         self.invocation = msgspec.structs.replace(
             self.invocation,

@@ -21,6 +21,7 @@ from omnibus.tensors.client import TensorClient
 from services.gateway.apps.service import Apps
 from services.gateway.chat import Chat
 from services.gateway.console.routes import Console
+from services.gateway.deadletters import DeadLetters
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fetch import Fetcher, FetchRules
 from services.gateway.files import Files
@@ -71,12 +72,14 @@ class GatewayService:
         self._bus = await NatsBus.connect(bus_settings, f"gateway-{gateway}")
         self._tensors = await TensorClient.connect(sidecar.socket, f"gateway-{gateway}", sidecar.node_name)
         await self._bus.open_records(bus_settings.record_seconds, bus_settings.record_bytes)
+        await self._bus.open_records(bus_settings.dead_seconds, bus_settings.dead_bytes, subjects.DEADLETTERS)
         members = Members()
         router = self._router = Router(gateway, members)
         limit = bus_settings.max_payload
         self._dispatcher = Dispatcher(gateway, self._bus, self._tensors, members, limit)
         await self._dispatcher.startup()
-        records = Records(self._bus, settings.record == "full", self._keep)
+        dead = DeadLetters(self._bus, settings.deadletters == "full", limit)
+        records = Records(self._bus, settings.record == "full", self._keep, dead)
         ports = None if settings.allow_private else FetchRules().ports
         rules = FetchRules(allow_http=settings.allow_http, allow_private=settings.allow_private, ports=ports)
         fetcher = Fetcher(rules)

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from omnibus.errors import StageUnavailable
+from omnibus.executor.moments import mine
 from omnibus_models.contract import Denoising, Stepper
 from services.compute import Compute
 from services.generator.turns import Size, Turns
@@ -29,6 +30,7 @@ class Making:
         self.denoising = denoising
         self.every = every
         self.show = show
+        self.began = mine()
         self._news: asyncio.Queue[Step | Exception] = asyncio.Queue()  # never more than its steps
 
     def tell(self, news: Step | Exception) -> None:
@@ -101,6 +103,8 @@ class Studio:
 
     async def _settle(self, batch: Sequence[Making]) -> None:
         """Let ``batch`` take a step and tell them; raises nothing."""
+        for making in batch:
+            making.began.now()
         try:
             news = await self._compute(self._step, batch)
         except Exception as error:  # noqa: BLE001 - one of these is guilty: find it, and let the others go on

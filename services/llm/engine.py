@@ -212,6 +212,8 @@ class Engine(Generic[S]):
     async def _insert(self) -> None:
         arrived, self._arrived = self._arrived, []
         alive = [sequence for sequence in arrived if not sequence.gone]
+        for sequence in alive:
+            sequence.began.now()
         for sequence, error in await self._compute(self._steps.insert, alive):
             if error is not None:
                 sequence.fail(error)
@@ -223,6 +225,8 @@ class Engine(Generic[S]):
         if turn.decode:
             self._deliver(await self._compute(self.decoding, self._steps.decode, turn.decode))
         if turn.prefill:
+            for sequence, _ in turn.prefill:
+                sequence.began.now()
             begun = await self._compute(self._steps.prefill, turn.prefill)
             for sequence, result in begun:
                 if isinstance(result, Step) and not (sequence.gone or sequence.pauses or result.finish):

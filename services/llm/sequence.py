@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import DynamicCache
 
+from omnibus.executor.moments import mine
 from omnibus_models.attention import Attention
 from omnibus_models.contract import Prefill
 from services.llm.sampling import Picker
@@ -83,6 +84,7 @@ class Sequence:
         self.gone = False  # finished, failed or cancelled: its slot is to be freed
         self.broken = False  # its keys and values may hold NaN
         self.inbox = Inbox()
+        self.began = mine()  # when the first step that it is in began
         self.goes: Packed = ({}, None)  # its cache, for another executor
         self.came: Packed = ({}, None)  # its cache, from another executor
         self.step: asyncio.Future[None] | None = None  # what its owner waits for besides tokens

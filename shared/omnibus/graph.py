@@ -21,6 +21,8 @@ _STRIDE = 0x9E3779B97F4A7C15
 
 REF = "$ref"
 HANDLE = "$handle"
+#: Key of what stands for an input in a record that has no users' content.
+DIGEST = "$digest"
 
 
 def ref(node: int, output: str) -> dict[str, Any]:

@@ -35,6 +35,9 @@ class BusSettings(Settings, frozen=True):
     record_seconds: float = 24 * 3600.0
     #: Bytes that the record stream may take on disk.
     record_bytes: int = 1 << 30
+    #: The same of dead letters: inputs that crashed or failed an engine.
+    dead_seconds: float = 7 * 24 * 3600.0
+    dead_bytes: int = 64 << 20
 
 
 class StoreSettings(Settings, frozen=True):
@@ -74,6 +77,8 @@ class GatewaySettings(Settings, frozen=True):
     max_inflight: int = 512
     #: ``full``: inputs and media are kept, so that replay is exact. ``digest``: sizes and digests only.
     record: str = "full"
+    #: What dead letters keep of inputs, in the same words.
+    deadletters: str = "digest"
     #: Directory of recorded media, by content hash; empty: none is kept.
     media_dir: str = ""
     media_bytes: int = 1 << 30

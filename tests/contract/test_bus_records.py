@@ -90,3 +90,67 @@ async def test_opening_the_records_again_loses_nothing(keeping: Bus):
     await keeping.open_records(120.0, 2 << 20)
 
     assert [delivery.data for delivery in await kept(keeping, subject, 1)] == [b"x"]
+
+
+async def test_the_latest_records_come_with_their_numbers(keeping: Bus):
+    subject = subjects.record("chat", f"i-{next(_number)}")
+    for number in range(5):
+        keeping.record(subject, b"%d" % number, f"{subject}.{number}")
+    await kept(keeping, subject, 5)
+
+    last = await keeping.latest(subjects.INVOCATIONS, 3)
+    before = await keeping.latest(subjects.INVOCATIONS, 2, last[0].number)
+
+    assert [(stored.subject, stored.data) for stored in last] == [(subject, b"2"), (subject, b"3"), (subject, b"4")]
+    assert [stored.data for stored in before] == [b"0", b"1"]
+    numbers = [stored.number for stored in (*before, *last)]
+    assert numbers == list(range(numbers[0], numbers[0] + 5))
+
+
+async def test_there_is_nothing_before_the_first_record(keeping: Bus):
+    subject = subjects.record("chat", f"i-{next(_number)}")
+    keeping.record(subject, b"x", subject)
+    await kept(keeping, subject, 1)
+
+    assert await keeping.latest(subjects.INVOCATIONS, 10, 1) == []
+    assert (await keeping.latest(subjects.INVOCATIONS, 10_000))[0].number == 1
+
+
+async def test_streams_keep_their_own_subjects_and_count_by_themselves(keeping: Bus):
+    await keeping.open_records(60.0, 1 << 20, subjects.DEADLETTERS)
+    id = f"i-{next(_number)}"
+    keeping.record(subjects.record("chat", id), b"record", f"{id}.0")
+    keeping.record(subjects.dead("chat", id), b"letter", f"{id}.dead")
+
+    async def there() -> bool:
+        return bool(await keeping.records(subjects.dead("chat", id), subjects.DEADLETTERS)) and bool(
+            await keeping.records(subjects.record("chat", id))
+        )
+
+    await until(there)
+
+    assert [stored.data for stored in await keeping.latest(subjects.DEADLETTERS, 1)] == [b"letter"]
+    assert [stored.data for stored in await keeping.latest(subjects.INVOCATIONS, 1)] == [b"record"]
+    assert await keeping.records(subjects.dead("chat", id)) == []
+
+
+async def test_a_record_can_be_removed_by_its_subject(keeping: Bus):
+    await keeping.open_records(60.0, 1 << 20, subjects.DEADLETTERS)
+    one, two = (subjects.dead("chat", f"i-{next(_number)}") for _ in range(2))
+    keeping.record(one, b"1", one)
+    keeping.record(two, b"2", two)
+
+    async def there() -> bool:
+        return len(await keeping.records(two, subjects.DEADLETTERS)) == 1
+
+    await until(there)
+
+    assert await keeping.forget(subjects.DEADLETTERS, one) == 1
+    assert await keeping.forget(subjects.DEADLETTERS, one) == 0
+    assert await keeping.records(one, subjects.DEADLETTERS) == []
+    assert len(await keeping.records(two, subjects.DEADLETTERS)) == 1
+    assert [stored.data for stored in await keeping.latest(subjects.DEADLETTERS, 1)] == [b"2"]
+
+
+async def test_a_stream_that_is_not_there_has_no_latest_records(bus: Bus):
+    assert await bus.latest(subjects.Stream("NOWHERE", "nowhere.>"), 5) == []

@@ -2,6 +2,7 @@
 
 from services.gateway.chat import Chat
 from services.gateway.files import Files
+from services.gateway.history import History
 from services.gateway.openai import embeddings, speech, transcriptions
 from services.gateway.openai import images as pictures
 from services.gateway.painting import Painters
@@ -9,6 +10,7 @@ from services.gateway.routes.drawn import DrawnChats
 from services.gateway.routes.embeddings import Embeddings
 from services.gateway.routes.files import FileRoutes
 from services.gateway.routes.images import Edits, Generations, Variations
+from services.gateway.routes.invocations import Invocations
 from services.gateway.routes.serving import Route
 from services.gateway.routes.speech import Speech
 from services.gateway.routes.transcriptions import Transcriptions
@@ -18,7 +20,7 @@ from services.gateway.videos.service import Videos
 
 
 class Table:
-    """``posts`` answer POST requests of their path; ``files`` and ``videos`` are plain handlers."""
+    """``posts`` answer POST requests of their path; the others are plain handlers."""
 
     def __init__(self, runs: Runs, chat: Chat, files: Files, videos: Videos) -> None:
         settings, painters = runs.settings, Painters(runs)
@@ -34,3 +36,4 @@ class Table:
         }
         self.files = FileRoutes(files)
         self.videos = VideoRoutes(settings, videos)
+        self.invocations = Invocations(settings, History(runs.records.bus))

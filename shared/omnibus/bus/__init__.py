@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from omnibus.bus.subjects import INVOCATIONS, Stream
+
 
 class Delivery(NamedTuple):
     """One message as it arrived. ``refused`` is set when the server found no subscriber for a publish."""
@@ -12,6 +14,14 @@ class Delivery(NamedTuple):
     reply: str = ""
     headers: Mapping[str, str] | None = None
     refused: bool = False
+
+
+class Stored(NamedTuple):
+    """A message that a stream has kept. ``number`` counts the stream's messages from 1."""
+
+    number: int
+    subject: str
+    data: bytes
 
 
 #: Called in the reader's turn of the event loop: it must not block; long work goes to a task.
@@ -64,14 +74,23 @@ class Bus(Protocol):
         ``stats`` gives the data that ``nats service stats`` shows for an endpoint.
         """
 
-    async def open_records(self, seconds: float, limit: int) -> None:
-        """Create or verify the record stream (``limit`` bytes, kept for ``seconds``); fail loudly."""
+    async def open_records(self, seconds: float, limit: int, stream: Stream = INVOCATIONS) -> None:
+        """Create or verify ``stream`` (``limit`` bytes, kept for ``seconds``); fail loudly."""
 
     def record(self, subject: str, data: bytes, id: str) -> None:
         """Store one record without waiting; ``id`` makes a repeat harmless."""
 
-    async def records(self, subject: str) -> list[Delivery]:
+    async def records(self, subject: str, stream: Stream = INVOCATIONS) -> list[Delivery]:
         """All stored records on ``subject``, oldest first."""
+
+    async def latest(self, stream: Stream, count: int, below: int = 0) -> list[Stored]:
+        """At most ``count`` messages: the last of ``stream``, or the last before number ``below``; oldest first.
+
+        Empty only where there are none. Removed messages may make it fewer than there are.
+        """
+
+    async def forget(self, stream: Stream, subject: str) -> int:
+        """Remove what ``stream`` has on ``subject``; returns how many messages there were."""
 
     async def drain(self) -> None:
         """Stop taking, finish what was taken, close."""

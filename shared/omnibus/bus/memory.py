@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from itertools import count
 from typing import Any
 
-from omnibus.bus import Delivery, Handler, Responder, asking
+from omnibus.bus import Delivery, Handler, Responder, Stored, asking
+from omnibus.bus.subjects import INVOCATIONS, Stream
 from omnibus.errors import BusUnavailable, TooLarge
 from omnibus.settings import BusSettings
 
@@ -35,7 +37,9 @@ class MemoryBus:
         self._subscribers: list[tuple[str, str, Handler]] = []
         self._turn = count()
         self._inbox = count()
-        self._records: dict[str, Delivery] = {}
+        self._streams: dict[str, Stream] = {INVOCATIONS.name: INVOCATIONS}
+        self._records: dict[str, tuple[Stream, Stored]] = {}  # by their ids
+        self._numbers: dict[str, int] = {}  # of the last message of each stream
         self._tasks: set[asyncio.Task[None]] = set()
 
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
@@ -98,14 +102,30 @@ class MemoryBus:
         for subject, responder in endpoints.values():
             await self.respond(subject, responder, queue="q")
 
-    async def open_records(self, seconds: float, limit: int) -> None: ...
+    async def open_records(self, seconds: float, limit: int, stream: Stream = INVOCATIONS) -> None:
+        self._streams[stream.name] = stream
 
     def record(self, subject: str, data: bytes, id: str) -> None:
         self.publish(subject, data)
-        self._records.setdefault(id, Delivery(subject, data))
+        keeps = next((each for each in self._streams.values() if matches(each.subjects, subject)), None)
+        if keeps is not None and id not in self._records:
+            self._numbers[keeps.name] = number = self._numbers.get(keeps.name, 0) + 1
+            self._records[id] = (keeps, Stored(number, subject, data))
 
-    async def records(self, subject: str) -> list[Delivery]:
-        return [delivery for delivery in self._records.values() if matches(subject, delivery.subject)]
+    async def records(self, subject: str, stream: Stream = INVOCATIONS) -> list[Delivery]:
+        return [Delivery(kept.subject, kept.data) for kept in self._kept(stream) if matches(subject, kept.subject)]
+
+    async def latest(self, stream: Stream, count: int, below: int = 0) -> list[Stored]:
+        return [kept for kept in self._kept(stream) if kept.number < (below or math.inf)][-count:]
+
+    async def forget(self, stream: Stream, subject: str) -> int:
+        gone = [id for id, (keeps, kept) in self._records.items() if keeps == stream and matches(subject, kept.subject)]
+        for id in gone:
+            del self._records[id]
+        return len(gone)
+
+    def _kept(self, stream: Stream) -> list[Stored]:
+        return [kept for keeps, kept in self._records.values() if keeps == stream]
 
     async def drain(self) -> None:
         for task in list(self._tasks):

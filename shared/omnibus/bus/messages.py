@@ -57,6 +57,8 @@ class Busy(Message, frozen=True, tag="busy"):
 class Hop(Message, frozen=True, tag="done"):
     """A node is finished. Times are Unix seconds: taken, inputs complete, first output, end.
 
+    ``began`` is when its engine began to compute, 0 from one that does not tell. ``arrived`` is when the first of
+    each of ``Node.uses`` came, ``nbytes`` the size of the tensors that it put into the arena.
     It travels with the node's last output, so a consumer passes it on with its own.
     """
 
@@ -68,6 +70,9 @@ class Hop(Message, frozen=True, tag="done"):
     first: float
     end: float
     attempt: int = 0
+    began: float = 0.0
+    arrived: tuple[float, ...] = ()
+    nbytes: int = 0
 
 
 class Failed(Message, frozen=True, tag="failed"):

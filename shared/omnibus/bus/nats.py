@@ -6,6 +6,7 @@ older ones accept and ignore per-message deduplication and micro features that O
 """
 
 import asyncio
+import json
 import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -21,7 +22,8 @@ from nats.aio.msg import Msg
 from nats.micro.request import Request
 from nats.micro.service import EndpointConfig
 
-from omnibus.bus import Delivery, Handler, Responder, asking, subjects
+from omnibus.bus import Delivery, Handler, Responder, Stored, asking
+from omnibus.bus.subjects import INVOCATIONS, Stream
 from omnibus.errors import BusUnavailable, DeadlineExceeded, Fatal, NotFound, ProtocolError, TooLarge
 from omnibus.settings import BusSettings, public
 
@@ -30,6 +32,9 @@ log = logging.getLogger(__name__)
 #: Bytes that may wait for the socket before publishing is refused.
 BUFFER = 64 << 20
 NO_RESPONDERS = b" 503"
+#: Bytes that one read of a stream gives at most, and seconds that it may take.
+BATCH = 16 << 20
+WITHIN = 10.0
 OLDEST_SERVER = (2, 12)
 
 
@@ -223,23 +228,24 @@ class NatsBus:
         except (TimeoutError, nats.errors.Error) as error:
             raise BusUnavailable(f"NATS did not answer a ping within {seconds} s: {error}") from error
 
-    async def open_records(self, seconds: float, limit: int) -> None:
+    async def open_records(self, seconds: float, limit: int, stream: Stream = INVOCATIONS) -> None:
         wanted = nats.js.api.StreamConfig(
-            name=subjects.RECORD_STREAM,
-            subjects=[subjects.RECORDS],
+            name=stream.name,
+            subjects=[stream.subjects],
             retention=nats.js.api.RetentionPolicy.LIMITS,
             discard=nats.js.api.DiscardPolicy.OLD,
             storage=nats.js.api.StorageType.FILE,
             max_age=seconds,
             max_bytes=limit,
             duplicate_window=min(120.0, seconds),
+            allow_direct=True,
         )
         try:
-            info = await self._js.stream_info(subjects.RECORD_STREAM)
-            if list(info.config.subjects or []) != [subjects.RECORDS]:
+            info = await self._js.stream_info(stream.name)
+            if list(info.config.subjects or []) != [stream.subjects]:
                 raise Fatal(
-                    f"stream {subjects.RECORD_STREAM} exists with subjects {info.config.subjects}; "
-                    f"Omnibus needs {subjects.RECORDS}: rename or delete it"
+                    f"stream {stream.name} exists with subjects {info.config.subjects}; "
+                    f"Omnibus needs {stream.subjects}: rename or delete it"
                 )
             await self._js.update_stream(wanted)
         except nats.js.errors.NotFoundError:
@@ -250,18 +256,60 @@ class NatsBus:
     def record(self, subject: str, data: bytes, id: str) -> None:
         self.publish(subject, data, headers={"Nats-Msg-Id": id})
 
-    async def records(self, subject: str) -> list[Delivery]:
+    async def records(self, subject: str, stream: Stream = INVOCATIONS) -> list[Delivery]:
         found: list[Delivery] = []
         sequence = 1
         while True:
             try:
-                message = await self._js.get_msg(subjects.RECORD_STREAM, seq=sequence, subject=subject, next=True)
+                message = await self._js.get_msg(stream.name, seq=sequence, subject=subject, next=True)
             except nats.js.errors.NotFoundError:
                 return found
             except (nats.errors.Error, TimeoutError) as error:
                 raise BusUnavailable(f"cannot read {subject}: {error}") from error
             found.append(Delivery(message.subject or subject, message.data or b""))
             sequence = (message.seq or 0) + 1
+
+    async def latest(self, stream: Stream, count: int, below: int = 0) -> list[Stored]:
+        try:
+            state = (await self._js.stream_info(stream.name)).state
+        except nats.js.errors.NotFoundError:
+            return []
+        except (nats.errors.Error, TimeoutError) as error:
+            raise BusUnavailable(f"cannot read {stream.name}: {error}") from error
+        end = min(below or state.last_seq + 1, state.last_seq + 1)
+        found: list[Stored] = []
+        while state.messages and end > state.first_seq and not found:  # else all between were removed
+            begin = max(end - count, state.first_seq)
+            wanted = {"seq": begin, "batch": end - begin, "max_bytes": BATCH, "next_by_subj": stream.subjects}
+            found = [stored for stored in await self._get(stream, wanted) if stored.number < end]
+            end = begin
+        return found
+
+    async def _get(self, stream: Stream, wanted: dict[str, Any]) -> list[Stored]:
+        """Direct gets of many messages, which nats-py does not have."""
+        arrived: asyncio.Queue[Delivery] = asyncio.Queue()
+        inbox, found = self._nc.new_inbox(), list[Stored]()
+        stop = await self.subscribe(inbox, arrived.put_nowait)
+        try:
+            self.publish(f"$JS.API.DIRECT.GET.{stream.name}", json.dumps(wanted).encode(), reply=inbox)
+            async with asyncio.timeout(WITHIN):
+                while (headers := (delivery := await arrived.get()).headers) and "Nats-Sequence" in headers:
+                    found.append(Stored(int(headers["Nats-Sequence"]), headers["Nats-Subject"], delivery.data))
+        except TimeoutError as error:
+            raise BusUnavailable(f"{stream.name} was not read within {WITHIN:g} s: try again") from error
+        finally:
+            await stop()
+        return found
+
+    async def forget(self, stream: Stream, subject: str) -> int:
+        try:
+            before = (await self._js.stream_info(stream.name, subjects_filter=subject)).state.subjects or {}
+            await self._js.purge_stream(stream.name, subject=subject)
+        except nats.js.errors.NotFoundError:
+            return 0
+        except (nats.errors.Error, TimeoutError) as error:
+            raise BusUnavailable(f"cannot remove {subject}: {error}") from error
+        return sum(before.values())
 
     async def drain(self) -> None:
         if self._nc.is_closed:

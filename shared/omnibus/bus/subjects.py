@@ -9,16 +9,29 @@
 | ``omnibus.end.<invocation>``        | done, cancelled, expired, failed                    |
 | ``omnibus.inv.<app>.<invocation>``  | the recorded invocation and its end                 |
 | ``omnibus.event.<kind>``            | executors, gateways, their load, plan epochs        |
+| ``omnibus.event.deadletter.<app>.<invocation>`` | an input that crashed or failed an engine |
 | ``omnibus.replay``                  | a recorded invocation to run again                  |
 """
 
 import re
 from functools import lru_cache
+from typing import NamedTuple
 
 ROOT = "omnibus"
 REPLAY = f"{ROOT}.replay"
-RECORD_STREAM = "OMNIBUS_INVOCATIONS"
 RECORDS = f"{ROOT}.inv.>"
+DEAD = f"{ROOT}.event.deadletter.>"
+
+
+class Stream(NamedTuple):
+    """A stream of JetStream, and the subjects that it keeps."""
+
+    name: str
+    subjects: str
+
+
+INVOCATIONS = Stream("OMNIBUS_INVOCATIONS", RECORDS)
+DEADLETTERS = Stream("OMNIBUS_DEADLETTERS", DEAD)
 
 #: Kinds of ``omnibus.event.<kind>``.
 EXECUTOR, GATEWAY, CENSUS, PLAN, GONE, LOAD = "executor", "gateway", "census", "plan", "gone", "load"
@@ -72,6 +85,11 @@ def end(invocation: str) -> str:
 
 def record(app: str, invocation: str) -> str:
     return f"{ROOT}.inv.{token(app)}.{invocation}"
+
+
+def dead(app: str, invocation: str) -> str:
+    """Where a dead letter goes."""
+    return f"{ROOT}.event.deadletter.{token(app)}.{invocation}"
 
 
 def event(kind: str) -> str:

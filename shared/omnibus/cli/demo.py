@@ -12,8 +12,9 @@ from typing import Any
 
 from omnibus import catalog
 from omnibus.cli import samples, world
-from omnibus.cli.look import describe, read
+from omnibus.cli.look import describe
 from omnibus.errors import BadRequest
+from omnibus.recorded import find
 from omnibus.up.logs import Log
 from omnibus.up.stack import Stack
 from omnibus.up.tiny import tiny_models
@@ -163,12 +164,12 @@ def _print_stream(stream: Any, began: float, out: Path) -> None:
 
 async def _explain(stack: Stack, id: str) -> None:
     """The way that the request took, from its own record."""
-    invocation, ended = await read(stack.bus, id)
+    invocation, ended = await find(stack.bus, id)
     for _ in range(20):
         if ended is not None:
             break
         await asyncio.sleep(0.05)
-        invocation, ended = await read(stack.bus, id)
+        invocation, ended = await find(stack.bus, id)
     _say("\nthe way it took\n" + "\n".join(describe(invocation, ended)))
     program = _program()
     looks = {"tail": "watch requests begin and end", f"show {id}": "graph, route and waterfall"}

@@ -8,10 +8,15 @@ import sys
 import time
 from typing import Any
 
+import msgspec
+
+from omnibus import recorded
+from omnibus import waterfall as waterfalls
 from omnibus.bus import Delivery, subjects
 from omnibus.bus.nats import NatsBus
 from omnibus.cli.waterfall import graph, waterfall
-from omnibus.errors import NotFound
+from omnibus.graph import Invocation, encode
+from omnibus.recorded import Ended
 from omnibus.settings import BusSettings, load
 from omnibus.up import run
 
@@ -51,63 +56,59 @@ def _line(delivery: Delivery) -> str:
     return f"{clock} end   {record['inv']}  {record['status']} after {took:.0f} ms{why}"
 
 
-async def read(bus: NatsBus, id: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The recorded invocation ``id`` and its end, as plain JSON. Raises ``NotFound``."""
-    records = [json.loads(found.data) for found in await bus.records(f"{subjects.ROOT}.inv.*.{id}")]
-    begins = [record for record in records if record.get("kind") != "end"]
-    ends = [record for record in records if record.get("kind") == "end"]
-    if not begins:
-        raise NotFound(f"no record of invocation {id}: watch for ids with `omnibus tail`")
-    return begins[0], ends[-1] if ends else None
-
-
 async def show(options: argparse.Namespace) -> int:
     bus = await connect(options)
     try:
-        invocation, ended = await read(bus, options.id)
+        found = await recorded.find(bus, options.id)
     finally:
         await bus.drain()
     if options.json:
-        print(json.dumps({"invocation": invocation, "end": ended}))
+        whole = {"invocation": found.invocation, "end": found.ended, "waterfall": waterfalls.of(*found)}
+        print(msgspec.json.encode(whole).decode())
         return 0
-    print("\n".join(describe(invocation, ended)))
+    print("\n".join(describe(*found)))
     return 0
 
 
-def describe(invocation: dict[str, Any], ended: dict[str, Any] | None) -> list[str]:
+def describe(invocation: Invocation, ended: Ended | None) -> list[str]:
     """Everything worth knowing about one invocation, as lines."""
-    origin = f"  step {invocation['step']} of {invocation['parent']}" if invocation.get("parent") else ""
-    lines = [f"{invocation['id']}  {invocation['model']}  seed {invocation['seed']}{origin}", *graph(invocation)]
+    origin = f"  step {invocation.step} of {invocation.parent}" if invocation.parent else ""
+    again = f"  replay of {invocation.replay_of}" if invocation.replay_of else ""
+    lines = [f"{invocation.id}  {invocation.model}  seed {invocation.seed}{origin}{again}"]
     if ended is None:
-        return [*lines, "it has not ended yet"]
-    components = [node["component"] for node in invocation["nodes"]]
-    moved = f", after {ended['attempts']} attempts" if ended.get("attempts", 1) > 1 else ""
-    lines += [*waterfall(ended, components), f"status  {ended['status']}{moved}"]
-    answer = ended.get("answer", {})
-    if answer.get("text"):
-        lines.append(f"answer  {answer['text'][:200]!r}")
-    if answer.get("audio_seconds"):
-        lines.append(f"sound   {answer['audio_seconds']:.2f} s, sha256 {answer['audio_sha256'][:16]}…")
-    lines += [f"result  {name}  sha256 {digest[:16]}…" for name, digest in ended.get("outputs", {}).items() if digest]
-    if ended.get("segments"):
-        lines.append(f"then    {', '.join(ended['segments'])}  (it went on with these results: show them by their ids)")
-    if problem := ended.get("problem"):
-        lines.append(f"problem {problem['code']}: {problem['message']}")
+        return [*lines, *graph(invocation), "it has not ended yet"]
+    moved = f", after {ended.attempts} attempts" if ended.attempts > 1 else ""
+    lines += [*graph(invocation, ended.route), *waterfall(waterfalls.of(invocation, ended))]
+    lines.append(f"status  {ended.status}{moved}")
+    answer = ended.answer
+    if answer.text:
+        lines.append(f"answer  {answer.text[:200]!r}")
+    if answer.audio_seconds:
+        lines.append(f"sound   {answer.audio_seconds:.2f} s, sha256 {answer.audio_sha256[:16]}…")
+    lines += [f"result  {name}  sha256 {digest[:16]}…" for name, digest in ended.outputs.items() if digest]
+    if ended.segments:
+        lines.append(f"then    {', '.join(ended.segments)}  (it went on with these results: show them by their ids)")
+    if ended.problem is not None:
+        lines.append(f"problem {ended.problem.code}: {ended.problem.message}")
     return lines
 
 
 async def replay(options: argparse.Namespace) -> int:
     bus = await connect(options)
     try:
-        invocation, _ = await read(bus, options.id)
-        body = json.dumps(invocation, separators=(",", ":"), ensure_ascii=False).encode()
-        last: dict[str, Any] = {}
-        async for part in bus.requests(subjects.REPLAY, body, PATIENCE):
-            last = json.loads(part)
-            print(part.decode() if options.json else _progress(last), flush=True)
+        last = await replayed(bus, (await recorded.find(bus, options.id)).invocation, options.json)
     finally:
         await bus.drain()
     return 0 if last.get("status") == "done" and last.get("identical") is not False else 1
+
+
+async def replayed(bus: NatsBus, invocation: Invocation, plain: bool) -> dict[str, Any]:
+    """Replay ``invocation`` and print how it goes, as JSON if ``plain``; returns the last thing that was said."""
+    last: dict[str, Any] = {}
+    async for part in bus.requests(subjects.REPLAY, encode(invocation), PATIENCE):
+        last = json.loads(part)
+        print(part.decode() if plain else _progress(last), flush=True)
+    return last
 
 
 def _progress(part: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from omnibus import __version__
@@ -37,6 +38,14 @@ def _command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
         return _plan(options)
     if options.command in ("models", "profile", "top"):
         return _learn(options)
+    return _look(options)
+
+
+def _look(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
+    if options.command == "deadletters":
+        from omnibus.cli.dead import dead
+
+        return dead(options)
     from omnibus.cli import look
 
     return {"tail": look.tail, "show": look.show, "replay": look.replay}[options.command](options)
@@ -87,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_demo(commands)
     _add_look(commands)
+    _add_dead(commands)
     _add_top(commands)
     _add_app(commands)
     _add_plan(commands)
@@ -134,6 +144,26 @@ def _add_look(commands: Any) -> None:
         command.add_argument("--json", action="store_true", help="print JSON")
     for command in (tail, show, replay):
         command.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
+
+
+def _add_dead(commands: Any) -> None:
+    dead = commands.add_parser("deadletters", help="inputs that crashed or failed an engine; try them again")
+    own = dead.add_subparsers(dest="dead_command", metavar="COMMAND")
+    listed = own.add_parser("list", help="the last ones (also without a command)")
+    show = own.add_parser("show", help="one: the reason, what was lost, sizes of its inputs")
+    retry = own.add_parser("retry", help="run the input again under a new id; what succeeds is no dead letter any more")
+    remove = own.add_parser("remove", help="forget one")
+    for command in (show, retry, remove):
+        command.add_argument("id", help="an invocation of `omnibus deadletters`")
+    retry.add_argument("--keep", action="store_true", help="keep the letter also when the input succeeds")
+    dead.set_defaults(limit=20, json=False, nats=None)  # words before and after the command mean the same
+    for command in (dead, listed, show, retry, remove):
+        add = partial(command.add_argument, default=argparse.SUPPRESS)
+        add("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
+        if command is not remove:
+            add("--json", action="store_true", help="print JSON")
+        if command in (dead, listed):
+            add("--limit", type=int, metavar="N", help="letters to list (default 20)")
 
 
 def _add_top(commands: Any) -> None:

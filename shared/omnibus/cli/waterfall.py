@@ -1,53 +1,70 @@
 """An invocation as text: its graph, its route, and who worked when."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
-WIDTH = 44  # columns of the waterfall
+from omnibus.graph import Invocation
+from omnibus.waterfall import PHASES, Edge, Row, Waterfall
 
+WIDTH = 44  # columns of the bars
 
-def graph(invocation: dict[str, Any]) -> Iterator[str]:
-    """One line per node: task, executor, and the nodes it waits for."""
-    yield f"graph   type {invocation['type']}, path {invocation['path']}, plan epoch {invocation['epoch']}"
-    for index, (node, executor) in enumerate(zip(invocation["nodes"], invocation["route"], strict=True)):
-        feeds = sorted({f"{source}.{output}" for source, output in _refs(node["inputs"])})
-        source = f"← {', '.join(feeds)}" if feeds else ""
-        yield f"  [{index}] {node['component']:<8} on {executor:<32} {source}".rstrip()
+#: How each phase of a node is drawn; see ``omnibus.waterfall.PHASES``.
+MARKS = dict(zip(PHASES, "·╌░▒█", strict=True))
 
-
-def _refs(value: Any) -> Iterator[tuple[int, str]]:
-    if isinstance(value, dict):
-        if set(value) == {"$ref"}:
-            yield tuple(value["$ref"])
-        else:
-            for entry in value.values():
-                yield from _refs(entry)
-    elif isinstance(value, list):
-        for entry in value:
-            yield from _refs(entry)
+#: Edges that are listed: those that took longest.
+LISTED = 8
 
 
-def waterfall(ended: dict[str, Any], components: Sequence[str]) -> Iterator[str]:
-    """One bar per node: ``·`` waiting for inputs, ``─`` working before the first output, ``█`` giving output."""
-    start = ended["created"]
-    total = max(ended["finished"] - start, 1e-6)
-    yield f"times   {total * 1000:.0f} ms in all, first output to the client after {_ms(ended.get('first', 0), start)}"
-    for hop in ended.get("hops", []):
-        bar = _bar(hop, start, total)
-        ready, first, end = (_ms(hop[name], start) for name in ("ready", "first", "end"))
-        moments = f"inputs {ready:>8}  first {first:>8}  end {end:>8}"
-        yield f"  [{hop['node']}] {components[hop['node']]:<8} |{bar}| {moments}"
+def graph(invocation: Invocation, route: tuple[str, ...] = ()) -> Iterator[str]:
+    """One line per node: component, executor, and the outputs it waits for. ``route`` is the last attempt's."""
+    yield f"graph   type {invocation.type}, path {invocation.path}, plan epoch {invocation.epoch}"
+    for index, (node, executor) in enumerate(zip(invocation.nodes, route or invocation.route, strict=True)):
+        feeds = ", ".join(f"{source}.{output}" for source, output in sorted(set(node.uses)))
+        yield f"  [{index}] {node.component:<8} on {executor:<32} {f'← {feeds}' if feeds else ''}".rstrip()
 
 
-def _bar(hop: dict[str, Any], start: float, total: float) -> str:
-    def column(moment: float) -> int:
-        return min(WIDTH, max(0, round((moment - start) / total * WIDTH)))
+def waterfall(found: Waterfall) -> Iterator[str]:
+    """One bar per node, its phases in milliseconds, the slowest edges, and where it moved."""
+    total = found.summary.seconds
+    if total is None:
+        return
+    first = found.summary.first
+    yield f"times   {_ms(total)} ms in all, first output to the client after {_ms(first) + ' ms' if first else '-'}"
+    columns = " ".join(f"{MARKS[name]} {name}".rjust(10) for name in PHASES)
+    yield f"  {'':<12} |{'0 ms':<{WIDTH - 12}}{_ms(total) + ' ms':>12}| {columns}        end"
+    for row in found.nodes:
+        yield f"  [{row.node}] {row.component:<8} |{_bar(row, max(total, 1e-6))}| {_numbers(row)}"
+    edges = sorted((edge for edge in found.edges if not edge.local and edge.seconds), key=_slowest)[:LISTED]
+    for edge in edges:
+        yield f"edge    [{edge.source}].{edge.output} → [{edge.target}]  {_ms(edge.seconds)} ms from its first output"
+    for move in found.moves:
+        why = f"{move.reason} {move.executor}".rstrip()
+        yield f"moved   attempt {move.attempt} was given up after {_ms(move.at)} ms: {why}"
 
-    taken, ready, first, end = (column(hop[name]) for name in ("taken", "ready", "first", "end"))
-    ready, first = min(ready, end), min(max(first, ready), end)
-    bar = " " * taken + "·" * (ready - taken) + "─" * (first - ready) + "█" * max(end - first, 1 if end > taken else 0)
-    return bar[:WIDTH].ljust(WIDTH)
+
+def _slowest(edge: Edge) -> float:
+    return -(edge.seconds or 0.0)
 
 
-def _ms(moment: float, start: float) -> str:
-    return f"{(moment - start) * 1000:.0f} ms" if moment else "-"
+def _bar(row: Row, total: float) -> str:
+    """To scale; what took any time leaves a mark of at least its last column."""
+    bar = [" "] * WIDTH
+    for phase in row.phases:
+        start = min(WIDTH - 1, max(0, round(phase.start / total * WIDTH)))
+        end = min(WIDTH, max(start + 1, round(phase.end / total * WIDTH)))
+        bar[start:end] = MARKS[phase.name] * (end - start)
+    return "".join(bar)
+
+
+def _numbers(row: Row) -> str:
+    if row.state != "done":
+        return row.state
+    took = {phase.name: phase.end - phase.start for phase in row.phases}
+    return " ".join(f"{_ms(took.get(name)):>10}" for name in PHASES) + f" {_ms(row.end):>10}"
+
+
+def _ms(seconds: float | None) -> str:
+    """Milliseconds; short ones with a digit more."""
+    if seconds is None:
+        return "-"
+    value = seconds * 1000
+    return f"{value:.1f}" if 0 < value < 10 else f"{value:.0f}"

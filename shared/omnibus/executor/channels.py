@@ -1,6 +1,7 @@
 """Inputs of a job that come from other nodes: ordered, gap-free, bounded in time."""
 
 import asyncio
+import time
 from collections import deque
 from typing import NamedTuple
 
@@ -23,11 +24,12 @@ class Piece(NamedTuple):
 class Channel:
     """Chunks of one output of one producer, in order."""
 
-    __slots__ = ("_arrived", "_closed", "_expected", "_failure", "_key", "_task", "_waiter")
+    __slots__ = ("_arrived", "_closed", "_expected", "_failure", "_key", "_task", "_waiter", "began")
 
     def __init__(self, task: str, key: tuple[int, str]) -> None:
         self._task = task
         self._key = key
+        self.began = 0.0  # when the first chunk came, Unix seconds
         self._arrived: deque[Piece] = deque()
         self._expected = 0
         self._closed = False
@@ -43,6 +45,8 @@ class Channel:
             gap = f"chunk {piece.seq} came, {self._expected} was expected"
             self.fail(SequenceGap(f"{self._task}: {output} of node {node}: {gap}"))
             return
+        if not self._expected:
+            self.began = time.time()
         self._expected += 1
         self._closed = piece.last
         self._arrived.append(piece)

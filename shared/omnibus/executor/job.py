@@ -12,6 +12,7 @@ from omnibus.bus.outbox import Outbox
 from omnibus.errors import ProtocolError
 from omnibus.executor.channels import Channel, Piece
 from omnibus.executor.contract import Item
+from omnibus.executor.moments import Moment
 from omnibus.graph import HANDLE, REF, Invocation, as_ref, refs
 from omnibus.tensors.client import Block, TensorClient
 from omnibus.tensors.handle import Handle
@@ -63,6 +64,8 @@ class LiveJob:
         self._views: dict[Handle, np.ndarray] = {}
         self._opened: dict[tuple[int, str], Handle] = {}  # whose views are of inputs that are one value
         self._blocks: list[Block] = []
+        self._nbytes = 0
+        self.began = Moment()
         self.taken = time.time()
         self._ready = self.taken
         self._first = 0.0
@@ -198,6 +201,7 @@ class LiveJob:
             return
         handle = None
         if array is not None and target.readers:
+            self._nbytes += array.nbytes
             handle = await self._tensors.put(
                 array, invocation=self.invocation, deadline=self.deadline + GRACE, readers=target.readers
             )
@@ -278,6 +282,9 @@ class LiveJob:
             first=self._first or now,
             end=now,
             attempt=self._invocation.attempt,
+            began=self.began.at,
+            arrived=tuple([self._channels[key].began for key in self.node.uses]),
+            nbytes=self._nbytes,
         )
 
     def release(self) -> None:
@@ -317,6 +324,7 @@ class Rows:
             raise ValueError(f"rows {rows.shape} at {start} do not fit a block of {(self._count, self._width)}")
         if self._block is not None:
             self._block.array[start:end] = rows
+            self._job._nbytes += rows.nbytes
         self._cursor = end
         handle = self._block.handle if self._block is not None else None
         self._job._pass_on(self._output, self._target, Item(data or {}, rows), handle, last=False, rows=(start, end))

@@ -29,6 +29,7 @@ from omnibus.executor.confirm import Confirmations
 from omnibus.executor.contract import Item, Runner
 from omnibus.executor.identity import Identity
 from omnibus.executor.job import LiveJob
+from omnibus.executor.moments import enter
 from omnibus.graph import Invocation
 from omnibus.metrics import EXECUTOR
 from omnibus.tensors.client import TensorClient
@@ -192,6 +193,7 @@ class Executor:
 
     async def _run(self, live: _Live, job: LiveJob) -> None:
         component = self.identity.tasks.get(job.node.task, "")
+        enter(job.began)
         try:
             runner = self._runners.get(component)
             if runner is None:

@@ -115,7 +115,8 @@ async def test_show_prints_graph_route_waterfall_and_answer(vl: System):
     assert "path E>L" in output
     assert re.search(r"\[0\] vision +on qwen2_5-vl-tiny-E-0", output)
     assert re.search(r"\[1\] thinker +on qwen2_5-vl-tiny-L-0 +← 0\.embedding", output)
-    assert re.search(r"\[0\] vision +\|.*█.*\| inputs +\d+ ms +first +\d+ ms +end +\d+ ms", output)
+    assert re.search(r"\[0\] vision +\|.*▒.*\|( +[-\d.]+){6}$", output, re.MULTILINE)
+    assert re.search(r"\[1\] thinker +\|.*█ *\|( +[-\d.]+){6}$", output, re.MULTILINE)
     assert "status  done" in output
     assert repr(text[:20])[1:-1] in output
 

@@ -135,7 +135,7 @@ async def test_the_record_stream_is_limited_by_age_and_bytes(bus: NatsBus, raw: 
     await bus.open_records(90.0, 1 << 19)
     await bus.open_records(60.0, 1 << 20)  # the settings have changed
 
-    config = (await raw.jetstream().stream_info(subjects.RECORD_STREAM)).config
+    config = (await raw.jetstream().stream_info(subjects.INVOCATIONS.name)).config
 
     assert list(config.subjects or []) == ["omnibus.inv.>"]
     assert (config.retention, config.discard) == ("limits", "old")
@@ -144,12 +144,12 @@ async def test_the_record_stream_is_limited_by_age_and_bytes(bus: NatsBus, raw: 
 
 async def test_a_foreign_stream_of_the_same_name_is_left_alone(bus: NatsBus, raw: Client):
     await bus.open_records(60.0, 1 << 20)
-    await raw.jetstream().delete_stream(subjects.RECORD_STREAM)
-    await raw.jetstream().add_stream(name=subjects.RECORD_STREAM, subjects=["elsewhere.>"])
+    await raw.jetstream().delete_stream(subjects.INVOCATIONS.name)
+    await raw.jetstream().add_stream(name=subjects.INVOCATIONS.name, subjects=["elsewhere.>"])
 
     with pytest.raises(Fatal, match="elsewhere"):
         await bus.open_records(60.0, 1 << 20)
-    await raw.jetstream().delete_stream(subjects.RECORD_STREAM)
+    await raw.jetstream().delete_stream(subjects.INVOCATIONS.name)
 
 
 async def test_a_server_without_jetstream_is_refused_with_advice(tmp_path: Path):

@@ -14,7 +14,7 @@ def test_subjects_are_those_of_the_contract():
     assert subjects.end("g-0-1") == "omnibus.end.g-0-1"
     assert subjects.record("chat", "g-0-1") == "omnibus.inv.chat.g-0-1"
     assert subjects.event("gone") == "omnibus.event.gone"
-    assert (subjects.REPLAY, subjects.RECORD_STREAM) == ("omnibus.replay", "OMNIBUS_INVOCATIONS")
+    assert (subjects.REPLAY, subjects.INVOCATIONS.name) == ("omnibus.replay", "OMNIBUS_INVOCATIONS")
 
 
 def test_a_refused_dispatch_is_told_from_its_reply_subject():

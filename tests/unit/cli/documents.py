@@ -1,28 +1,54 @@
-"""A recorded invocation and its end as ``omnibus show`` reads them: plain JSON."""
+"""A recorded invocation and its end as they lie in the stream: plain JSON."""
 
+import json
 from typing import Any
 
+from omnibus import graph, recorded
+from omnibus.graph import Invocation
+from omnibus.recorded import Ended
+
+
+def node(component: str, *uses: tuple[int, str], **inputs: Any) -> dict[str, Any]:
+    return {"task": f"{component}-m", "component": component, "inputs": inputs, "digest": "0" * 16, "uses": uses}
+
+
 INVOCATION: dict[str, Any] = {
-    "id": "g-0-1", "model": "m", "type": "vision+thinker", "path": "E>L", "epoch": 3, "seed": 7, "replay_of": "",
+    "v": 1, "id": "g-0-1", "app": "chat", "model": "m", "type": "vision+thinker", "path": "E>L", "epoch": 3, "seed": 7,
+    "created": 1000.0, "deadline": 1120.0, "reply": "omnibus.reply.g",
     "nodes": [
-        {"component": "vision", "inputs": {"media": {"$handle": {"id": 1}, "sha256": "aa"}}},
-        {"component": "vision", "inputs": {"media": {"sha256": "bb"}}},
-        {"component": "thinker", "inputs": {
-            "items": [{"$ref": [1, "embedding"]}, {"$ref": [0, "embedding"]}], "messages": [{"role": "user"}],
-        }},
+        node("vision", media={"$handle": {"id": 1}, "sha256": "aa", "nbytes": 2048, "mime": "image/png"}),
+        node("vision", media={"sha256": "bb", "nbytes": 7}),
+        node(
+            "thinker", (0, "embedding"), (1, "embedding"),
+            items=[{"$ref": [1, "embedding"]}, {"$ref": [0, "embedding"]}], messages=[{"role": "user"}], prompt="hü",
+            top=3,
+        ),
     ],
-    "route": ["e-0", "e-0", "l-1"],
+    "outputs": [[2, "text"]], "options": ["E", "E", "L"], "route": ["e-0", "e-0", "l-1"], "replay_of": "",
 }  # fmt: skip
 
 
-def hop(node: int, taken: float, ready: float, first: float, end: float) -> dict[str, Any]:
+def hop(node: int, taken: float, ready: float, first: float, end: float, **more: Any) -> dict[str, Any]:
     """Times in seconds after the beginning."""
-    return {"node": node, "taken": 1000 + taken, "ready": 1000 + ready, "first": 1000 + first, "end": 1000 + end}
+    times = {"taken": 1000 + taken, "ready": 1000 + ready, "first": 1000 + first, "end": 1000 + end}
+    return {"t": "done", "inv": "g-0-1", "node": node, "executor": "x", **times, **more}
 
 
 ENDED: dict[str, Any] = {
     "kind": "end", "inv": "g-0-1", "status": "done", "created": 1000.0, "finished": 1001.0,
-    "first": 1000.5, "attempts": 1,
-    "hops": [hop(0, 0, 0, 0.25, 0.25), hop(1, 0.1, 0.2, 0.3, 0.3), hop(2, 0.05, 0.3, 0.5, 1.0)],
+    "first": 1000.5, "attempts": 1, "path": "E>L", "route": ["e-0", "e-0", "l-1"],
+    "hops": [
+        hop(0, 0, 0, 0.25, 0.25, nbytes=4096),
+        hop(1, 0.1, 0.2, 0.3, 0.3, began=1000.25),
+        hop(2, 0.05, 0.4, 0.5, 1.0, arrived=[1000.25, 1000.4]),
+    ],
     "answer": {"text": "hello", "audio_seconds": 1.5, "audio_sha256": "0123456789abcdef0123"},
 }  # fmt: skip
+
+
+def invocation(**changes: Any) -> Invocation:
+    return graph.decode(json.dumps({**INVOCATION, **changes}).encode())
+
+
+def ended(**changes: Any) -> Ended:
+    return recorded.decode_end(json.dumps({**ENDED, **changes}).encode())

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
+from omnibus import graph
 from omnibus.bus import Delivery, subjects
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.nats import NatsBus
 from omnibus.cli import look, main
-from omnibus.errors import NotFound
 from omnibus.settings import BusSettings
-from tests.unit.cli.documents import ENDED, INVOCATION
+from tests.unit.cli.documents import ENDED, INVOCATION, ended, invocation
 from tests.unit.sidecar.node import until
 
 PATIENCE = 20.0  # seconds
@@ -43,7 +42,7 @@ def test_tail_shows_an_end_and_why():
 
 
 def test_an_invocation_is_described_from_beginning_to_end():
-    lines = look.describe(INVOCATION, ENDED)
+    lines = look.describe(invocation(), ended())
 
     assert lines[0] == "g-0-1  m  seed 7"
     assert lines[-3:] == ["status  done", "answer  'hello'", "sound   1.50 s, sha256 0123456789abcdef…"]
@@ -52,16 +51,16 @@ def test_an_invocation_is_described_from_beginning_to_end():
 
 def test_a_failure_is_described_with_its_attempts():
     problem = {"code": "stage_failed", "message": "vision failed"}
-    ended = {**ENDED, "status": "failed", "attempts": 3, "problem": problem, "answer": {}}
+    over = ended(status="failed", attempts=3, problem=problem, answer={})
 
-    assert look.describe(INVOCATION, ended)[-2:] == [
+    assert look.describe(invocation(), over)[-2:] == [
         "status  failed, after 3 attempts",
         "problem stage_failed: vision failed",
     ]
 
 
 def test_what_has_not_ended_says_so():
-    assert look.describe(INVOCATION, None)[-1] == "it has not ended yet"
+    assert look.describe(invocation(), None)[-1] == "it has not ended yet"
 
 
 @pytest.mark.parametrize(
@@ -85,34 +84,6 @@ def test_what_has_not_ended_says_so():
 )
 def test_the_progress_of_a_replay_is_said(part: dict[str, Any], shown: str):
     assert look._progress(part) == shown
-
-
-# Reading records
-
-
-async def remembering(*documents: dict[str, Any]) -> MemoryBus:
-    bus = MemoryBus()
-    for number, document in enumerate(documents):
-        bus.record(subjects.record("chat", "g-0-1"), json.dumps(document).encode(), str(number))
-    return bus
-
-
-async def test_a_record_is_read_with_its_end():
-    assert await look.read(await remembering(INVOCATION, ENDED), "g-0-1") == (INVOCATION, ENDED)
-    assert await look.read(await remembering(INVOCATION), "g-0-1") == (INVOCATION, None)
-
-
-async def test_the_first_beginning_and_the_last_end_count():
-    later = {**ENDED, "status": "failed"}
-
-    found = await look.read(await remembering(INVOCATION, {**INVOCATION, "path": "EL"}, ENDED, later), "g-0-1")
-
-    assert found == (INVOCATION, later)
-
-
-async def test_an_unknown_invocation_is_not_found_with_advice():
-    with pytest.raises(NotFound, match="omnibus tail"):
-        await look.read(MemoryBus(), "g-0-9")
 
 
 # The commands on a real bus
@@ -151,6 +122,7 @@ async def test_show_prints_lines_or_json(bus: NatsBus, nats_url: str, capsys: py
     assert await run("show", "show-1", "--json", "--nats", nats_url) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["invocation"]["id"], printed["end"]["status"]) == ("show-1", "done")
+    assert printed["waterfall"]["summary"]["id"] == "show-1"
 
 
 async def test_show_of_nothing_is_one_line_and_exit_code_1(
@@ -187,7 +159,7 @@ async def test_the_exit_code_of_replay_says_whether_the_answers_agree(
     stop = await bus.respond(subjects.REPLAY, gateway)
 
     assert await run("replay", "again-1", "--nats", nats_url) == code
-    assert asked == [{**INVOCATION, "id": "again-1"}]
+    assert [graph.decode(json.dumps(each).encode()) for each in asked] == [invocation(id="again-1")]
     assert capsys.readouterr().out.startswith("replaying again-1 as b via E>L\n")
 
     assert await run("replay", "again-1", "--json", "--nats", nats_url) == code

@@ -1,17 +1,20 @@
-"""The waterfall: who waited, who worked, who gave output, to the column."""
+"""The waterfall as text: who waited, who worked, who gave output, to the column."""
 
 from typing import Any
 
 import pytest
 
-from omnibus.cli.waterfall import WIDTH, graph, waterfall
-from tests.unit.cli.documents import ENDED, INVOCATION, hop
+from omnibus import waterfall as waterfalls
+from omnibus.cli.waterfall import MARKS, WIDTH, graph, waterfall
+from tests.unit.cli.documents import ended, hop, invocation
 
-COMPONENTS = ["vision", "vision", "thinker"]
+
+def drawn(**changes: Any) -> list[str]:
+    return list(waterfall(waterfalls.of(invocation(), ended(**changes))))
 
 
 def test_the_graph_names_components_executors_and_what_they_wait_for():
-    assert list(graph(INVOCATION)) == [
+    assert list(graph(invocation())) == [
         "graph   type vision+thinker, path E>L, plan epoch 3",
         "  [0] vision   on e-0",
         "  [1] vision   on e-0",
@@ -20,17 +23,18 @@ def test_the_graph_names_components_executors_and_what_they_wait_for():
 
 
 def test_the_waterfall_is_drawn_to_scale():
-    assert list(waterfall(ENDED, COMPONENTS)) == [
+    assert drawn() == [
         "times   1000 ms in all, first output to the client after 500 ms",
-        "  [0] vision   |───────────█                                | inputs     0 ms  first   250 ms  end   250 ms",
-        "  [1] vision   |    ·····────█                              | inputs   200 ms  first   300 ms  end   300 ms",
-        "  [2] thinker  |  ···········─────────██████████████████████| inputs   300 ms  first   500 ms  end  1000 ms",
+        "               |0 ms                                 1000 ms| · dispatch   ╌ inputs    ░ queue      ▒ run"
+        "   █ output        end",
+        "  [0] vision   |▒▒▒▒▒▒▒▒▒▒▒                                 |          -          -          -        250"
+        "          -        250",
+        "  [1] vision   |····╌╌╌╌╌░░▒▒                               |        100        100         50         50"
+        "          -        300",
+        "  [2] thinker  |··╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌▒▒▒▒██████████████████████|         50        350          -        100"
+        "        500       1000",
+        "edge    [1].embedding → [2]  100 ms from its first output",
     ]
-
-
-def bar(one: dict[str, Any], finished: float = 1001.0) -> str:
-    [_, line] = waterfall({"created": 1000.0, "finished": finished, "hops": [one]}, ["x"])
-    return line.split("|")[1]
 
 
 @pytest.mark.parametrize(
@@ -45,21 +49,35 @@ def bar(one: dict[str, Any], finished: float = 1001.0) -> str:
     ],
     ids=["instant", "before", "after", "crossed", "whole", "late"],
 )
-def test_any_times_fit_into_the_bar(one: dict[str, Any]):
-    assert len(bar(one)) == WIDTH
+@pytest.mark.parametrize("finished", [1000.0, 1001.0])
+def test_any_times_fit_into_the_bar(one: dict[str, Any], finished: float):
+    row = drawn(hops=[one], finished=finished)[2]
+
+    assert len(row.split("|")[1]) == WIDTH
+    assert set(row.split("|")[1]) <= {" ", *MARKS.values()}
 
 
-def test_work_of_no_time_at_all_is_drawn_without_dividing_by_zero():
-    assert len(bar(hop(0, 0, 0, 0, 0), finished=1000.0)) == WIDTH
+def test_work_of_any_time_leaves_a_mark():
+    assert "█" in drawn(hops=[hop(0, 0.1, 0.1, 0.1, 0.1001)])[2]
 
 
-def test_a_node_that_was_seen_working_leaves_a_mark():
-    assert "█" in bar(hop(0, 0.1, 0.1, 0.1, 0.14))
+def test_a_node_that_never_told_its_times_says_how_it_stands():
+    assert [line.rpartition("|")[2] for line in drawn(hops=[], status="failed", node=1)[2:]] == [
+        " stopped",
+        " failed",
+        " stopped",
+    ]
 
 
 def test_an_answer_without_output_has_no_first_moment():
-    assert next(waterfall({**ENDED, "first": 0.0}, COMPONENTS)).endswith("after -")
+    assert drawn(first=0.0)[0].endswith("after -")
 
 
-def test_an_end_without_times_is_one_line():
-    assert len(list(waterfall({**ENDED, "hops": []}, COMPONENTS))) == 1
+def test_what_runs_has_no_times_yet():
+    assert list(waterfall(waterfalls.of(invocation(), None))) == []
+
+
+def test_a_move_is_told_with_its_reason():
+    moves = [{"attempt": 0, "at": 1000.3, "reason": "gone", "executor": "e-0", "message": "it is gone"}]
+
+    assert drawn(moves=moves)[-1] == "moved   attempt 0 was given up after 300 ms: gone e-0"

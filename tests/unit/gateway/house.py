@@ -22,10 +22,12 @@ from omnibus.bus.subjects import task_name, token
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.executor.contract import Item, Job
 from omnibus.plan import Plan
+from omnibus.recorded import Ended
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
 from services.gateway.chat import Chat
 from services.gateway.console.routes import Console
+from services.gateway.deadletters import DeadLetters
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fetch import Fetcher, FetchRules
 from services.gateway.files import Files
@@ -33,7 +35,7 @@ from services.gateway.http import Frontend
 from services.gateway.keep import MediaKeep
 from services.gateway.load import Loads
 from services.gateway.members import Members
-from services.gateway.records import Ended, Records
+from services.gateway.records import Records
 from services.gateway.replay import Replayer
 from services.gateway.route import Router
 from services.gateway.routes.table import Table
@@ -173,7 +175,8 @@ class House:
         self.router = Router(gateway, self.members)
         self.dispatcher = Dispatcher(gateway, self.bus, self.tensors, self.members, LIMIT)
         self.keep = MediaKeep(settings.media_dir, settings.media_bytes)
-        self.records = Records(self.bus, settings.record == "full", self.keep)
+        dead = DeadLetters(self.bus, settings.deadletters == "full", LIMIT)
+        self.records = Records(self.bus, settings.record == "full", self.keep, dead)
         fetcher = Fetcher(FetchRules())
         self.loads = Loads(self.router, self.bus, LIMIT)
         self.runs = Runs(settings, self.router, self.dispatcher, self.tensors, self.records, self.keep, self.loads)
@@ -192,6 +195,7 @@ class House:
 
     async def open(self) -> None:
         await self.bus.open_records(60.0, 1 << 20)
+        await self.bus.open_records(60.0, 1 << 20, subjects.DEADLETTERS)
         await self.dispatcher.startup()
         await self.bus.respond(subjects.REPLAY, self.replayer.respond, queue="gateways")
 

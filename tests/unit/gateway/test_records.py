@@ -144,7 +144,7 @@ async def test_a_long_answer_is_shortened_in_the_record_and_not_in_its_digest(ho
 
 
 async def test_an_invocation_that_was_never_recorded_is_not_found(home: House):
-    with pytest.raises(NotFound, match="no record of invocation 'g-0-9'"):
+    with pytest.raises(NotFound, match="no record of invocation g-0-9"):
         await home.records.find("g-0-9")
 
 

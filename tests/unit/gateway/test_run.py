@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from omnibus.errors import BadRequest, Fatal, Overloaded, ProtocolError, StageFailed, StageUnavailable, TooLarge
 from omnibus.graph import HANDLE, Node
+from omnibus.recorded import Ended
 from omnibus.task import CompositeTask, Segment, choose, use
-from services.gateway.records import Ended
 from services.gateway.run import NODES, SEGMENTS, Run, Runs, _name
 from tests.property.estate import Estate, estate
 from tests.unit.sidecar.node import PATIENCE, until

@@ -1,0 +1,56 @@
+"""Writes dead letters; see ``omnibus.deadletters``."""
+
+import time
+
+import msgspec
+
+from omnibus import deadletters
+from omnibus.bus import Bus, subjects
+from omnibus.deadletters import LOST, DeadLetter
+from omnibus.graph import WIRE_VERSION, Invocation
+from services.gateway.running import Running
+
+
+class DeadLetters:
+    """Publishes to the stream without waiting. ``full`` keeps inputs; ``limit`` is the bus's, in bytes."""
+
+    def __init__(self, bus: Bus, full: bool, limit: int) -> None:
+        self._bus = bus
+        self._limit = limit
+        self.full = full
+
+    def write(self, running: Running, digested: Invocation) -> None:
+        """Keep what failed if it is a dead letter; ``digested`` is its invocation without users' content."""
+        invocation, failure = running.invocation, running.failure
+        why = deadletters.reason(failure, running.failed, running.moves, invocation.attempt)
+        if not why or failure is None:
+            return
+        lost = tuple(move.executor for move in running.moves if move.reason in LOST and move.executor)
+        node = running.failed if running.failed >= 0 else _of(invocation, lost[-1] if lost else failure.executor)
+        letter = DeadLetter(
+            v=WIRE_VERSION,
+            inv=invocation.id,
+            reason=why,
+            at=time.time(),
+            created=invocation.created,
+            app=invocation.app,
+            model=invocation.model,
+            type=invocation.type,
+            path=invocation.path,
+            problem=failure.problem(),
+            attempts=invocation.attempt + 1,
+            node=node,
+            component=invocation.nodes[node].component if node >= 0 else failure.stage,
+            lost=lost,
+            moves=tuple(running.moves),
+            replay_of=invocation.replay_of,
+            invocation=invocation if self.full else digested,
+        )
+        small = msgspec.structs.replace(letter, invocation=digested)
+        body = deadletters.encode(letter, small, limit=self._limit)
+        self._bus.record(subjects.dead(invocation.app, invocation.id), body, f"{invocation.id}.dead")
+
+
+def _of(invocation: Invocation, executor: str) -> int:
+    """The first node that ``executor`` was to run."""
+    return invocation.route.index(executor) if executor in invocation.route else -1

@@ -1,0 +1,34 @@
+"""When an engine begins with a job: told from inside of the engine, without the runner knowing of it.
+
+A job waits in the queue of its engine's batches. Whoever queues it asks ``mine`` for its moment, and calls ``now`` when
+the first batch that it is in begins.
+"""
+
+import time
+from contextvars import ContextVar
+
+
+class Moment:
+    """A moment in Unix seconds, 0 until it came. Only the first counts."""
+
+    __slots__ = ("at",)
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> None:
+        if not self.at:
+            self.at = time.time()
+
+
+_job: ContextVar[Moment] = ContextVar("omnibus-job-began")
+
+
+def enter(moment: Moment) -> None:
+    """What the current task queues from here on belongs to the job of ``moment``."""
+    _job.set(moment)
+
+
+def mine() -> Moment:
+    """The moment of the job in whose task this is called; where there is none, one that nobody reads."""
+    return _job.get(None) or Moment()

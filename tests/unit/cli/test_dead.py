@@ -1,0 +1,150 @@
+"""``omnibus deadletters``: what it lists, shows, tries again and forgets, on a real bus."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from omnibus import deadletters, graph
+from omnibus.bus import Delivery, subjects
+from omnibus.bus.nats import NatsBus
+from omnibus.cli import main
+from omnibus.cli.dead import describe
+from omnibus.deadletters import DeadLetter
+from omnibus.errors import Problem
+from omnibus.recorded import Moved
+from omnibus.settings import BusSettings
+from tests.unit.cli.documents import invocation
+from tests.unit.sidecar.node import until
+
+PATIENCE = 20.0  # seconds
+
+
+def letter(**changes: Any) -> DeadLetter:
+    known = {
+        "v": 1, "inv": "g-0-1", "reason": "crashed", "at": 1002.5, "created": 1000.0, "app": "chat", "model": "m",
+        "type": "vision+thinker", "path": "E>L", "problem": Problem("stage_unavailable", "it is gone"),
+        "attempts": 2, "node": 2, "component": "thinker", "lost": ("l-0", "l-1"), "invocation": invocation(),
+        "moves": (Moved(0, 1001.0, "gone", "l-0"), Moved(1, 1002.0, "gone", "l-1")),
+    }  # fmt: skip
+    return DeadLetter(**{**known, **changes})
+
+
+@pytest.fixture
+async def bus(nats_url: str) -> AsyncIterator[NatsBus]:
+    made = await NatsBus.connect(BusSettings(url=nats_url), "test")
+    await made.open_records(60.0, 1 << 20)
+    await made.open_records(60.0, 1 << 20, subjects.DEADLETTERS)
+    for stored in await made.latest(subjects.DEADLETTERS, 1000):
+        await made.forget(subjects.DEADLETTERS, stored.subject)
+    yield made
+    await made.drain()
+
+
+@pytest.fixture
+def omnibus(nats_url: str) -> Any:
+    """``omnibus deadletters`` with arguments, as the shell runs it: in a loop of its own."""
+
+    async def run(*arguments: str) -> int:
+        given = ("deadletters", *arguments, "--nats", nats_url)
+        return await asyncio.wait_for(asyncio.to_thread(main, given), PATIENCE)
+
+    return run
+
+
+async def keep(bus: NatsBus, *letters: DeadLetter) -> None:
+    for each in letters:
+        body = deadletters.encode(each, limit=60_000)
+        bus.record(subjects.dead(each.app, each.inv), body, f"{each.inv}.{id(bus)}")
+
+    async def kept() -> bool:
+        return len(await bus.latest(subjects.DEADLETTERS, 1000)) >= len(letters)
+
+    await until(kept)
+
+
+async def test_the_latest_are_listed_first(bus: NatsBus, omnibus: Any, capsys: pytest.CaptureFixture[str]):
+    await keep(bus, letter(inv="a-1"), letter(inv="a-2", reason="failed", lost=(), component=""))
+
+    assert await omnibus() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["when", "invocation", "model", "reason", "where", "why"]
+    assert lines[1].split()[2:] == ["a-2", "m", "failed", "?", "on", "?", "stage_unavailable:", "it", "is", "gone"]
+    assert lines[2].split()[2:8] == ["a-1", "m", "crashed", "thinker", "on", "l-1"]
+
+    assert await omnibus("list", "--limit", "1", "--json") == 0
+    assert [each["inv"] for each in json.loads(capsys.readouterr().out)] == ["a-2"]
+
+
+async def test_the_options_of_the_list_stand_on_either_side(
+    bus: NatsBus, omnibus: Any, capsys: pytest.CaptureFixture[str]
+):
+    await keep(bus, letter(inv="b-1"), letter(inv="b-2"))
+
+    assert await omnibus("--limit", "1", "--json", "list") == 0
+    assert [each["inv"] for each in json.loads(capsys.readouterr().out)] == ["b-2"]
+
+
+async def test_none_is_said(bus: NatsBus, omnibus: Any, capsys: pytest.CaptureFixture[str]):
+    assert await omnibus() == 0
+    assert capsys.readouterr().out == "none\n"
+
+
+def test_one_is_described_by_sizes():
+    lines = describe(letter())
+
+    assert lines[0] == "g-0-1  m  vision+thinker  via E>L"
+    assert lines[2:6] == [
+        "reason  crashed thinker on l-1",
+        "problem stage_unavailable: it is gone",
+        "moved   attempt 0: gone l-0",
+        "moved   attempt 1: gone l-1",
+    ]
+    assert "  [0] vision   media 2048 bytes aa" in lines
+    assert lines[-2].startswith(" ![2] thinker  ")
+    assert lines[-1] == "try it again with `omnibus deadletters retry g-0-1`"
+
+
+async def test_what_is_not_there_is_one_line_and_exit_code_1(
+    bus: NatsBus, omnibus: Any, capsys: pytest.CaptureFixture[str]
+):
+    assert await omnibus("show", "nothing") == 1
+    assert capsys.readouterr().err.startswith("omnibus: no dead letter of invocation nothing")
+
+
+@pytest.mark.parametrize(
+    ("status", "flags", "code", "left"),
+    [("done", [], 0, []), ("done", ["--keep"], 0, ["c-1"]), ("failed", [], 1, ["c-1"])],
+)
+async def test_a_retry_that_succeeds_takes_the_letter_away(
+    bus: NatsBus, omnibus: Any, status: str, flags: list[str], code: int, left: list[str]
+):
+    await keep(bus, letter(inv="c-1", invocation=invocation(id="c-1")))
+    asked: list[Any] = []
+
+    async def gateway(delivery: Delivery) -> AsyncIterator[bytes]:
+        asked.append(graph.decode(delivery.data))
+        yield b'{"status":"running","id":"n-1","replay_of":"c-1","path":"E>L"}'
+        problem = {"code": "stage_failed", "message": "again"}
+        yield json.dumps({"status": status, "answer": {}, "identical": None, "problem": problem}).encode()
+
+    stop = await bus.respond(subjects.REPLAY, gateway)
+
+    assert await omnibus("retry", "c-1", *flags) == code
+    assert asked == [invocation(id="c-1")]
+    found = await deadletters.latest(bus, 10)
+    assert [deadletters.decode(each.data).inv for each in found] == left
+    await stop()
+
+
+async def test_one_can_be_forgotten(bus: NatsBus, omnibus: Any, capsys: pytest.CaptureFixture[str]):
+    await keep(bus, letter(inv="d-1"), letter(inv="d-2"))
+
+    assert await omnibus("remove", "d-1") == 0
+    assert await omnibus("--json") == 0
+
+    said, listed = capsys.readouterr().out.splitlines()
+    assert said == "d-1 is no dead letter any more"
+    assert [each["inv"] for each in json.loads(listed)] == ["d-2"]

@@ -1,0 +1,185 @@
+"""Inputs that fail or crash an engine land in their stream, in few attempts, and can be tried again."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnibus import deadletters, graph
+from omnibus.bus import subjects
+from omnibus.deadletters import DeadLetter
+from omnibus.errors import BadRequest
+from omnibus.executor.contract import Job
+from services.gateway.dispatch import ATTEMPTS
+from tests.unit.gateway.house import TEXT, House, answered, error, house, think
+from tests.unit.sidecar.node import until
+
+SECRET = "my-secret-words"
+
+
+async def letters(home: House, count: int) -> list[DeadLetter]:
+    """All letters, newest first, once there are ``count``."""
+
+    async def there() -> bool:
+        return len(await deadletters.latest(home.bus, 100)) >= count
+
+    await until(there)
+    return [deadletters.decode(each.data) for each in await deadletters.latest(home.bus, 100)]
+
+
+async def fail(job: Job) -> None:
+    """Thinks, but of one word."""
+    messages = await job.value("messages")
+    if "poison" in str(messages):
+        raise RuntimeError("a defect")
+    if "mistake" in str(messages):
+        raise BadRequest("a client's mistake")
+    await think(job)
+
+
+async def serving(home: House, **more: Any) -> None:
+    home.serve(TEXT)
+    await home.executor(TEXT, "L", "thinker", **{"thinker": fail, **more})
+
+
+async def test_an_input_that_fails_an_engine_is_kept_with_the_reason(home: House):
+    await serving(home)
+
+    response = await home.ask(TEXT, f"poison {SECRET}")
+
+    assert response.status_code == 502
+    [letter] = await letters(home, 1)
+    assert (letter.inv, letter.reason, letter.model) == (response.headers["x-request-id"], "failed", TEXT)
+    assert (letter.problem.code, letter.node, letter.component) == ("stage_failed", 0, "thinker")
+    assert letter.problem.executor in home.place.executors
+    assert (letter.attempts, letter.lost, letter.moves) == (1, (), ())
+
+
+async def test_it_holds_sizes_and_digests_and_no_content(home: House):
+    await serving(home)
+    await home.ask(TEXT, f"poison {SECRET}")
+
+    [letter] = await letters(home, 1)
+
+    assert letter.invocation is not None
+    assert SECRET not in str(letter)
+    assert letter.invocation.nodes[0].inputs["messages"]["nbytes"] > len(SECRET)
+
+
+async def test_equal_inputs_have_equal_digests(home: House):
+    await serving(home)
+    for word in ("poison one", "poison two", "poison one"):
+        await home.ask(TEXT, word)
+
+    found = [letter.invocation.nodes[0].inputs["messages"] for letter in await letters(home, 3) if letter.invocation]
+
+    assert found[0] == found[2] != found[1]
+
+
+async def test_what_clients_do_wrong_is_no_dead_letter(home: House):
+    await serving(home)
+    mistaken = await home.ask(TEXT, "mistake")
+    gone = await home.ask("no-such-model", "poison")
+    await home.ask(TEXT, "poison")
+
+    assert (mistaken.status_code, gone.status_code) == (400, 404)
+    assert [letter.reason for letter in await letters(home, 1)] == ["failed"]
+
+
+async def crashing(home: House, replicas: int) -> list[str]:
+    """Executors that die of poison; the names of those that did, in order."""
+    died: list[str] = []
+
+    async def crash(job: Job, name: str) -> None:
+        if "poison" in str(await job.value("messages")):
+            died.append(name)
+            home.bus.publish(subjects.event(subjects.GONE), name.encode())
+            await asyncio.Event().wait()
+        await think(job)
+
+    home.serve(TEXT)
+    for number in range(replicas):
+        name = f"L-{number}"
+        await home.executor(TEXT, "L", "thinker", id=name, thinker=lambda job, name=name: crash(job, name))
+    return died
+
+
+async def test_an_input_whose_executors_die_stops_after_a_few_of_them(home: House):
+    died = await crashing(home, ATTEMPTS + 3)
+
+    response = await home.ask(TEXT, "poison")
+
+    assert (response.status_code, error(response)["code"]) == (503, "stage_unavailable")
+    assert len(died) == len(set(died)) == ATTEMPTS
+    [letter] = await letters(home, 1)
+    assert (letter.reason, letter.attempts) == ("crashed", ATTEMPTS)
+    assert list(letter.lost) == died
+    assert [move.reason for move in letter.moves] == ["gone"] * ATTEMPTS
+    assert letter.component == "thinker"
+    assert answered(await home.ask(TEXT, "hello")).startswith("You said hello")
+
+
+async def test_an_input_that_takes_the_only_executor_is_kept_too(home: House):
+    died = await crashing(home, 1)
+
+    response = await home.ask(TEXT, "poison")
+
+    assert response.status_code == 503
+    [letter] = await letters(home, 1)
+    assert (letter.reason, list(letter.lost), letter.node) == ("crashed", died, 0)
+
+
+async def test_who_loses_one_executor_and_is_answered_by_the_next_is_no_dead_letter(home: House):
+    died: list[str] = []
+
+    async def once(job: Job) -> None:
+        if not died:
+            died.append("x")
+            home.bus.publish(subjects.event(subjects.GONE), b"L-0")
+            await asyncio.Event().wait()
+        await think(job)
+
+    home.serve(TEXT)
+    for number in range(2):
+        await home.executor(TEXT, "L", "thinker", id=f"L-{number}", thinker=once)
+
+    assert answered(await home.ask(TEXT, "hi"))
+    assert await deadletters.latest(home.bus, 10) == []
+
+
+async def test_a_letter_runs_again_from_the_record(home: House):
+    broken = True
+
+    async def sometimes(job: Job) -> None:
+        if broken:
+            raise RuntimeError("a defect")
+        await think(job)
+
+    await serving(home, thinker=sometimes)
+    await home.ask(TEXT, "hello")
+    [letter] = await letters(home, 1)
+    broken = False
+
+    body = graph.encode(await deadletters.body(home.bus, letter))
+    parts = [json.loads(part) async for part in home.bus.requests(subjects.REPLAY, body, 20.0)]
+
+    assert [part["status"] for part in parts] == ["running", "done"]
+    assert parts[0]["replay_of"] == letter.inv
+    assert parts[0]["id"] != letter.inv
+
+
+@pytest.mark.parametrize(("kept", "there"), [("digest", False), ("full", True)])
+async def test_inputs_are_kept_with_the_letter_when_that_is_asked_for(tmp_path: Path, kept: str, there: bool):
+    async with house(tmp_path, record="digest", deadletters=kept) as home:
+        await serving(home)
+        await home.ask(TEXT, f"poison {SECRET}")
+        [letter] = await letters(home, 1)
+
+        assert (SECRET in str(letter)) is there
+        if there:
+            assert (await deadletters.body(home.bus, letter)).id == letter.inv
+        else:
+            with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_DEADLETTERS=full"):
+                await deadletters.body(home.bus, letter)

@@ -1,0 +1,170 @@
+"""The list of invocations and the waterfall of one, over HTTP."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from omnibus import graph
+from services.gateway import history
+from tests.unit.cli.documents import invocation
+from tests.unit.gateway.house import OMNI, VL, House, error, house, image, text
+
+
+@pytest.fixture
+async def home(home: House) -> House:
+    await home.all_of(VL)
+    return home
+
+
+async def asked(home: House, count: int, model: str = VL) -> list[str]:
+    """Ids of requests that have ended."""
+    ids = []
+    for number in range(count):
+        response = await home.ask(model, f"request {number}")
+        ids.append(response.headers["x-request-id"])
+        await home.ended(ids[-1])
+    return ids
+
+
+async def page(home: House, **parameters: Any) -> dict[str, Any]:
+    response = await home.http.get("/v1/invocations", params=parameters)
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+def ids(page: dict[str, Any]) -> list[str]:
+    return [each["id"] for each in page["data"]]
+
+
+async def test_the_latest_come_first_with_status_and_times(home: House):
+    made = await asked(home, 3)
+
+    listed = await page(home)
+
+    assert ids(listed) == made[::-1]
+    assert (listed["object"], listed["next"]) == ("list", None)
+    first = listed["data"][0]
+    assert (first["status"], first["model"], first["app"]) == ("done", VL, "chat")
+    assert 0 <= first["first"] <= first["seconds"]
+
+
+async def test_pages_follow_each_other_without_gaps_or_repeats(home: House):
+    made = await asked(home, 5)
+
+    found, before = [], 0
+    while True:
+        part = await page(home, limit=2, before=before)
+        assert all(each["status"] == "done" for each in part["data"])
+        found += ids(part)
+        if part["next"] is None:
+            break
+        before = part["next"]
+
+    assert found == made[::-1]
+
+
+async def test_what_still_runs_is_listed_on_every_page_as_running(home: House):
+    home.records.begin(await _running(home))
+    made = await asked(home, 1)
+
+    assert [(each["id"], each["status"]) for each in (await page(home))["data"]] == [
+        (made[0], "done"),
+        ("g-0-9", "running"),
+    ]
+    assert ids(await page(home, status="running")) == ["g-0-9"]
+
+
+async def _running(home: House) -> Any:
+    """An invocation that was recorded and never ends."""
+    one = invocation(id="g-0-9")
+    return SimpleNamespace(invocation=one, body=graph.encode(one))
+
+
+async def test_words_are_looked_for_in_ids_models_executors_and_codes(home: House):
+    [one, two] = await asked(home, 2)
+    await home.all_of(OMNI)
+    spoken = (await home.ask(OMNI, "and you")).headers["x-request-id"]
+    await home.ended(spoken)
+
+    assert ids(await page(home, q=two)) == [two]
+    assert ids(await page(home, q=f"{VL} DONE", limit=10)) == [two, one]
+    assert ids(await page(home, model=OMNI)) == [spoken]
+    assert ids(await page(home, app="other")) == []
+    assert ids(await page(home, q="thinker vocoder no-such-word")) == []
+    route = (await home.http.get(f"/v1/invocations/{one}")).json()["nodes"][0]["executor"]
+    assert one in ids(await page(home, q=route))
+
+
+async def test_a_question_reads_only_so_much_and_says_where_to_go_on(home: House, monkeypatch: pytest.MonkeyPatch):
+    made = await asked(home, 4)
+    monkeypatch.setattr(history, "READ", 2)
+    monkeypatch.setattr(history, "READS", 4)
+
+    part = await page(home, q=made[0])
+    assert ids(part) == []
+    assert ids(await page(home, q=made[0], before=part["next"])) == [made[0]]
+
+
+async def test_one_request_is_shown_with_its_nodes_and_edges(home: House):
+    response = await home.ask(VL, [text("what is it"), image()], path="E>L")
+    id = response.headers["x-request-id"]
+    await home.ended(id)
+
+    whole = (await home.http.get(f"/v1/invocations/{id}")).json()
+
+    assert [(row["component"], row["state"]) for row in whole["nodes"]] == [("vision", "done"), ("thinker", "done")]
+    assert all(row["taken"] <= row["ready"] <= row["end"] for row in whole["nodes"])
+    [edge] = whole["edges"]
+    assert (edge["source"], edge["output"], edge["target"], edge["local"]) == (0, "embedding", 1, False)
+    assert edge["sent"] <= edge["arrived"]
+    assert whole["nodes"][0]["nbytes"] == 16  # a row of four float32
+    [media] = whole["nodes"][0]["inputs"]
+    assert (media["kind"], media["mime"]) == ("media", "image/png")
+    assert whole["outcome"]["characters"] == len(response.json()["choices"][0]["message"]["content"])
+    assert "what is it" not in str(whole)
+
+
+async def test_an_unknown_invocation_is_a_404(home: House):
+    response = await home.http.get("/v1/invocations/no-such-id")
+
+    assert response.status_code == 404
+    assert error(response)["code"] == "not_found"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param"),
+    [
+        ({"limit": 0}, "limit"), ({"limit": 201}, "limit"), ({"limit": "x"}, "limit"), ({"limit": "-1"}, "limit"),
+        ({"before": "9" * 30}, "before"), ({"before": "²"}, "before"), ({"status": "odd"}, "status"),
+        ({"page": 2}, "page"),
+    ],
+)  # fmt: skip
+async def test_a_bad_parameter_is_named(home: House, parameters: dict[str, Any], param: str):
+    response = await home.http.get("/v1/invocations", params=parameters)
+
+    assert response.status_code == 400
+    assert error(response)["param"] == param
+
+
+@pytest.mark.parametrize("path", ["/v1/invocations", "/v1/invocations/x"])
+@pytest.mark.parametrize(
+    ("settings", "token", "status"),
+    [
+        ({"admin_token": "right"}, "", 401),
+        ({"admin_token": "right"}, "wrong", 401),
+        ({"admin_token": "right"}, "right", 200),
+        ({"host": "0.0.0.0"}, "", 403),
+        ({"host": "0.0.0.0", "admin_token": "right"}, "right", 200),
+        ({"host": "::1"}, "", 200),
+        ({"host": "my.host"}, "", 403),
+    ],
+)
+async def test_only_operators_may_look(tmp_path: Path, path: str, settings: dict[str, str], token: str, status: int):
+    async with house(tmp_path, **settings) as made:
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        response: httpx.Response = await made.http.get(path, headers=headers)
+
+    assert response.status_code == (404 if status == 200 and path.endswith("x") else status)

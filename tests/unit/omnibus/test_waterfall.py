@@ -1,0 +1,144 @@
+"""Waterfalls from records: what every field says, and times that cannot be."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnibus import waterfall
+from omnibus.waterfall import PHASES, Edge, Input, Move, Phase, Waterfall
+from tests.unit.cli.documents import ended, hop, invocation
+
+
+def found(**changes: Any) -> Waterfall:
+    return waterfall.of(invocation(), ended(**changes))
+
+
+def test_a_request_is_told_in_brief():
+    brief = msgspec.to_builtins(found().summary)
+
+    assert brief == {
+        "id": "g-0-1", "app": "chat", "model": "m", "type": "vision+thinker", "path": "E>L", "epoch": 3,
+        "status": "done", "created": 1000.0, "seconds": 1.0, "first": 0.5, "attempts": 1, "replay_of": "",
+        "parent": "", "code": "",
+    }  # fmt: skip
+
+
+def test_what_has_not_ended_is_running_and_its_nodes_are_open():
+    whole = waterfall.of(invocation(), None)
+
+    assert (whole.summary.status, whole.summary.seconds, whole.summary.first) == ("running", None, None)
+    assert [(row.state, row.taken, row.phases) for row in whole.nodes] == [("open", None, ())] * 3
+    assert (whole.outcome, whole.problem, whole.moves) == (None, None, ())
+
+
+def test_each_phase_of_a_node_ends_where_the_next_begins():
+    assert [[(phase.name, phase.start, phase.end) for phase in row.phases] for row in found().nodes] == [
+        [("run", 0.0, 0.25)],
+        [("dispatch", 0.0, 0.1), ("inputs", 0.1, 0.2), ("queue", 0.2, 0.25), ("run", 0.25, 0.3)],
+        [("dispatch", 0.0, 0.05), ("inputs", 0.05, 0.4), ("run", 0.4, 0.5), ("output", 0.5, 1.0)],
+    ]
+
+
+def test_an_edge_took_from_the_first_output_to_its_arrival():
+    assert found().edges == (
+        Edge(0, "embedding", 2, local=False, sent=0.25, arrived=0.25, seconds=0.0),
+        Edge(1, "embedding", 2, local=False, sent=0.3, arrived=0.4, seconds=0.1),
+    )
+
+
+def test_nodes_of_one_executor_have_local_edges():
+    assert [edge.local for edge in found(route=["x", "y", "x"]).edges] == [True, False]
+
+
+def test_the_last_attempt_is_shown_and_the_others_as_moves():
+    moves = [{"attempt": 0, "at": 1000.02, "reason": "gone", "executor": "e-0", "message": "it is gone"}]
+    whole = found(moves=moves, attempts=2, route=["e-1", "e-1", "l-1"], options=["F", "F", "L"], path="F>L")
+
+    assert whole.moves == (Move(0, 0.02, "gone", "e-0", "it is gone"),)
+    assert (whole.summary.path, whole.summary.attempts) == ("F>L", 2)
+    assert [(row.executor, row.option) for row in whole.nodes] == [("e-1", "F"), ("e-1", "F"), ("l-1", "L")]
+    assert whole.nodes[1].phases[0] == Phase("dispatch", 0.02, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "states"),
+    [
+        ({"node": 1}, ["done", "failed", "stopped"]),
+        ({"problem": {"code": "stage_unavailable", "message": "x", "executor": "l-1"}}, ["done", "stopped", "failed"]),
+        ({"problem": {"code": "deadline_exceeded", "message": "x"}}, ["done", "stopped", "stopped"]),
+    ],
+    ids=["told", "executor gone", "nobody's fault"],
+)
+def test_a_failure_says_which_node_failed(changes: dict[str, Any], states: list[str]):
+    assert [row.state for row in found(hops=[hop(0, 0, 0, 0, 0)], status="failed", **changes).nodes] == states
+
+
+def test_inputs_are_told_by_kind_and_size():
+    rows = found().nodes
+
+    assert rows[0].inputs == (Input("media", "media", 2048, "aa", "image/png"),)
+    assert rows[2].inputs == (
+        Input("items", "nodes"),
+        Input("messages", "json", 17),
+        Input("prompt", "text", 3),
+        Input("top", "number", 1),
+    )
+    assert rows[0].nbytes == 4096
+
+
+def test_nothing_of_what_users_wrote_or_got_is_in_it():
+    nodes = invocation().nodes
+    secret = msgspec.structs.replace(
+        nodes[2], inputs={"messages": [{"content": "secret"}], "prompt": "secret", "deep": {"a": ["secret"]}}, uses=()
+    )
+    whole = waterfall.of(
+        msgspec.structs.replace(invocation(), nodes=(*nodes[:2], secret)), ended(answer={"text": "secret"})
+    )
+
+    assert b"secret" not in msgspec.json.encode(whole)
+    assert whole.outcome is not None
+    assert whole.outcome.characters == len("secret")
+
+
+def test_a_record_of_digests_says_so():
+    [first, *rest] = invocation().nodes
+    digested = msgspec.structs.replace(first, inputs={"prompt": {"$digest": "ab", "nbytes": 9}})
+    whole = waterfall.of(msgspec.structs.replace(invocation(), nodes=(digested, *rest)), ended())
+
+    assert (whole.record, found().record) == ("digest", "full")
+    assert whole.nodes[0].inputs == (Input("prompt", "json", 9, "ab"),)
+
+
+def test_its_json_is_what_it_was():
+    whole = json.loads(msgspec.json.encode(found()))
+
+    assert sorted(whole) == [
+        "allowed", "edges", "moves", "nodes", "outcome", "problem", "record", "seed", "segments", "step", "summary", "v",
+    ]  # fmt: skip
+    assert whole["nodes"][0] == {
+        "node": 0, "component": "vision", "task": "vision-m", "model": "m", "option": "E", "executor": "e-0",
+        "state": "done", "taken": 0.0, "ready": 0.0, "began": None, "first": 0.25, "end": 0.25, "nbytes": 4096,
+        "phases": [{"name": "run", "start": 0.0, "end": 0.25}],
+        "inputs": [{"name": "media", "kind": "media", "nbytes": 2048, "sha256": "aa", "mime": "image/png"}],
+    }  # fmt: skip
+    assert msgspec.json.decode(msgspec.json.encode(found()), type=Waterfall) == found()
+
+
+times = st.floats(-2, 4)
+
+
+@given(st.lists(times, min_size=5, max_size=5), times)
+def test_phases_never_overlap_whatever_the_clocks_say(moments: list[float], sent: float):
+    taken, ready, first, end, began = moments
+    moves = [{"attempt": 0, "at": 1000 + sent, "reason": "gap"}]
+    one = hop(0, taken, ready, first, end, began=1000 + began)
+    phases = found(hops=[one], moves=moves).nodes[0].phases
+
+    assert [phase.name for phase in phases] == [name for name in PHASES if name in {phase.name for phase in phases}]
+    assert all(phase.start < phase.end for phase in phases)
+    assert all(before.end == after.start for before, after in pairwise(phases))
