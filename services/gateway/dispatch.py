@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from omnibus import graph
+from omnibus import graph, tracing
 from omnibus.bus import Bus, Delivery, messages, subjects
 from omnibus.bus.comeback import Comeback
 from omnibus.bus.messages import Accepted, Busy, Chunk, End, Failed, Hop
@@ -91,13 +91,17 @@ class Dispatcher:
 
     # Out
 
-    def submit(self, invocation: Invocation, work: Sequence[float], again: Again) -> Running:
+    def submit(
+        self, invocation: Invocation, work: Sequence[float], again: Again, trace: tracing.Carrier | None = None
+    ) -> Running:
         """Send ``invocation`` to every executor of its route; ``work`` is in tokens per node.
 
         ``again`` finds another route when an executor is lost: what found the first one, for example
-        ``functools.partial(router.route, assignment, ticket, pinned=pinned, pins=pins)``.
+        ``functools.partial(router.route, assignment, ticket, pinned=pinned, pins=pins)``. ``trace`` is of what it
+        is a part.
         """
         running = Running(invocation, work, again, self._fetch, self._members)
+        running.span = tracing.invocation(invocation, trace or {})
         self._running[invocation.id] = running
         GATEWAY.inflight.set(len(self._running))
         try:
@@ -112,12 +116,13 @@ class Dispatcher:
         running.charge()
         running.sent = time.monotonic()
         body = running.body = graph.encode(invocation)
+        headers = running.span.carrier if running.span is not None else None
         sent = set()
         for node, executor in zip(invocation.nodes, invocation.route, strict=True):
             if executor not in sent:
                 sent.add(executor)
                 refused = subjects.refused(self._gateway, invocation.id, invocation.attempt, executor)
-                self._bus.publish(subjects.task(node.task, executor), body, reply=refused)
+                self._bus.publish(subjects.task(node.task, executor), body, reply=refused, headers=headers)
 
     def finish(self, running: Running, status: str) -> None:
         """One ``end`` event; every holder releases."""
@@ -130,6 +135,9 @@ class Dispatcher:
             self._emptied.set()
         GATEWAY.inflight.set(len(self._running))
         self._end(running, status)
+        if running.span is not None:
+            why = running.failure.code if running.failure is not None else "" if status == "done" else status
+            running.span.end(why, {"omnibus.status": status, "omnibus.attempts": running.invocation.attempt + 1})
         if _may_hold_tensors(running):
             self._tensors.end(running.id)
 

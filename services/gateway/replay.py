@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from omnibus import graph
+from omnibus import graph, tracing
 from omnibus.bus import Delivery
 from omnibus.encoding.sound import pcm16
 from omnibus.errors import BadRequest, DeadlineExceeded, NotFound, OmnibusError
@@ -53,13 +53,13 @@ class Replayer:
         try:
             recorded = graph.decode(delivery.data)
             graph.verify(recorded.nodes)
-            async for part in self._run(recorded):
+            async for part in self._run(recorded, tracing.carried(delivery.headers)):
                 yield msgspec.json.encode(part)
         except OmnibusError as error:
             yield msgspec.json.encode({"status": "failed", "problem": error.problem()})
 
-    async def _run(self, recorded: Invocation) -> AsyncIterator[dict[str, Any]]:
-        again, running = await self._send(recorded)
+    async def _run(self, recorded: Invocation, trace: tracing.Carrier) -> AsyncIterator[dict[str, Any]]:
+        again, running = await self._send(recorded, trace)
         yield {"status": "running", "id": again.id, "replay_of": recorded.id, "path": again.path, "route": again.route}
         for stream in running.streams.values() if again.app != APP else ():
             stream.fingerprint = Fingerprint()
@@ -80,7 +80,7 @@ class Replayer:
         shown = msgspec.structs.replace(answer, text=answer.text[:SHOWN])
         yield {"status": "done", "id": again.id, "answer": shown, **await self._compare(recorded, running, got)}
 
-    async def _send(self, recorded: Invocation) -> tuple[Invocation, Running]:
+    async def _send(self, recorded: Invocation, trace: tracing.Carrier) -> tuple[Invocation, Running]:
         ticket = self._router.ticket(recorded.model, recorded.type)
         now = time.time()
         deadline = now + max(1.0, recorded.deadline - recorded.created)
@@ -108,7 +108,7 @@ class Replayer:
             parent="",
             step=0,
         )
-        running = self._dispatcher.submit(again, route.work, along)
+        running = self._dispatcher.submit(again, route.work, along, trace)
         self._records.begin(running)
         return again, running
 

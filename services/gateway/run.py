@@ -14,6 +14,7 @@ from functools import partial
 from hashlib import sha256
 from itertools import count
 
+from omnibus import tracing
 from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError, Overloaded, ProtocolError, TooLarge
 from omnibus.graph import WIRE_VERSION, Invocation, Node, verify
 from omnibus.metrics import GATEWAY
@@ -82,6 +83,7 @@ class Run:
         self.segments: list[Running] = []
         self.failure: OmnibusError | None = None
         self.over = False
+        self.trace = tracing.here()
         self._number = number
         self._seed = seed
         self._pinned = pinned
@@ -214,7 +216,7 @@ class Run:
             step=step,
             choices=segment.choices,
         )
-        return runs.dispatcher.submit(invocation, route.work, again)
+        return runs.dispatcher.submit(invocation, route.work, again, self.trace)
 
     def _name(self, step: int) -> str:
         """The first segment that is sent has the request's own id."""

@@ -10,6 +10,7 @@ from omnibus.bus.messages import Hop
 from omnibus.errors import OmnibusError
 from omnibus.graph import Invocation
 from omnibus.recorded import Moved
+from omnibus.tracing import Span
 from services.gateway.members import Member, Members
 from services.gateway.route import Route
 from services.gateway.streams import Fetch, ResultStream
@@ -36,6 +37,7 @@ class Running:
         self.moves: list[Moved] = []  # attempts that were given up
         self.failed = -1  # the node that failed, as far as that is known
         self.failure: OmnibusError | None = None
+        self.span: Span | None = None  # None while traces are off
         self.over = False
         self.body = b""  # the invocation as it was sent
         self.on_settled: Callable[[], None] | None = None

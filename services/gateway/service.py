@@ -8,6 +8,7 @@ import socket
 
 import msgspec
 
+from omnibus import tracing
 from omnibus.bus import subjects
 from omnibus.bus.messages import GatewayStatus
 from omnibus.bus.nats import NatsBus
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds until the next attempt to read a plan when the store was at fault.
 AGAIN = 0.5
+#: Seconds that a stopping gateway may take to send the last traces.
+LAST_TRACES = 2.0
 #: Parameters of glibc's mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
@@ -67,6 +70,7 @@ class GatewayService:
 
     async def startup(self) -> None:
         _reuse_large_buffers()
+        tracing.start("gateway")
         settings, bus_settings, sidecar = self._settings, load(BusSettings), load(SidecarSettings)
         gateway = secrets.token_hex(3)
         self._bus = await NatsBus.connect(bus_settings, f"gateway-{gateway}")
@@ -143,7 +147,7 @@ class GatewayService:
             listener = socket.create_server((settings.host, settings.port), backlog=2048)
         except OSError as error:
             raise Fatal(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
-        self._server = server(frontend.application())
+        self._server = server(tracing.http(frontend.application()))
         self._tasks.append(asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener])))
 
     async def drain(self, seconds: float) -> None:
@@ -180,6 +184,7 @@ class GatewayService:
         self._keep.close()
         self._files.close()
         await self._store.close()
+        await asyncio.to_thread(tracing.stop, LAST_TRACES)
 
 
 def _reuse_large_buffers() -> None:

@@ -247,6 +247,14 @@ class ServiceSettings(Settings, frozen=True):
     drain: float = 10.0
 
 
+def otlp_endpoint(environ: Mapping[str, str] | None = None) -> str:
+    """Where traces go, by OpenTelemetry's own variables; empty: nowhere."""
+    environ = os.environ if environ is None else environ
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return ""
+    return environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+
+
 S = TypeVar("S", bound=Settings)
 
 

@@ -207,7 +207,8 @@ class NatsBus:
 
         def endpoint(responder: Responder) -> Callable[[Request], Awaitable[None]]:
             async def handle(request: Request) -> None:
-                self._spawn(asking.answer(self, responder, Delivery(request.subject, request.data, request._msg.reply)))
+                asked = Delivery(request.subject, request.data, request._msg.reply, request._msg.headers)
+                self._spawn(asking.answer(self, responder, asked))
 
             return handle
 

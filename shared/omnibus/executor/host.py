@@ -1,10 +1,11 @@
 """The process around an executor: settings, connections, engines. Shared by the services that run one."""
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Sequence
 
-from omnibus import catalog, checkpoints, child, plugins
+from omnibus import catalog, checkpoints, child, plugins, tracing
 from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import task_name, token
 from omnibus.errors import BadRequest
@@ -15,6 +16,8 @@ from omnibus.settings import BusSettings, ExecutorSettings, SidecarSettings, loa
 from omnibus.tensors.client import TensorClient
 
 log = logging.getLogger(__name__)
+
+LAST_TRACES = 2.0  # seconds that a stopping process may take to send them
 
 #: Makes the runner of one component; an *engine* in the sense of the design.
 Engine = Callable[[str, ExecutorSettings], Runner]
@@ -58,6 +61,7 @@ class ExecutorService:
         bus, sidecar = load(BusSettings), load(SidecarSettings)
         identity = self.identity(sidecar.node_name)
         await self.fetch()
+        tracing.start("executor")
         make = engine(self.settings.engine)
         runners = {component: make(component, self.settings) for component in identity.tasks.values()}
         self._bus = await NatsBus.connect(bus, identity.id)
@@ -83,6 +87,7 @@ class ExecutorService:
             await self._bus.drain()
         if self._tensors is not None:
             await self._tensors.close()
+        await asyncio.to_thread(tracing.stop, LAST_TRACES)
 
 
 def _tasks(wanted: ExecutorSettings, components: Sequence[str]) -> list[str]:

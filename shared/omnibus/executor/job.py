@@ -272,6 +272,10 @@ class LiveJob:
         for block in self._blocks:
             block.seal()
         self._blocks.clear()
+        return self.times()
+
+    def times(self) -> Hop:
+        """The times so far; the end is now."""
         now = time.time()
         return Hop(
             inv=self.invocation,

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from omnibus import graph
+from omnibus import graph, tracing
 from omnibus.bus import Bus, Delivery, messages, subjects
 from omnibus.bus.comeback import Comeback
 from omnibus.bus.messages import Busy, Chunk, End, ExecutorStatus, Failed, Hop
@@ -48,6 +48,7 @@ class _Live:
     jobs: dict[int, LiveJob] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     hops: list[Hop] = field(default_factory=list)  # of nodes before, to be passed on
+    trace: tracing.Carrier = field(default_factory=dict)
     over: bool = False  # the invocation has ended: nobody will read what it has in the arena
 
 
@@ -172,11 +173,13 @@ class Executor:
         if self._state != "ready" or len(self._live) >= self.identity.credits or not self._serving():
             self._reply(invocation, Busy(invocation.id, self.identity.id, invocation.attempt))
             return
-        self._begin(invocation)
+        self._begin(invocation, delivery.headers)
         self._confirmations.taken(invocation)
 
-    def _begin(self, invocation: Invocation) -> _Live:
+    def _begin(self, invocation: Invocation, headers: Mapping[str, str] | None) -> _Live:
         live = self._live[invocation.id] = _Live(invocation)
+        if tracing.tracer is not None:
+            live.trace = tracing.carried(headers)
         me = self.identity.id
         for index, executor in enumerate(invocation.route):
             if executor == me:
@@ -201,6 +204,7 @@ class Executor:
             await runner.run(job)
             hop = job.finish()
             self._report(live, job, hop)
+            tracing.node(live.trace, live.invocation, hop)
             EXECUTOR.seconds(component).observe(hop.end - hop.taken)
             EXECUTOR.done(component, "ok").inc()
             self._done[component] += 1
@@ -233,6 +237,7 @@ class Executor:
         error.executor = self.identity.id
         error.attempt = live.invocation.attempt
         EXECUTOR.done(job.node.component, error.code).inc()
+        tracing.node(live.trace, live.invocation, job.times(), error.code)
         self._reply(live.invocation, Failed(job.invocation, job.index, error.problem(), live.invocation.attempt))
 
     def _finished(self, live: _Live, job: LiveJob) -> None:
@@ -332,7 +337,8 @@ class Executor:
                 reply=delivery.reply,
                 outputs=tuple(dict.fromkeys([*recorded.outputs, *outputs])),
                 deadline=time.time() + max(1.0, recorded.deadline - recorded.created),
-            )
+            ),
+            delivery.headers,
         )
         if live.tasks:
             await asyncio.wait(live.tasks)

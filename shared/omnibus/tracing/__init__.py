@@ -1,0 +1,177 @@
+"""Traces: off, and nothing of them imported, unless ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set and the extra is installed.
+
+One request is one trace. Its context comes and goes as W3C ``traceparent``: from the client's HTTP header, to executors
+in a header of the invocation's message. Spans:
+
+    POST /v1/chat                   the gateway, from the first byte to the last
+      invocation <type>             one segment of the request, from its dispatch to its end
+        thinker                     one node at its executor, from taking it to its last output
+          inputs, queue, run, output   where its time went; see ``omnibus.waterfall``
+
+Attributes are ids, names, sizes and counts, never what users wrote or got. ``omnibus.invocation`` is in all of them:
+``omnibus show ID`` has the same request's record, which needs no collector.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from omnibus.bus.messages import Hop
+from omnibus.graph import Invocation
+from omnibus.settings import otlp_endpoint
+from omnibus.tracing.values import Carrier as Carrier
+from omnibus.tracing.values import Value
+
+log = logging.getLogger(__name__)
+
+#: An ASGI application.
+Application = Callable[[Any, Any, Any], Awaitable[None]]
+
+#: Characters of a path that are told.
+_PATH = 200
+
+
+class Span(Protocol):
+    """Something that takes time. ``carrier`` makes whatever is given it a part of this span, also elsewhere."""
+
+    @property
+    def carrier(self) -> Carrier: ...
+
+    def end(self, error: str, about: Mapping[str, Value]) -> None:
+        """It is over, and failed if there is an ``error``. Ending twice is harmless."""
+
+
+class Tracer(Protocol):
+    """What ``omnibus.tracing.otel`` gives. Moments are Unix seconds."""
+
+    def begin(self, name: str, parent: Mapping[str, str], kind: str, about: Mapping[str, Value]) -> Span:
+        """A span that begins now. ``kind``: server, producer, consumer or internal."""
+
+    def past(
+        self,
+        name: str,
+        parent: Mapping[str, str],
+        kind: str,
+        times: tuple[float, float],
+        error: str,
+        about: Mapping[str, Value],
+    ) -> Carrier:
+        """A span that is over; returns what makes others a part of it."""
+
+    def stop(self, seconds: float) -> None:
+        """Send what waits, within ``seconds``."""
+
+
+#: None while traces are off: what is on the way of requests asks this first, and does nothing more.
+tracer: Tracer | None = None
+
+#: Headers that a trace context comes in.
+HEADERS = ("traceparent", "tracestate")
+
+
+def start(service: str) -> None:
+    """Trace what this process does from here on, if an endpoint is set. Called once, before any request."""
+    global tracer
+    endpoint = otlp_endpoint()
+    if not endpoint:
+        return
+    try:
+        from omnibus.tracing.otel import OtlpTracer
+    except ImportError:
+        log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but there is no OpenTelemetry here: install omnibus[otel]")
+        return
+    tracer = OtlpTracer(service)
+    log.info("traces go to %s", endpoint)
+
+
+def stop(seconds: float) -> None:
+    """Send what waits; nothing is traced any more."""
+    global tracer
+    last, tracer = tracer, None
+    if last is not None:
+        last.stop(seconds)
+
+
+def carried(headers: Mapping[str, str] | None) -> Carrier:
+    """The trace context of some headers, whose names may be in any case; empty without one."""
+    return {name.lower(): value for name, value in (headers or {}).items() if name.lower() in HEADERS}
+
+
+# At the gateway
+
+_here: ContextVar[Carrier] = ContextVar("omnibus-trace")
+
+
+def here() -> Carrier:
+    """The trace context of the HTTP request that is being answered; empty without one."""
+    return _here.get({}) if tracer is not None else {}
+
+
+def http(application: Application) -> Application:
+    """``application`` with a span around each request to the API, and ``here`` set inside of it. Itself while off."""
+    if tracer is None:
+        return application
+
+    async def traced(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if tracer is None or scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+            return await application(scope, receive, send)
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        method, path = scope["method"], scope["path"]
+        # Names of spans are few: what follows may be an id.
+        name = f"{method} {'/'.join(path.split('/')[:3])}"
+        asked: dict[str, Value] = {"http.request.method": method, "url.path": path[:_PATH]}
+        span = tracer.begin(name, carried(headers), "server", asked)
+        status = 0
+
+        async def told(message: dict[str, Any]) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        before = _here.set(span.carrier)
+        try:
+            await application(scope, receive, told)
+        finally:
+            _here.reset(before)
+            span.end(f"HTTP {status}" if status >= 500 else "", {"http.response.status_code": status})
+
+    return traced
+
+
+def invocation(sent: Invocation, parent: Carrier) -> Span | None:
+    """The span of an invocation that is dispatched now; None while off."""
+    if tracer is None:
+        return None
+    more: dict[str, Value] = {
+        "omnibus.path": sent.path, "omnibus.epoch": sent.epoch, "omnibus.nodes": len(sent.nodes),
+    }  # fmt: skip
+    return tracer.begin(f"invocation {sent.type}", parent, "producer", {**about(sent), **more})
+
+
+def about(sent: Invocation) -> dict[str, Value]:
+    """What every span of an invocation says."""
+    return {"omnibus.invocation": sent.id, "omnibus.app": sent.app, "omnibus.model": sent.model}
+
+
+# At an executor
+
+
+def node(parent: Carrier, sent: Invocation, hop: Hop, error: str = "") -> None:
+    """The spans of a node that is over; does nothing while off."""
+    if tracer is None:
+        return
+    one = sent.nodes[hop.node]
+    more: dict[str, Value] = {
+        "omnibus.node": hop.node,
+        "omnibus.task": one.task,
+        "omnibus.executor": hop.executor,
+        "omnibus.attempt": hop.attempt,
+        "omnibus.bytes": hop.nbytes,
+    }
+    inside = tracer.past(one.component, parent, "consumer", (hop.taken, hop.end), error, {**about(sent), **more})
+    began = hop.began or hop.ready
+    moments = {"inputs": (hop.taken, hop.ready), "queue": (hop.ready, began), "run": (began, hop.first)}
+    for name, times in {**moments, "output": (hop.first, hop.end)}.items():
+        if not error and times[1] > times[0]:
+            tracer.past(name, inside, "internal", times, "", {"omnibus.invocation": sent.id})

@@ -1,0 +1,7 @@
+"""What traces are told."""
+
+#: Small values of JSON.
+Value = str | int | float | bool
+
+#: W3C trace context as headers: what makes something a part of a span.
+Carrier = dict[str, str]

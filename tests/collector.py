@@ -1,0 +1,116 @@
+"""A receiver of traces as a collector is one: OTLP over HTTP, protobuf bodies."""
+
+import gzip
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One span. Times are Unix seconds."""
+
+    trace: str
+    id: str
+    parent: str
+    name: str
+    service: str
+    kind: int
+    start: float
+    end: float
+    error: str
+    about: dict[str, Any] = field(compare=False)
+
+
+class Collector:
+    """What has come so far."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.paths: set[str] = set()
+        self.bodies: list[bytes] = []
+        self._spans: list[Seen] = []
+        self._lock = threading.Lock()
+
+    @property
+    def spans(self) -> list[Seen]:
+        with self._lock:
+            return list(self._spans)
+
+    def of(self, trace: str) -> list[Seen]:
+        """The spans of one trace, in order of their beginnings."""
+        return sorted((span for span in self.spans if span.trace == trace), key=lambda span: (span.start, -span.end))
+
+    def take(self, path: str, body: bytes) -> None:
+        request = ExportTraceServiceRequest()
+        request.ParseFromString(body)
+        found = [
+            _seen(span, _values(resource.resource.attributes).get("service.name", ""))
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+        with self._lock:
+            self.paths.add(path)
+            self.bodies.append(body)
+            self._spans += found
+
+
+def _seen(span: Any, service: str) -> Seen:
+    return Seen(
+        trace=span.trace_id.hex(),
+        id=span.span_id.hex(),
+        parent=span.parent_span_id.hex(),
+        name=span.name,
+        service=service,
+        kind=span.kind,
+        start=span.start_time_unix_nano / 1e9,
+        end=span.end_time_unix_nano / 1e9,
+        error=span.status.message,
+        about=_values(span.attributes),
+    )
+
+
+def _values(attributes: Any) -> dict[str, Any]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
+
+
+@contextmanager
+def collector() -> Iterator[Collector]:
+    """A receiver on a free port of this machine."""
+    made = Collector()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            if self.headers.get("content-encoding") == "gzip":
+                body = gzip.decompress(body)
+            made.take(self.path, body)
+            answer = ExportTraceServiceResponse().SerializeToString()
+            self.send_response(200)
+            self.send_header("content-type", "application/x-protobuf")
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    made.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield made
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

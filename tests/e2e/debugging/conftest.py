@@ -1,0 +1,81 @@
+"""One system to look into: Qwen2.5-VL apart (E, L) and together (EL), an app whose inputs may be poison, and traces."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.collector import Collector, collector
+from tests.e2e.system import VL, System, declaration, running
+
+#: An engine that ends its process, or breaks, on some inputs.
+BRITTLE = '''"""Says a text again. Some texts kill its process, some break it."""
+
+import os
+
+from omnibus.task import CompositeTask, TaskInput, TaskOutput, UnitTask
+
+
+class Said(TaskInput):
+    text: str
+
+
+class Heard(TaskOutput):
+    text: str
+
+
+class Again(UnitTask[Said, Heard]):
+    async def run(self, said: Said) -> Heard:
+        if "poison" in said.text:
+            os._exit(3)
+        if "defect" in said.text:
+            raise ValueError(said.text)
+        return Heard(text=said.text)
+
+
+class Parrot(CompositeTask):
+    again: Again = Again()
+
+    def invoke(self, said: Said) -> Heard:
+        return self.again.invoke(said)
+
+
+PARROT = Parrot()
+
+
+async def serve(request: Said) -> dict[str, str]:
+    said = await PARROT(request)
+    return {"text": said.text}
+'''
+
+
+@pytest.fixture(scope="package")
+def received() -> Iterator[Collector]:
+    with collector() as made:
+        yield made
+
+
+@pytest.fixture(scope="package")
+def seen(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, received: Collector) -> Iterator[System]:
+    directory = tmp_path_factory.mktemp("seen")
+    apps = directory / "apps"
+    apps.mkdir()
+    (apps / "brittle.py").write_text(BRITTLE)
+    with running(
+        directory,
+        {VL: declaration("qwen2_5_vl", vl_checkpoint)},
+        "--apps-dir",
+        str(apps),
+        "--app",
+        str(apps / "brittle.py"),
+        OTEL_EXPORTER_OTLP_ENDPOINT=received.url,
+        OTEL_BSP_SCHEDULE_DELAY="100",  # milliseconds
+    ) as system:
+        yield system
+
+
+@pytest.fixture(autouse=True)
+async def everybody(seen: System) -> None:
+    """A test begins when everybody is there."""
+    await seen.whole()
+    await seen.becomes_ready()

@@ -1,0 +1,94 @@
+"""A real process dies of an input: few are lost, the rest is served, and the input is kept and can be tried again."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from omnibus import deadletters
+from omnibus.deadletters import DeadLetter
+from services.gateway.dispatch import ATTEMPTS
+from tests.e2e.system import System
+
+pytestmark = pytest.mark.e2e
+
+
+async def letter(system: System, id: str, within: float = 20.0) -> DeadLetter:
+    async with asyncio.timeout(within), system.bus() as bus:
+        while not await bus.records(f"omnibus.event.deadletter.*.{id}", deadletters.DEADLETTERS):
+            await asyncio.sleep(0.05)
+        return await deadletters.read(bus, id)
+
+
+async def omnibus(system: System, *arguments: str) -> tuple[int | None, str]:
+    process = system.command("deadletters", *arguments)
+    output, _ = await asyncio.to_thread(process.communicate, timeout=60)
+    return process.returncode, output
+
+
+async def asked(system: System, text: str) -> Any:
+    async with system.http() as http:
+        return await http.post("/v1/apps/brittle/invoke", json={"text": text})
+
+
+async def served(system: System, within: float = 60.0) -> None:
+    """Wait until the app answers again: what has died is started anew."""
+    async with asyncio.timeout(within):
+        while (await asked(system, "hello")).status_code != 200:
+            await asyncio.sleep(0.1)
+
+
+async def test_an_input_that_kills_executors_is_given_up_and_kept(seen: System):
+    await served(seen)
+
+    answer = await asked(seen, "poison")
+    found = await letter(seen, answer.headers["x-request-id"])
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stage_unavailable")
+    assert (found.reason, found.component) == ("crashed", "again")
+    assert 1 <= len(found.lost) == found.attempts <= ATTEMPTS
+    assert "poison" not in str(found)
+    await served(seen)
+
+
+async def test_an_input_that_breaks_an_engine_is_listed_shown_and_tried_again(seen: System):
+    await served(seen)
+    answer = await asked(seen, "defect")
+    id = answer.headers["x-request-id"]
+    found = await letter(seen, id)
+
+    assert (answer.status_code, found.reason, found.problem.code) == (502, "failed", "stage_failed")
+    code, output = await omnibus(seen, "--json")
+    assert code == 0
+    assert json.loads(output)[0]["inv"] == id
+    code, output = await omnibus(seen, "show", id)
+    assert code == 0
+    assert "reason  failed again on " in output
+    code, output = await omnibus(seen, "retry", id)
+    assert code == 1
+    assert f"replaying {id} as " in output
+    assert "failed: stage_failed" in output
+
+
+async def test_what_succeeds_at_last_is_no_dead_letter_any_more(seen: System):
+    """Here by an input that was kept as if it had failed: the same engine takes it."""
+    await served(seen)
+    fine = (await asked(seen, "hello")).headers["x-request-id"]
+    broken = (await asked(seen, "defect")).headers["x-request-id"]
+    found = await letter(seen, broken)
+    async with seen.bus() as bus:
+        recorded = await deadletters.find(bus, fine)
+        kept = DeadLetter(**{name: getattr(found, name) for name in found.__struct_fields__} | {"inv": fine})
+        assert recorded.ended is not None
+        body = deadletters.encode(kept, limit=60_000)
+        bus.record(deadletters.subjects.dead(found.app, fine), body, f"{fine}.dead")
+    await letter(seen, fine)
+
+    code, output = await omnibus(seen, "retry", fine)
+
+    assert (code, output.splitlines()[-1]) == (0, f"{fine} is no dead letter any more")
+    code, output = await omnibus(seen, "show", fine)
+    assert code == 1
+    code, _ = await omnibus(seen, "remove", broken)
+    assert code == 0

@@ -1,0 +1,63 @@
+"""One request through the whole system is one connected trace, as a collector receives it."""
+
+import asyncio
+import secrets
+
+import pytest
+
+from tests.collector import Collector, Seen
+from tests.e2e.questions import ask, image
+from tests.e2e.system import VL, System
+
+pytestmark = pytest.mark.e2e
+
+SECRET = "my-secret-words"
+PHASES = {"inputs", "queue", "run", "output"}
+
+
+async def whole(received: Collector, trace: str, names: set[str], within: float = 20.0) -> list[Seen]:
+    """The spans of ``trace`` once those of ``names`` have come, each from its own process."""
+    async with asyncio.timeout(within):
+        while not names <= {span.name for span in received.of(trace)}:
+            await asyncio.sleep(0.05)
+    return received.of(trace)
+
+
+async def test_a_request_is_one_trace_over_gateway_and_executors(seen: System, received: Collector):
+    trace, parent = secrets.token_hex(16), secrets.token_hex(8)
+    headers = {"traceparent": f"00-{trace}-{parent}-01", "x-omnibus-path": "E>L"}
+    question = {"model": VL, "messages": ask(SECRET, image(1)).messages, "max_tokens": 8, "ignore_eos": True}
+
+    async with seen.http() as http:
+        answer = await http.post("/v1/chat/completions", json=question, headers=headers)
+    assert answer.status_code == 200
+    names = {"POST /v1/chat", "invocation vision+thinker", "vision", "thinker"}
+    spans = await whole(received, trace, names)
+
+    ids = {span.id: span for span in spans}
+    roots = [span for span in spans if span.parent not in ids]
+    assert [(span.name, span.parent) for span in roots] == [("POST /v1/chat", parent)]
+    assert {span.name for span in spans} - PHASES == names
+    by_name = {span.name: span for span in spans if span.name in names}
+    assert by_name["POST /v1/chat"].service == by_name["invocation vision+thinker"].service == "omnibus-gateway"
+    assert by_name["vision"].service == by_name["thinker"].service == "omnibus-executor"
+    assert by_name["vision"].about["omnibus.executor"] != by_name["thinker"].about["omnibus.executor"]
+    id = answer.headers["x-request-id"]
+    assert all(span.about["omnibus.invocation"] == id for span in spans if span.name != "POST /v1/chat")
+    inside = {span.name for span in spans if span.parent == by_name["thinker"].id}
+    assert {"inputs", "run", "output"} <= inside <= PHASES
+    assert by_name["vision"].about["omnibus.bytes"] > 0
+    assert SECRET.encode() not in b"".join(received.bodies)
+
+
+async def test_an_apps_request_is_one_trace_too(seen: System, received: Collector):
+    trace = secrets.token_hex(16)
+    headers = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01"}
+
+    async with seen.http() as http:
+        answer = await http.post("/v1/apps/brittle/invoke", json={"text": "hello"}, headers=headers)
+    assert answer.json() == {"text": "hello"}
+    spans = await whole(received, trace, {"POST /v1/apps", "again"})
+
+    ids = {span.id for span in spans}
+    assert [span.name for span in spans if span.parent not in ids] == ["POST /v1/apps"]

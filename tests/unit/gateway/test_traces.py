@@ -1,0 +1,247 @@
+"""Traces of requests: connected from the client's header to the last node, and nothing at all while they are off."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from omnibus import graph, tracing
+from omnibus.bus import subjects
+from omnibus.executor.contract import Job
+from omnibus.settings import otlp_endpoint
+from tests.collector import Collector, Seen, collector
+from tests.unit.gateway.house import OMNI, VL, House, house, image, question, text, think
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
+SECRET = "my-secret-words"
+
+
+@pytest.fixture
+def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    """Tracing is on in this process, and what it sends comes here."""
+    with collector() as made:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
+        tracing.start("test")
+        yield made
+        tracing.stop(5.0)
+
+
+@pytest.fixture
+async def home(tmp_path: Path, received: Collector) -> AsyncIterator[House]:
+    async with house(tmp_path) as made:
+        made.http = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=tracing.http(made.app)), base_url="http://gateway"
+        )
+        yield made
+
+
+async def sent(home: House, received: Collector, trace: str = TRACE) -> list[Seen]:
+    """All spans of ``trace``, once everything was sent."""
+    await home.emptied()
+    await asyncio.to_thread(tracing.stop, 5.0)
+    return received.of(trace)
+
+
+async def ask(
+    home: House, model: str, content: object, traceparent: str = TRACEPARENT, path: str = "", **more: object
+) -> str:
+    headers = {"traceparent": traceparent.encode("latin-1"), **({"x-omnibus-path": path.encode()} if path else {})}
+    response = await home.http.post("/v1/chat/completions", json=question(model, content, **more), headers=headers)
+    id = response.headers["x-request-id"]
+    await home.ended(id)
+    return str(id)
+
+
+def tree(spans: list[Seen]) -> dict[str, str]:
+    """Names of spans with those of their parents."""
+    names = {span.id: span.name for span in spans}
+    return {span.name: names.get(span.parent, span.parent) for span in spans}
+
+
+async def test_a_request_is_one_connected_trace_with_a_span_for_each_node(home: House, received: Collector):
+    await home.all_of(VL)
+
+    id = await ask(home, VL, [text("what"), image()])
+    spans = await sent(home, received)
+
+    assert received.paths == {"/v1/traces"}
+    nodes = tree([span for span in spans if span.name not in ("inputs", "queue", "run", "output")])
+    assert nodes == {
+        "POST /v1/chat": PARENT,
+        "invocation vision+thinker": "POST /v1/chat",
+        "vision": "invocation vision+thinker",
+        "thinker": "invocation vision+thinker",
+    }
+    by_id = {span.id: span for span in spans}
+    for span in spans:
+        if span.parent in by_id and by_id[span.parent].name in ("vision", "thinker"):
+            assert span.name in ("inputs", "queue", "run", "output")
+            assert by_id[span.parent].start <= span.start <= span.end <= by_id[span.parent].end
+    assert {span.about["omnibus.invocation"] for span in spans if span.name != "POST /v1/chat"} == {id}
+    assert {span.error for span in spans} == {""}
+
+
+async def test_sizes_are_told_and_no_bodies(home: House, received: Collector):
+    await home.all_of(VL)
+
+    await ask(home, VL, [text(SECRET), image()], path="E>L")
+    spans = {span.name: span for span in await sent(home, received)}
+
+    assert spans["vision"].about["omnibus.bytes"] == 16
+    assert spans["vision"].about["omnibus.executor"] in home.place.executors
+    assert spans["POST /v1/chat"].about["http.response.status_code"] == 200
+    assert SECRET.encode() not in b"".join(received.bodies)
+
+
+async def test_streams_of_nodes_are_told_by_their_first_output(home: House, received: Collector):
+    await home.all_of(OMNI)
+    speech = {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "wav"}}
+
+    await ask(home, OMNI, "hello", **speech)
+
+    names = [span.name for span in await sent(home, received)]
+    assert {"thinker", "talker", "vocoder"} <= set(names)
+    assert names.count("output") >= 1
+
+
+async def test_a_failure_is_told_where_it_happened(home: House, received: Collector):
+    async def fail(_: Job) -> None:
+        raise RuntimeError(SECRET)
+
+    home.serve(VL)
+    await home.executor(VL, "EL", "vision", "thinker", thinker=fail)
+
+    await ask(home, VL, "hello")
+    errors = {span.name: span.error for span in await sent(home, received)}
+
+    assert errors == {"POST /v1/chat": "HTTP 502", "invocation thinker": "stage_failed", "thinker": "stage_failed"}
+    assert SECRET.encode() not in b"".join(received.bodies)
+
+
+async def test_each_attempt_has_its_own_span(home: House, received: Collector):
+    died: list[str] = []
+
+    async def once(job: Job) -> None:
+        if not died:
+            died.append("x")
+            home.bus.publish(subjects.event(subjects.GONE), b"EL-0")
+            await asyncio.Event().wait()
+        await think(job)
+
+    home.serve(VL)
+    for number in range(2):
+        await home.executor(VL, "EL", "vision", "thinker", id=f"EL-{number}", thinker=once)
+
+    await ask(home, VL, "hello")
+    spans = {span.name: span for span in await sent(home, received)}
+
+    assert spans["invocation thinker"].about["omnibus.attempts"] == 2
+    assert (spans["thinker"].about["omnibus.executor"], spans["thinker"].about["omnibus.attempt"]) == ("EL-1", 1)
+
+
+@pytest.mark.parametrize("traceparent", ["", "nonsense", f"00-{'0' * 32}-{PARENT}-01", "00-\xff-\xff-01"])
+async def test_without_a_context_that_can_be_read_a_trace_begins_here(
+    home: House, received: Collector, traceparent: str
+):
+    await home.all_of(VL)
+
+    await ask(home, VL, "hello", traceparent)
+    await sent(home, received)
+
+    [first] = {span.trace for span in received.spans}
+    assert first != TRACE
+    assert tree(received.of(first))["POST /v1/chat"] == ""
+
+
+async def test_what_its_client_does_not_sample_is_not_sent(home: House, received: Collector):
+    await home.all_of(VL)
+
+    await ask(home, VL, "hello", f"00-{TRACE}-{PARENT}-00")
+
+    assert await sent(home, received) == []
+
+
+async def test_a_replay_is_part_of_the_trace_of_who_asks_for_it(home: House, received: Collector):
+    await home.all_of(VL)
+    id = await ask(home, VL, "hello", "")
+    body = graph.encode((await home.records.find(id)).invocation)
+
+    parts = [part async for part in home.bus.requests(subjects.REPLAY, body, 20.0, {"Traceparent": TRACEPARENT})]
+
+    assert len(parts) == 2
+    names = tree(await sent(home, received))
+    assert (names["invocation thinker"], names["thinker"]) == (PARENT, "invocation thinker")
+
+
+async def test_work_by_hand_is_part_of_the_trace_of_who_asks_for_it(home: House, received: Collector):
+    await home.all_of(VL)
+    id = await ask(home, VL, "hello", "")
+    recorded = (await home.records.find(id)).invocation
+    subject = subjects.task(recorded.nodes[0].task)
+
+    async for _ in home.bus.requests(subject, graph.encode(recorded), 20.0, {"traceparent": TRACEPARENT}):
+        pass
+
+    assert tree(await sent(home, received))["thinker"] == PARENT
+
+
+async def test_while_traces_are_off_requests_carry_no_context(tmp_path: Path):
+    heard: list[object] = []
+    async with house(tmp_path) as home:
+        await home.all_of(VL)
+        await home.bus.subscribe("omnibus.task.>", lambda delivery: heard.append(delivery.headers))
+        assert tracing.http(home.app) is home.app
+        await home.ended((await home.ask(VL, "hello")).headers["x-request-id"])
+
+    assert heard == [None]
+
+
+@pytest.mark.parametrize(
+    ("module", "theirs"),
+    [
+        ("omnibus.executor.host", "opentelemetry"),
+        # The store's client imports some of it by itself, but nothing that traces or sends.
+        ("services.gateway.service", "opentelemetry.sdk.trace opentelemetry.exporter"),
+    ],
+)
+def test_while_traces_are_off_nothing_of_them_is_imported(module: str, theirs: str):
+    code = (
+        f"import sys, {module}; from omnibus import tracing; tracing.start('x'); "
+        f"names = ('omnibus.tracing.otel', *{theirs.split()}); "
+        "print([name for name in sys.modules if name.startswith(names)], tracing.tracer)"
+    )
+    root = Path(__file__).parents[3]
+    env = {"PYTHONPATH": f"{root}:{root / 'shared'}", "PATH": ""}
+
+    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
+
+    assert said.stdout == "[] None\n"
+
+
+@pytest.mark.parametrize(
+    ("environ", "endpoint"),
+    [
+        ({}, ""),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, "http://c:4318"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://t"}, "http://t"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_SDK_DISABLED": "true"}, ""),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_TRACES_EXPORTER": "none"}, ""),
+    ],
+)
+def test_opentelemetrys_own_variables_say_where_traces_go(environ: dict[str, str], endpoint: str):
+    assert otlp_endpoint(environ) == endpoint
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "omnibus.tracing.otel", None)
+
+    tracing.start("test")
+
+    assert tracing.tracer is None
+    assert "omnibus[otel]" in caplog.text
