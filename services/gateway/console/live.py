@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two states at least, and at most while rates grow old without news.
 LEAST, MOST = 0.5, 1.0
+#: Seconds that the first state waits for the plan, and then for the answers of those who are asked who is there.
+FIRST, ANSWERS = 2.0, 0.1
 #: Seconds of silence after which something is said all the same, so that who has left is noticed.
 QUIET = 15.0
 #: Who may look at the same time.
@@ -78,12 +81,16 @@ class Live:
         try:
             async with Watch(self._store, self._bus, news.set).following() as watch:
                 before: dict[str, Any] = {}
+                watch.turn()
+                await _within(watch.begun, FIRST)
+                await asyncio.sleep(ANSWERS)
                 while True:
                     state = told(watch.seen, watch.turn())
                     same = {name: value for name, value in state.items() if name not in _CLOCKS}
                     if same != before:
                         before, self._latest = same, _encode(state)
                         self._tell(self._latest)
+                    news.clear()
                     await asyncio.sleep(LEAST)
                     await _within(news, MOST - LEAST)
         except OmnibusError as error:
@@ -114,10 +121,7 @@ async def _next(queue: "asyncio.Queue[bytes | OmnibusError]") -> bytes:
     return state
 
 
-async def _within(news: asyncio.Event, seconds: float) -> None:
-    try:
+async def _within(event: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            await news.wait()
-    except TimeoutError:
-        return
-    news.clear()
+            await event.wait()

@@ -1,5 +1,6 @@
 """The console's routes: the page's files for everybody, the data behind it for whoever may see it."""
 
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from fastapi import FastAPI
@@ -7,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from omnibus.bus import Bus
+from omnibus import graph, recorded
+from omnibus.bus import Bus, subjects
 from omnibus.errors import OmnibusError
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
@@ -19,53 +21,67 @@ from services.gateway.console.plans import plans
 from services.gateway.exchange import ClientLeft, while_connected
 from services.gateway.sending import Sending
 
-EVENTS, PLAN = "/v1/console/events", "/v1/console/plan"
+EVENTS, PLAN, REPLAY = "/v1/console/events", "/v1/console/plan", "/v1/console/replay/{id}"
+#: Seconds that a replay may keep silent.
+PATIENCE = 120.0
 
 
 class Console:
     """Adds the routes to an application. The data is a control route."""
 
     def __init__(self, settings: GatewaySettings, store: Store, bus: Bus) -> None:
-        self.admin = Admin(settings)
+        self._admin = Admin(settings)
         self._store = store
+        self._bus = bus
         self.live = Live(store, bus)
         self._pages = Pages()
 
     def add(self, app: FastAPI) -> None:
         self._pages.add(app)
         app.add_route(PLAN, answering({"GET": self._plan}), methods=["GET"], include_in_schema=False)
-        app.add_route(EVENTS, _Events(self), methods=["GET"], include_in_schema=False)  # type: ignore[arg-type]
+        streams = {(EVENTS, "GET"): lambda _: self.live.states(), (REPLAY, "POST"): self._replay}
+        for (path, method), bodies in streams.items():
+            app.add_route(path, _Stream(self._admin, bodies), methods=[method], include_in_schema=False)  # type: ignore[arg-type]
 
     async def close(self) -> None:
         """End what is being told to those who look."""
         await self.live.close()
 
     async def _plan(self, request: Request) -> Response:
-        self.admin.control(request.headers)
+        self._admin.control(request.headers)
         return json_response(await plans(self._store))
 
+    async def _replay(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """What ``omnibus replay`` prints: where it runs, then the answer and how it compares."""
+        record = await recorded.find(self._bus, request.path_params["id"])
+        async for part in self._bus.requests(subjects.REPLAY, graph.encode(record.invocation), PATIENCE):
+            yield part
 
-class _Events:
-    """Server-sent events: each is the state of everything, as ``omnibus top --json`` prints it."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+class _Stream:
+    """Server-sent events for whoever may see them, for as long as they wait."""
+
+    def __init__(self, admin: Admin, bodies: Callable[[Request], AsyncGenerator[bytes, None]]) -> None:
+        self._admin = admin
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = Sending(send)
+        sending, request = Sending(send), Request(scope)
         try:
-            self._console.admin.control(Request(scope).headers)
-            await while_connected(scope, receive, self._tell(sending))
+            self._admin.control(request.headers)
+            await while_connected(scope, receive, self._tell(sending, self._bodies(request)))
         except ClientLeft:
             return
         except OmnibusError as error:
             await sending.fail(error)
 
-    async def _tell(self, sending: Sending) -> None:
-        async with aclosing(self._console.live.states()) as states:
+    async def _tell(self, sending: Sending, bodies: AsyncGenerator[bytes, None]) -> None:
+        """What is empty says only that somebody still speaks. What fails before the first one has a status."""
+        async with aclosing(bodies):
             begun = False
-            async for state in states:
+            async for body in bodies:
                 if not begun:
                     begun = True
                     await sending.begin([(b"x-accel-buffering", b"no")])
-                await (sending.event(state) if state else sending.part(b": still here\n\n"))
+                await (sending.event(body) if body else sending.part(b": still here\n\n"))
+        await sending.end()

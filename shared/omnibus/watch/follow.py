@@ -23,6 +23,8 @@ class Watch:
 
     def __init__(self, store: Store, bus: Bus, tell: Callable[[], None] = lambda: None) -> None:
         self.seen = Seen()
+        #: Set once the store has told where plans stand.
+        self.begun = asyncio.Event()
         self._store = store
         self._bus = bus
         self._tell = tell
@@ -71,6 +73,7 @@ class Watch:
             while True:
                 try:
                     await self._read(stand)
+                    self.begun.set()
                     break
                 except StoreUnavailable:  # a change is told once
                     await asyncio.sleep(AGAIN)

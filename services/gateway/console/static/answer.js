@@ -85,7 +85,7 @@ async function words(response, body, { facts, since, tell }) {
   }
   if (player) {
     facts.sound = seconds(player.seconds);
-    facts["made in real time"] = `${(player.seconds / since()).toFixed(1)}×`;
+    facts["of real time"] = `${(player.seconds / since()).toFixed(1)}×`;
     facts.gaps = String(player.gaps);
     sound.append(h("audio", { controls: true, src: URL.createObjectURL(player.file()), "aria-label": "The spoken answer" }));
     player.close();

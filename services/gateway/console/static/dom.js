@@ -102,7 +102,11 @@ function alike(old, each) {
     if (old.data !== each.data) old.data = each.data;
     return;
   }
-  for (const { name, value } of each.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  for (const { name, value } of each.attributes) {
+    if (old.getAttribute(name) === value) continue;
+    if (name === "style") old.style.cssText = value; // the policy forbids the attribute, not the property
+    else old.setAttribute(name, value);
+  }
   for (const { name } of [...old.attributes]) if (!each.hasAttribute(name)) old.removeAttribute(name);
   morph(old, ...each.childNodes);
 }

@@ -15,6 +15,7 @@ export function number(value) {
 
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
+  if (value === 0) return "0 s";
   if (value < 0.001) return `${Math.round(value * 1e6)} µs`;
   return value < 1 ? `${Math.round(value * 1000)} ms` : value < 10 ? `${value.toFixed(2)} s` : `${Math.round(value)} s`;
 }

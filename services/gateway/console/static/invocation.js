@@ -206,7 +206,7 @@ function outcome({ outcome: told }) {
     told.characters ? ["Text", `${several(told.characters, "character")}, sha256 ${told.text_sha256.slice(0, 16)}…`] : null,
     told.audio_seconds ? ["Sound", `${seconds(told.audio_seconds)}, sha256 ${told.audio_sha256.slice(0, 16)}…`] : null,
     told.finish_reason ? ["Finish", told.finish_reason] : null,
-    ...Object.entries(told.usage).map(([name, value]) => [name.replaceAll("_", " "), String(value)]),
+    ...Object.entries(told.usage).filter(([, value]) => value).map(([name, value]) => [name.replaceAll("_", " "), String(value)]),
     ...Object.entries(told.outputs).filter(([, digest]) => digest).map(([name, digest]) => [name, `sha256 ${digest.slice(0, 16)}…`]),
   ].filter(Boolean);
   if (!facts.length) return null;

@@ -98,12 +98,13 @@ export function invocations(room) {
 
 function rows(all) {
   const longest = Math.max(1e-6, ...all.map((each) => each.seconds ?? 0));
-  return table("Invocations, newest first", ["Invocation", "When", "Model", "Type", "Status", "Path", num("first"), "took"],
+  return table("Invocations, newest first", ["Invocation", "When", "Model", "Type", "Status", "Path", num("first"), num("took"), ""],
     all.map((each) => [
       h("a", { href: `#/invocations/${encodeURIComponent(each.id)}` }, h("code", {}, each.id)),
       clock(each.created), each.model, kind(each.type),
       h("span", {}, status(each.status, each.code), each.attempts > 1 ? badge(`${each.attempts} attempts`, "warn") : null, each.replay_of ? badge("replay", "info") : null),
       h("code", {}, each.path), num(seconds(each.first)),
-      h("span", { class: "with" }, h("span", { class: "length", "aria-hidden": "true", style: { width: `${(100 * (each.seconds ?? 0)) / longest}%` } }), ` ${seconds(each.seconds)}`),
+      num(seconds(each.seconds)),
+      h("span", { class: "length", "aria-hidden": "true", style: { width: `${(7 * (each.seconds ?? 0)) / longest}rem` } }),
     ]));
 }

@@ -1,7 +1,7 @@
 // One model as a map: request types are lines, deployment options are stations. Pale is what was planned, full what comes.
 
 import { h, meter, s, say } from "./dom.js";
-import { kind, rate, several, whole } from "./format.js";
+import { kind, part, rate, several, whole } from "./format.js";
 import { layer, port, through } from "./lines.js";
 
 const MOST = 8; // lines of one map, and colours
@@ -47,7 +47,8 @@ function chosen(name, model, predicted, now) {
   const weight = (each) => (seen[each]?.planned ?? 0) + (seen[each]?.came ?? 0);
   const kinds = [...new Set([...Object.keys(predicted?.types ?? {}), ...Object.keys(seen)])]
     .filter((each) => each && (weight(each) > 0 || predicted?.types?.[each]) && paths(model, each).length)
-    .sort((a, b) => weight(b) - weight(a)).slice(0, MOST).sort();
+    .sort((a, b) => weight(b) - weight(a)).slice(0, MOST)
+    .sort((a, b) => b.split("+").length - a.split("+").length || a.localeCompare(b));
   return kinds.map((each, index) => line(model, each, index));
 }
 
@@ -108,7 +109,8 @@ function station(name, { option, spec, from, to, row }, lines, predicted) {
   const [owner, own] = spec.of ? lender(spec.of) : [name, option];
   const up = h("span", { class: "up" });
   const busy = meter(`${option} busy`);
-  const load = h("span", { class: "load" });
+  const loads = [h("span", {}), h("span", {}), h("span", {})];
+  const load = h("p", { class: "load" }, loads);
   const passing = lines.filter((line) => line.paths.some((path) => path.options.includes(option)));
   const dots = passing.map((line) => h("i", { style: { "--line": `var(--line-${line.index})` }, title: kind(line.kind) }));
   const element = h("article", {
@@ -129,7 +131,7 @@ function station(name, { option, spec, from, to, row }, lines, predicted) {
       up.dataset.state = there >= wanted ? "good" : there ? "warn" : "bad";
       const known = found.find((each) => each.up && each.busy !== null);
       busy.set(known ? known.busy : null, predicted?.options?.[option]?.utilisation);
-      say(load, `${known ? `${Math.round(known.busy * 100)} % busy` : "– busy"} · ${sum("inflight")} in flight · ${whole(sum("jobs"))} jobs/s`);
+      [`${known ? part(known.busy) : "–"} busy`, `${sum("inflight")} in flight`, `${whole(sum("jobs"))} jobs/s`].forEach((text, index) => say(loads[index], text));
       element.classList.toggle("idle", !sum("inflight") && !(sum("jobs") > 0));
     },
   };
@@ -171,15 +173,14 @@ function drawn(place, lines, stations, model) {
   return [strokes, groups];
 }
 
-/** Points on the way from one point to another that lead past the boxes between them, below each one. */
+/** Points on the way from one point to another that lead past the boxes between them, along the gap below them. */
 function around([x, y], [toX, toY], boxes, lane) {
-  const met = boxes.filter((box) => box.left > x && box.right < toX).sort((a, b) => a.left - b.left);
-  return met.flatMap((box) => {
-    const at = y + ((box.x - x) / (toX - x)) * (toY - y);
-    if (at < box.top - 6 || at > box.bottom + 6) return [];
-    const past = box.bottom + 8 + 5 * lane;
-    return [[box.left - 4, past], [box.right + 4, past]];
-  });
+  const [high, low] = [Math.min(y, toY) - 4, Math.max(y, toY) + 4];
+  const met = boxes.filter((box) => box.left > x && box.right < toX && box.top < low && box.bottom > high);
+  if (!met.length) return [];
+  const level = met.filter((box) => box.top < toY && box.bottom > toY);
+  const past = Math.max(...(level.length ? level : met).map((box) => box.bottom)) + 6 + 5 * (lane % 4);
+  return [[Math.min(...met.map((box) => box.left)) - 3, past], [Math.max(...met.map((box) => box.right)) + 3, past]];
 }
 
 /** Pairs of options that some path has one after the other. */
