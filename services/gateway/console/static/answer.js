@@ -1,7 +1,7 @@
 // One answer while it comes: text, sound that is played at once, pictures that become clearer.
 
 import { ask, events } from "./api.js";
-import { badge, fill, h, s, say, trouble } from "./dom.js";
+import { about, badge, fill, h, s, say, trouble } from "./dom.js";
 import { seconds } from "./format.js";
 import { fromBase64, Player } from "./sound.js";
 
@@ -16,8 +16,8 @@ export async function answer(room, asked, message, signal) {
   const foot = h("p", { class: "facts-line" }, badge("waiting", "info"));
   const body = h("div", { class: "body", "aria-busy": "true" });
   fill(room, body, foot);
-  const tell = (id = "") => fill(foot, Object.entries(facts).map(([name, value]) => h("span", {}, h("small", {}, `${name} `), value)),
-    id ? h("a", { href: `#/invocations/${encodeURIComponent(id)}` }, "what happened") : null);
+  const tell = (id = "") => fill(foot, Object.entries(facts).map(([name, value]) => h("span", h("small", `${name} `), value)),
+    id && about(id, "what happened"));
   let id = "";
   try {
     const response = await (asked.output === "image" ? draw(asked, message, signal) : chat(asked, message, signal));
@@ -27,7 +27,7 @@ export async function answer(room, asked, message, signal) {
     tell(id);
     return text;
   } catch (error) {
-    id = error.about?.request_id || id;
+    id = error.told?.request_id || id;
     const left = error.name === "AbortError";
     body.append(left ? badge("stopped", "warn") : trouble(error));
     facts[left ? "stopped" : "failed"] = seconds(since());

@@ -16,7 +16,7 @@ export class Problem extends Error {
   constructor(status, message, about = {}) {
     super(message);
     this.status = status;
-    this.about = about;
+    this.told = about;
   }
 }
 

@@ -3,16 +3,18 @@
 const SVG = "http://www.w3.org/2000/svg";
 
 /** An element: `h("p", { class: "x", onclick: f }, "text", child, [more])`. Nothing, false and null are left out. */
-export function h(tag, attributes = {}, ...children) {
-  return filled(document.createElement(tag), attributes, children);
+export function h(tag, ...rest) {
+  return filled(document.createElement(tag), rest);
 }
 
 /** The same for SVG. */
-export function s(tag, attributes = {}, ...children) {
-  return filled(document.createElementNS(SVG, tag), attributes, children);
+export function s(tag, ...rest) {
+  return filled(document.createElementNS(SVG, tag), rest);
 }
 
-function filled(element, attributes, children) {
+function filled(element, [first, ...others]) {
+  const named = first?.constructor === Object;
+  const [attributes, children] = named ? [first, others] : [{}, [first, ...others]];
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (typeof value === "function") element.addEventListener(name.slice(2), value);
@@ -40,14 +42,14 @@ export function say(element, text) {
 }
 
 /** A table. `head` and `rows` are arrays of cells: text, elements, or `num(text)`. */
-export function table(caption, head, rows, attributes = {}) {
+export function table(caption, head, rows) {
   const cell = (tag, each, more) =>
     each?.num !== undefined ? h(tag, { ...more, class: "num" }, each.num) : h(tag, more, each);
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption, ...attributes },
-    h("table", {}, h("caption", { class: "unseen" }, caption),
-      h("thead", {}, h("tr", {}, head.map((each) => cell("th", each, { scope: "col" })))),
-      h("tbody", {}, rows.map((row) =>
-        h("tr", {}, row.map((each, index) => (index ? cell("td", each, {}) : cell("th", each, { scope: "row" }))))))));
+  return wide(caption,
+    h("table", h("caption", { class: "unseen" }, caption),
+      h("thead", h("tr", head.map((each) => cell("th", each, { scope: "col" })))),
+      h("tbody", rows.map((row) =>
+        h("tr", row.map((each, index) => (index ? cell("td", each, {}) : cell("th", each, { scope: "row" }))))))));
 }
 
 export const num = (text) => ({ num: text });
@@ -77,6 +79,27 @@ export function meter(label, kind = "load") {
 
 export function badge(word, kind = "") {
   return h("span", { class: `badge ${kind}` }, word);
+}
+
+/** A part of a page with a heading. */
+export function card(title, ...children) {
+  return h("section", { class: "card" }, h("h2", title), children);
+}
+
+/** What may be wider than the page and is then moved by hand, or by keyboard. */
+export function wide(label, ...children) {
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, children);
+}
+
+/** Names and values; a pair that is nothing is left out. */
+export function facts(pairs) {
+  return h("dl", { class: "facts" }, pairs.filter(Boolean).map(([name, value]) => h("div", h("dt", name), h("dd", value))));
+}
+
+/** A link to the page of an invocation, with its id unless other `words` are given. */
+export function about(id, words, beside = "") {
+  const more = beside && `?with=${encodeURIComponent(beside)}`;
+  return h("a", { href: `#/invocations/${encodeURIComponent(id)}${more}` }, words ?? h("code", id));
 }
 
 /** What went wrong, in words. */

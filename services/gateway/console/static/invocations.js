@@ -1,7 +1,7 @@
 // What was asked lately, and a search in it.
 
 import { get } from "./api.js";
-import { badge, fill, h, morph, num, table, trouble } from "./dom.js";
+import { about, badge, fill, h, morph, num, table, trouble } from "./dom.js";
 import { clock, kind, seconds } from "./format.js";
 import { follow } from "./state.js";
 
@@ -18,7 +18,7 @@ export function invocations(room) {
   const only = h("select", { "aria-label": "Status" }, h("option", { value: "" }, "every status"), Object.keys(STATES).map((each) => h("option", { value: each }, each)));
   const list = h("div", { "aria-live": "polite" });
   const more = h("button", { type: "button", class: "quiet", hidden: true }, "Older ones");
-  fill(room, h("h1", {}, "Invocations"), h("form", { class: "row search", role: "search", onsubmit: (event) => event.preventDefault() }, words, only), h("section", { class: "card" }, list, more));
+  fill(room, h("h1", "Invocations"), h("form", { class: "row search", role: "search", onsubmit: (event) => event.preventDefault() }, words, only), h("section", { class: "card" }, list, more));
 
   let older = [];
   let next = null;
@@ -100,10 +100,10 @@ function rows(all) {
   const longest = Math.max(1e-6, ...all.map((each) => each.seconds ?? 0));
   return table("Invocations, newest first", ["Invocation", "When", "Model", "Type", "Status", "Path", num("first"), num("took"), ""],
     all.map((each) => [
-      h("a", { href: `#/invocations/${encodeURIComponent(each.id)}` }, h("code", {}, each.id)),
+      about(each.id),
       clock(each.created), each.model, kind(each.type),
-      h("span", {}, status(each.status, each.code), each.attempts > 1 ? badge(`${each.attempts} attempts`, "warn") : null, each.replay_of ? badge("replay", "info") : null),
-      h("code", {}, each.path), num(seconds(each.first)),
+      h("span", status(each.status, each.code), each.attempts > 1 ? badge(`${each.attempts} attempts`, "warn") : null, each.replay_of ? badge("replay", "info") : null),
+      h("code", each.path), num(seconds(each.first)),
       num(seconds(each.seconds)),
       h("span", { class: "length", "aria-hidden": "true", style: { width: `${(7 * (each.seconds ?? 0)) / longest}rem` } }),
     ]));

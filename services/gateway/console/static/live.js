@@ -1,6 +1,6 @@
 // What comes, what runs, and how that lies against the plan.
 
-import { fill, h, morph, num, s, say, table, trouble } from "./dom.js";
+import { card, fill, h, morph, num, s, say, table, trouble } from "./dom.js";
 import { ago, kind, part, rate, seconds, several, whole } from "./format.js";
 import { legend, map } from "./map.js";
 import { follow } from "./state.js";
@@ -52,9 +52,9 @@ export function live(room) {
 }
 
 function tile(title) {
-  const [value, more] = [h("strong", {}), h("small", {})];
+  const [value, more] = [h("strong"), h("small")];
   return {
-    element: h("section", { class: "tile" }, h("h2", {}, title), value, more),
+    element: h("section", { class: "tile" }, h("h2", title), value, more),
     set(told, beside = "") {
       say(value, told);
       say(more, beside);
@@ -73,8 +73,8 @@ function heads(tiles, now, { plan }) {
   tiles.came.set(rate(Math.max(0, came)), meant ? `of ${rate(meant)} planned` : `${rate(done)} done`);
   tiles.inflight.set(String(now.inflight), several(Object.keys(now.gateways).length, "gateway"));
   tiles.first.set(seconds(mean("first")), `whole answer ${seconds(mean("total"))}`);
-  tiles.up.set(`${count("up")} of ${count("wanted")}`, count("leaving") ? `${count("leaving")} leaving` : "all that the plan wants");
-  if (count("up") < count("wanted")) tiles.up.set(`${count("up")} of ${count("wanted")}`, `${count("wanted") - count("up")} missing`);
+  const [up, wanted, leaving] = ["up", "wanted", "leaving"].map(count);
+  tiles.up.set(`${up} of ${wanted}`, up < wanted ? `${wanted - up} missing` : leaving ? `${leaving} leaving` : "all that the plan wants");
   tiles.lost.set(`${sum("failed")} + ${sum("refused")}`, "since the console watches");
   tiles.lost.element.dataset.state = sum("failed") ? "bad" : "";
   return came;
@@ -104,19 +104,19 @@ function remarks(notes, now, { staged, problems }) {
 
 function requests(now) {
   const rows = Object.entries(now.models).flatMap(([model, types]) => Object.entries(types).map(([name, each]) => [
-    h("span", {}, h("b", {}, model), " ", kind(name)),
+    h("span", h("b", model), " ", kind(name)),
     num(rate(each.came ?? 0)), num(each.planned === null ? "–" : rate(each.planned)), num(rate(each.done ?? 0)), num(String(each.failed ?? 0)),
     num(String(each.refused ?? 0)), num(seconds(each.first)), num(seconds(each.total)),
     num(whole(each.quantities?.prompt_tokens ?? 0)), num(whole(each.quantities?.completion_tokens ?? 0)),
   ]));
   if (!rows.length) return null;
   const head = ["Requests", ...["req/s", "planned", "done/s", "failed", "refused", "first", "total", "tokens in/s", "out/s"].map(num)];
-  return h("section", { class: "card" }, h("h2", {}, "Requests"), table("Requests by model and type", head, rows));
+  return card("Requests", table("Requests by model and type", head, rows));
 }
 
 function executors(now) {
   const rows = now.executors.map((each) => [
-    h("span", {}, h("b", {}, each.model), ` ${each.option}`),
+    h("span", h("b", each.model), ` ${each.option}`),
     each.components.join(", "),
     num(each.staged === null || each.staged === each.wanted ? String(each.wanted) : `${each.wanted} → ${each.staged}`),
     num(each.leaving ? `${each.up} + ${each.leaving}` : String(each.up)),
@@ -124,5 +124,5 @@ function executors(now) {
   ]);
   if (!rows.length) return null;
   const head = ["Executors", "runs", ...["wanted", "up", "busy", "in flight", "jobs/s"].map(num)];
-  return h("section", { class: "card" }, h("h2", {}, "Executors"), table("Executors by option", head, rows));
+  return card("Executors", table("Executors by option", head, rows));
 }

@@ -1,6 +1,6 @@
 // One model as a map: request types are lines, deployment options are stations. Pale is what was planned, full what comes.
 
-import { h, meter, s, say } from "./dom.js";
+import { h, meter, s, say, wide } from "./dom.js";
 import { kind, part, rate, several, whole } from "./format.js";
 import { layer, port, through } from "./lines.js";
 
@@ -21,8 +21,8 @@ export function map(name, model, ends, predicted, now) {
   const drawing = layer(field, (place) => drawn(place, lines, stations, model));
   const total = h("strong", { class: "total" });
   const element = h("section", { class: "card model", "aria-label": `Model ${name}` },
-    h("header", {}, h("h2", {}, name), h("p", { class: "ends" }, h("span", {}, ends.takes.join(", ")), " → ", h("span", {}, ends.gives.join(", ") || "results")), total),
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Map of ${name}` }, field));
+    h("header", h("h2", name), h("p", { class: "ends" }, h("span", ends.takes.join(", ")), " → ", h("span", ends.gives.join(", ") || "results")), total),
+    wide(`Map of ${name}`, field));
   for (const line of lines) highlight(line, element);
 
   return {
@@ -53,20 +53,9 @@ function chosen(name, model, predicted, now) {
 }
 
 function paths(model, name) {
-  const found = model.types[name] ?? wider(model, name);
+  const found = model.types[name] ?? [];
   const total = found.reduce((sum, path) => sum + path.rate, 0);
   return found.filter((path) => path.rate > 0).map((path) => ({ ...path, share: path.rate / total }));
-}
-
-/** A type that nobody planned goes the ways of the smallest one that holds it, as the gateway does it. */
-function wider(model, name) {
-  const used = name.split("+");
-  const holds = Object.keys(model.types).filter((each) => used.every((part) => each.split("+").includes(part)));
-  const least = holds.sort((a, b) => a.split("+").length - b.split("+").length)[0];
-  return (model.types[least] ?? []).map((path) => ({
-    ...path,
-    options: Object.fromEntries(Object.entries(path.options).filter(([part]) => used.includes(part))),
-  }));
 }
 
 function line(model, name, index) {
@@ -109,7 +98,7 @@ function station(name, { option, spec, from, to, row }, lines, predicted) {
   const [owner, own] = spec.of ? lender(spec.of) : [name, option];
   const up = h("span", { class: "up" });
   const busy = meter(`${option} busy`);
-  const loads = [h("span", {}), h("span", {}), h("span", {})];
+  const loads = [h("span"), h("span"), h("span")];
   const load = h("p", { class: "load" }, loads);
   const passing = lines.filter((line) => line.paths.some((path) => path.options.includes(option)));
   const dots = passing.map((line) => h("i", { style: { "--line": `var(--line-${line.index})` }, title: kind(line.kind) }));
@@ -117,9 +106,9 @@ function station(name, { option, spec, from, to, row }, lines, predicted) {
     class: `station ${spec.service}${spec.of ? " lent" : ""}`, "aria-label": `Option ${option}: ${spec.components.join(", ")}`,
     style: { "grid-column": `${from + 2} / ${to + 3}`, "grid-row": row + 1 },
   },
-  h("header", {}, h("h3", {}, option), h("span", { class: "dots", "aria-hidden": "true" }, dots), up),
+  h("header", h("h3", option), h("span", { class: "dots", "aria-hidden": "true" }, dots), up),
   h("p", { class: "runs" }, spec.of ? `that of ${spec.of}` : `${spec.components.join(" + ")}`,
-    spec.gpus ? h("small", {}, ` · ${several(spec.gpus, spec.gpu && spec.gpu !== "cpu" ? spec.gpu : "GPU")}`) : null),
+    spec.gpus ? h("small", ` · ${several(spec.gpus, spec.gpu && spec.gpu !== "cpu" ? spec.gpu : "GPU")}`) : null),
   busy.bar, load);
   return {
     option, from, to, row, element,
@@ -217,7 +206,7 @@ function highlight(line, element) {
 
 export function legend() {
   return h("p", { class: "legend" },
-    h("span", {}, h("i", { class: "swatch meant" }), " planned"), h("span", {}, h("i", { class: "swatch comes" }), " coming now"), h("span", {},
+    h("span", h("i", { class: "swatch meant" }), " planned"), h("span", h("i", { class: "swatch comes" }), " coming now"), h("span", {},
     h("span", { class: "meter sample", "aria-hidden": "true" }, h("span", { class: "full", style: { width: "60%" } }), h("span", { class: "mark", style: { left: "75%" } })),
     " busy, and what the plan expects"));
 }

@@ -1,6 +1,6 @@
 // The plan, what it predicts, what changes, and what was before: what `omnibus plan show` says.
 
-import { badge, fill, h, meter, num, table, trouble } from "./dom.js";
+import { badge, card, facts, fill, h, meter, num, table, trouble } from "./dom.js";
 import { ago, kind, number, part, seconds, several } from "./format.js";
 import { follow } from "./state.js";
 
@@ -11,18 +11,18 @@ const NOTES = {
 export function plan(room) {
   let drawn = null;
   return follow(({ plan: told, problem }) => {
-    if (!told) return fill(room, h("h1", {}, "Plan"), problem ? trouble(problem) : h("p", { class: "card empty" }, "Waiting for the gateway."));
+    if (!told) return fill(room, h("h1", "Plan"), problem ? trouble(problem) : h("p", { class: "card empty" }, "Waiting for the gateway."));
     if (told === drawn) return;
     drawn = told;
-    fill(room, told.plan ? [head(told), predicted(told), paths(told.plan), changes(told), past(told), raw(told)]
-      : [h("h1", {}, "Plan"), h("p", { class: "card empty" }, "There is no plan yet.")]);
+    fill(room, told.plan ? [head(told), predicted(told), paths(told.plan), changes(told), past(told)]
+      : [h("h1", "Plan"), h("p", { class: "card empty" }, "There is no plan yet.")]);
   });
 }
 
 function head({ plan, staged, pin, problems }) {
   return h("header", { class: "head" },
-    h("h1", {}, `Plan of epoch ${plan.epoch}`, " ", pin ? badge(`epoch ${pin} pinned`, "warn") : null, staged ? badge(`epoch ${staged.epoch} staged`, "info") : null),
-    h("p", { class: "lead" }, plan.reason || "no reason told", h("small", {}, ` · made ${ago(plan.created)}`)),
+    h("h1", `Plan of epoch ${plan.epoch}`, " ", pin ? badge(`epoch ${pin} pinned`, "warn") : null, staged ? badge(`epoch ${staged.epoch} staged`, "info") : null),
+    h("p", { class: "lead" }, plan.reason || "no reason told", h("small", ` · made ${ago(plan.created)}`)),
     Object.entries(problems).map(([who, each]) =>
       h("p", { class: "note", "data-state": "warn" }, `${who}, ${ago(each.at)}: ${each.message}`)));
 }
@@ -31,7 +31,7 @@ function head({ plan, staged, pin, problems }) {
 function predicted({ plan }) {
   const told = plan.explain?.planned;
   if (!told) {
-    return h("section", { class: "card" }, h("h2", {}, "Deployment"),
+    return card("Deployment",
       h("p", { class: "faint" }, "Declared by hand: there is a prediction only for models that are planned with a profile."),
       table("Options", ["Option", "Runs", "Service", num("GPUs"), num("Replicas")], options(plan)));
   }
@@ -40,7 +40,7 @@ function predicted({ plan }) {
 
 function options(plan) {
   return Object.entries(plan.models).flatMap(([name, model]) => Object.entries(model.options).map(([option, each]) => [
-    h("span", {}, h("b", {}, name), ` ${option}`), each.components.join(" + "), each.of ? `that of ${each.of}` : each.service,
+    h("span", h("b", name), ` ${option}`), each.components.join(" + "), each.of ? `that of ${each.of}` : each.service,
     num(each.gpus ? String(each.gpus) : "–"), num(each.of ? "" : String(each.replicas)),
   ]));
 }
@@ -50,20 +50,20 @@ function expected(name, model) {
   const full = meter(`${name}: expected rate of its capacity`);
   full.set(spare);
   const goals = Object.entries(model.goals ?? {}).map(([goal, value]) => `${goal.replaceAll("_", " ")} ${seconds(value)}`);
-  return h("section", { class: "card" }, h("h2", {}, name), h("p", { class: "lead" }, model.reason),
-    h("dl", { class: "facts" },
-      fact("Expected", `${number(model.rate)} req/s${model.measured ? ", measured" : ""}`),
-      fact("Can be served", `${number(model.capacity)} req/s`),
-      fact("Goal", model.goal === "gpus" ? "the fewest GPUs" : "the most requests"),
-      goals.length ? fact("P99 goals", goals.join(", ")) : null,
-      model.bottlenecks?.length ? fact("Bottleneck", model.bottlenecks.join(", ")) : null,
-      model.cells ? fact("Cells", Object.entries(model.cells).map(([size, count]) => `${count} of ${several(Number(size), "GPU")}`).join(", ")) : null),
-    h("p", { class: "spare" }, full.bar, h("span", {}, spare === null ? "" : `${part(spare)} of what can be served is expected`)),
+  return card(name, h("p", { class: "lead" }, model.reason),
+    facts([
+      ["Expected", `${number(model.rate)} req/s${model.measured ? ", measured" : ""}`],
+      ["Can be served", `${number(model.capacity)} req/s`],
+      ["Goal", model.goal === "gpus" ? "the fewest GPUs" : "the most requests"],
+      goals.length ? ["P99 goals", goals.join(", ")] : null,
+      model.bottlenecks?.length ? ["Bottleneck", model.bottlenecks.join(", ")] : null,
+      model.cells ? ["Cells", Object.entries(model.cells).map(([size, count]) => `${count} of ${several(Number(size), "GPU")}`).join(", ")] : null]),
+    h("p", { class: "spare" }, full.bar, h("span", spare === null ? "" : `${part(spare)} of what can be served is expected`)),
     h("div", { class: "pair" },
       table(`${name}: options`, ["Option", num("Replicas"), num("GPUs"), "Busy", num("Wait")], Object.entries(model.options ?? {}).map(([option, use]) => {
         const busy = meter(`${option} busy`);
         busy.set(use.utilisation);
-        return [h("span", {}, h("b", {}, option), " ", model.bottlenecks?.includes(option) ? badge("bottleneck", "warn") : null), num(String(use.replicas)), num(`${use.gpus} ${use.gpu ?? ""}`.trim()),
+        return [h("span", h("b", option), " ", model.bottlenecks?.includes(option) ? badge("bottleneck", "warn") : null), num(String(use.replicas)), num(`${use.gpus} ${use.gpu ?? ""}`.trim()),
           h("span", { class: "with" }, busy.bar, ` ${part(use.utilisation)}`), num(grows(use.wait))];
       })),
       table(`${name}: request types`, ["Request type", num("req/s"), num("alone"), num("latency")], Object.entries(model.types ?? {}).map(([type, each]) =>
@@ -73,12 +73,12 @@ function expected(name, model) {
 
 function deployment(told) {
   const gpus = Object.entries(told.gpus ?? {}).map(([type, each]) => `${type} ${each.used}${"of" in each ? ` of ${each.of}` : ""}`);
-  return h("section", { class: "card" }, h("h2", {}, "Deployment"),
-    h("dl", { class: "facts" }, fact("GPUs", gpus.join(", ") || "–"), fact("Price", number(told.price)),
-      told.distance === null || told.distance === undefined ? null : fact("Lost to whole replicas", part(told.distance)),
-      fact("Proof", told.gap ? `not proven the best by ${part(told.gap)}` : "no better plan exists"),
-      told.nodes ? fact("On nodes", listed(told.nodes)) : null),
-    told.alternatives?.length ? [h("h3", {}, "Without this it would be"), table("Alternatives", ["Without", "Serves", num("GPUs"), num("Price")], told.alternatives.map((each) => [
+  return card("Deployment",
+    facts([["GPUs", gpus.join(", ") || "–"], ["Price", number(told.price)],
+      told.distance === null || told.distance === undefined ? null : ["Lost to whole replicas", part(told.distance)],
+      ["Proof", told.gap ? `not proven the best by ${part(told.gap)}` : "no better plan exists"],
+      told.nodes ? ["On nodes", listed(told.nodes)] : null]),
+    told.alternatives?.length ? [h("h3", "Without this it would be"), table("Alternatives", ["Without", "Serves", num("GPUs"), num("Price")], told.alternatives.map((each) => [
       each.without ?? "", each.possible ? Object.entries(each.rates ?? {}).map(([name, rate]) => `${name} ${number(rate)} req/s`).join(", ") : "nothing",
       num(each.possible ? String(each.gpus ?? "") : ""), num(each.possible ? number(each.price) : "")]))] : null);
 }
@@ -89,36 +89,26 @@ function paths(plan) {
     return found.map((each) => {
       const share = meter(`${each.name}: share`, "share");
       share.set(total ? each.rate / total : 0);
-      return [h("span", {}, h("b", {}, name), ` ${kind(type)}`), h("code", {}, each.name), h("span", { class: "with" }, share.bar, ` ${part(total ? each.rate / total : 0)}`)];
+      return [h("span", h("b", name), ` ${kind(type)}`), h("code", each.name), h("span", { class: "with" }, share.bar, ` ${part(total ? each.rate / total : 0)}`)];
     });
   }));
-  return h("section", { class: "card" }, h("h2", {}, "Paths"), table("Paths by request type", ["Requests", "Path", "Share"], rows));
+  return card("Paths", table("Paths by request type", ["Requests", "Path", "Share"], rows));
 }
 
 function changes({ changes: rows, staged, plan }) {
   if (!rows.length) return null;
   const title = staged ? `What epoch ${staged.epoch} will change` : `What epoch ${plan.epoch} changed`;
-  return h("section", { class: "card" }, h("h2", {}, title), table(title, ["", "before", "after"], rows));
+  return card(title, table(title, ["", "before", "after"], rows));
 }
 
 function past({ history, plan, pin }) {
   const rows = history.map((each) => [
-    h("span", {}, String(each.epoch), " ", each.epoch === plan.epoch ? badge("current", "good") : null, each.epoch === pin ? badge("pinned", "warn") : null),
+    h("span", String(each.epoch), " ", each.epoch === plan.epoch ? badge("current", "good") : null, each.epoch === pin ? badge("pinned", "warn") : null),
     each.created ? ago(each.created) : "–",
     Object.entries(each.executors ?? {}).map(([name, count]) => `${count} ${name}`).join(", "),
     each.fault || each.reason,
   ]);
-  return h("section", { class: "card" }, h("h2", {}, "History"), table("Epochs that are kept", ["Epoch", "Made", "Executors", "Reason"], rows));
-}
-
-function raw({ plan }) {
-  const shown = h("pre", {});
-  return h("details", { class: "card", ontoggle: (event) => event.target.open && fill(shown, JSON.stringify(plan, null, 2)) },
-    h("summary", {}, "The plan as it is stored"), shown);
-}
-
-function fact(name, value) {
-  return h("div", {}, h("dt", {}, name), h("dd", {}, value));
+  return card("History", table("Epochs that are kept", ["Epoch", "Made", "Executors", "Reason"], rows));
 }
 
 /** Null is what grows without end. */

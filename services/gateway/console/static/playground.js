@@ -8,6 +8,7 @@ import { asWav, listen } from "./sound.js";
 import { follow, state } from "./state.js";
 
 const SOUNDS = { "audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/flac": "flac", "audio/ogg": "ogg", "audio/aac": "aac", "audio/mp4": "m4a" };
+const MICROPHONE = { NotAllowedError: "The microphone may not be used here.", NotFoundError: "There is no microphone." };
 const OUTPUTS = { text: "text", speech: "text and speech", image: "a picture" };
 
 export function playground(room) {
@@ -30,11 +31,11 @@ export function playground(room) {
   const send = h("button", { type: "submit" }, "Send");
   const mic = h("button", { type: "button", class: "quiet", "aria-pressed": "false", onclick: record }, "Microphone");
   const form = h("form", { class: "card ask", onsubmit: submit },
-    h("div", { class: "row" }, h("label", {}, "Model", model), h("label", {}, "Answer", output), h("label", { id: "voices" }, "Voice", voice)),
-    h("label", {}, h("span", { class: "unseen" }, "Prompt"), prompt), pinned,
+    h("div", { class: "row" }, h("label", "Model", model), h("label", "Answer", output), h("label", { id: "voices" }, "Voice", voice)),
+    h("label", h("span", { class: "unseen" }, "Prompt"), prompt), pinned,
     h("div", { class: "row" }, send, h("button", { type: "button", class: "quiet", onclick: () => file.click() }, "Attach"), file, mic,
       h("button", { type: "button", class: "quiet", onclick: () => { turns.length = 0; fill(talk); } }, "Clear"), said),
-    h("details", {}, h("summary", {}, "Settings"), h("div", { class: "row settings" }, Object.values(more).map((each) => each.label),
+    h("details", h("summary", "Settings"), h("div", { class: "row settings" }, Object.values(more).map((each) => each.label),
       h("label", { class: "check" }, earlier, "Send earlier turns too"))));
   fill(room, h("h1", { class: "unseen" }, "Playground"), h("div", { class: "play" }, form, talk));
 
@@ -124,7 +125,7 @@ export function playground(room) {
   }
 
   function showAttached() {
-    fill(pinned, attached.map((each) => h("li", {}, shown(each), h("small", {}, `${each.name}, ${bytes(each.blob.size)}`),
+    fill(pinned, attached.map((each) => h("li", shown(each), h("small", `${each.name}, ${bytes(each.blob.size)}`),
       h("button", { type: "button", class: "quiet small", "aria-label": `Remove ${each.name}`, onclick: () => { attached = attached.filter((other) => other !== each); showAttached(); } }, "✕"))));
   }
 
@@ -146,7 +147,7 @@ export function playground(room) {
       mic.textContent = "Stop recording";
       fill(said, "listening");
     } catch (error) {
-      fill(said, trouble(error.name === "NotAllowedError" ? new Error("The microphone may not be used here.") : error.name === "NotFoundError" ? new Error("There is no microphone.") : error));
+      fill(said, trouble(new Error(MICROPHONE[error.name] ?? error.message)));
     }
   }
 
@@ -164,7 +165,7 @@ export function playground(room) {
     const asked = { model: model.value, output: output.value, voice: voice.value, text, files, earlier: earlier.checked ? [...turns] : [] };
     for (const [name, { input }] of Object.entries(more)) if (input.value !== "" && !input.parentElement.hidden) asked[name] = input.type === "number" ? Number(input.value) : input.value;
     const room = h("article", { class: "answer", "aria-label": `Answer of ${asked.model}` });
-    talk.prepend(h("div", { class: "turn" }, h("article", { class: "question" }, files.map(shown), text ? h("p", {}, text) : null), room));
+    talk.prepend(h("div", { class: "turn" }, h("article", { class: "question" }, files.map(shown), text ? h("p", text) : null), room));
     running = new AbortController();
     send.textContent = "Stop";
     try {
@@ -184,17 +185,13 @@ export function playground(room) {
   };
 }
 
-function choices({ takes, gives }) {
-  const found = [];
-  if (gives.includes("text")) found.push("text");
-  if (gives.includes("speech")) found.push("speech");
-  if (gives.includes("image")) found.push("image");
-  return found;
+function choices({ gives }) {
+  return Object.keys(OUTPUTS).filter((each) => gives.includes(each));
 }
 
 function field(name, attributes) {
   const input = h("input", attributes);
-  return { input, label: h("label", {}, name, input) };
+  return { input, label: h("label", name, input) };
 }
 
 function shown({ way, name, url }) {

@@ -1,4 +1,4 @@
-// Sound: what the microphone hears as a WAV file, and WAV files that are played while they still come.
+// What the microphone hears as a WAV file, and WAV files that are played while they come.
 
 const SPOKEN = 16000; // samples per second that are sent
 const AHEAD = 0.08; // seconds until the first sample is heard
