@@ -70,5 +70,5 @@ def asking(page: Page) -> Page:
     page.get_by_role("link", name="Playground").click()
     page.get_by_text("Settings").click()
     page.get_by_label("Most tokens").fill("6")
-    page.get_by_label("Model").select_option(OMNI)
+    page.get_by_role("combobox", name="Model").select_option(OMNI)
     return page
