@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
+import msgspec
 import numpy as np
 
 from omnibus import graph, tracing
@@ -32,7 +33,9 @@ from omnibus.service import until_cancelled
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
 from services.gateway.members import Members
+from services.gateway.playing import Player, Tapes
 from services.gateway.running import Again, Running
+from services.gateway.tape import Tape, consumed
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +61,8 @@ class Dispatcher:
         self._watcher: asyncio.Task[None] | None = None
         self._emptied = asyncio.Event()
         self._comeback = Comeback(bus)
+        #: Whether what nodes pass to each other is asked for as well, and kept.
+        self.keeps = False
         self.reply = subjects.reply(gateway)
 
     async def startup(self) -> None:
@@ -92,16 +97,23 @@ class Dispatcher:
     # Out
 
     def submit(
-        self, invocation: Invocation, work: Sequence[float], again: Again, trace: tracing.Carrier | None = None
+        self,
+        invocation: Invocation,
+        work: Sequence[float],
+        again: Again,
+        trace: tracing.Carrier | None = None,
+        prepare: Callable[[Running], None] | None = None,
     ) -> Running:
         """Send ``invocation`` to every executor of its route; ``work`` is in tokens per node.
 
         ``again`` finds another route when an executor is lost: what found the first one, for example
         ``functools.partial(router.route, assignment, ticket, pinned=pinned, pins=pins)``. ``trace`` is of what it
-        is a part.
+        is a part; ``prepare`` is called before anything is sent.
         """
-        running = Running(invocation, work, again, self._fetch, self._members)
+        running = Running(invocation, work, again, self._fetch, self._members, self._tapes(invocation))
         running.span = tracing.invocation(invocation, trace or {})
+        if prepare is not None:
+            prepare(running)
         self._running[invocation.id] = running
         GATEWAY.inflight.set(len(self._running))
         try:
@@ -115,14 +127,27 @@ class Dispatcher:
         invocation = running.invocation
         running.charge()
         running.sent = time.monotonic()
+        if running.tapes:
+            asked = tuple(dict.fromkeys([*invocation.outputs, *running.tapes]))
+            invocation = msgspec.structs.replace(invocation, outputs=asked)
         body = running.body = graph.encode(invocation)
         headers = running.span.carrier if running.span is not None else None
         sent = set()
         for node, executor in zip(invocation.nodes, invocation.route, strict=True):
-            if executor not in sent:
+            if executor not in sent and executor not in running.absent:
                 sent.add(executor)
                 refused = subjects.refused(self._gateway, invocation.id, invocation.attempt, executor)
                 self._bus.publish(subjects.task(node.task, executor), body, reply=refused, headers=headers)
+        if running.on_sent is not None:
+            running.on_sent(running)
+
+    def player(self, name: str, start: int, tapes: Tapes) -> Player:
+        """Stands for the executors of the nodes before ``start``, and plays ``tapes``."""
+        return Player(self._bus, self._tensors, self._limit, name, start, tapes)
+
+    def _tapes(self, invocation: Invocation) -> dict[tuple[int, str], Tape]:
+        view, release = self._tensors.view, self._tensors.release
+        return {key: Tape(*key, view, release) for key in consumed(invocation)} if self.keeps else {}
 
     def finish(self, running: Running, status: str) -> None:
         """One ``end`` event; every holder releases."""
@@ -130,6 +155,8 @@ class Dispatcher:
             return
         running.over = True
         running.discharge()
+        for tape in running.tapes.values():
+            tape.close()
         self._running.pop(running.id, None)
         if not self._running:
             self._emptied.set()
@@ -204,11 +231,13 @@ class Dispatcher:
                     self._move(running, message.executor, busy, "busy")
 
     def _on_chunk(self, running: Running, chunk: Chunk) -> None:
-        stream = running.streams.get((chunk.node, chunk.output))
-        if stream is None:
-            return
+        key = (chunk.node, chunk.output)
+        stream, tape = running.streams.get(key), running.tapes.get(key)
         try:
-            stream.feed(chunk)
+            if tape is not None:
+                tape.take(chunk)
+            if stream is not None:
+                stream.feed(chunk)
         except SequenceGap as error:  # the bus lost a message: run again, without repeats
             self._move(running, "", error, "gap")
         except OmnibusError as error:  # freed memory, or no sidecar

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from omnibus import graph, recorded
 from omnibus.bus import Bus, messages, subjects
 from omnibus.errors import OmnibusError
 from omnibus.graph import DIGEST, HANDLE, Invocation
-from omnibus.recorded import Answer, Ended, Record
+from omnibus.recorded import Answer, Ended, Kept, Record
 from services.gateway.collected import Collected
 from services.gateway.deadletters import DeadLetters
 from services.gateway.keep import MediaKeep
@@ -20,6 +20,8 @@ from services.gateway.running import Running
 
 log = logging.getLogger(__name__)
 
+#: What ``OMNIBUS_GATEWAY_RECORD`` may be; see ``GatewaySettings.record``.
+MODES = ("full", "stages", "digest")
 #: Characters of an answer's text that its end record repeats; the digest covers all of it.
 SHOWN = 16_000
 
@@ -35,7 +37,8 @@ class Records:
 
     def begin(self, running: Running) -> None:
         invocation = running.invocation
-        body = running.body if self.full else graph.encode(_digested(invocation))
+        whole = graph.encode(invocation) if running.tapes else running.body  # what is kept was asked for besides
+        body = whole if self.full else graph.encode(_digested(invocation))
         self._publish(invocation, body, f"{invocation.id}.{invocation.attempt}")
 
     def end(self, running: Running, status: str, got: Collected | None = None, segments: Sequence[str] = ()) -> None:
@@ -61,10 +64,19 @@ class Records:
             options=invocation.options,
             moves=tuple(running.moves),
             node=running.failed,
+            kept=tuple(self._kept(running)),
         )
         self._publish(invocation, messages.encode(ended), f"{invocation.id}.end")
         if status == "failed" and self._dead is not None:
             self._bury(self._dead, running)
+
+    def _kept(self, running: Running) -> Iterator[Kept]:
+        for tape in running.tapes.values():
+            found = tape.kept()
+            if found is not None:
+                about, body = found
+                self._keep.put(about.sha256, body)
+                yield about
 
     def _bury(self, dead: DeadLetters, running: Running) -> None:
         try:

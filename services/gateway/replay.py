@@ -1,13 +1,13 @@
 """``omnibus.replay``: a recorded invocation runs again, with the same graph, seed and path.
 
-Replies are one-line JSON: first where it runs, then the answer and how it compares, then an empty
-message. Replaying can do no more than sending the request again.
+Headers may ask for another path, for certain executors, or to begin in the middle: ``services.gateway.again``.
+Replies are one-line JSON: first where it runs, then the answer and how it compares, then an empty message. Replaying
+can do no more than sending the request again.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,21 +20,23 @@ from omnibus.errors import BadRequest, DeadlineExceeded, NotFound, OmnibusError
 from omnibus.graph import DIGEST, HANDLE, Invocation, Node
 from omnibus.recorded import Answer, Ended
 from omnibus.tensors.client import TensorClient
+from services.gateway import again
+from services.gateway.again import Wish
 from services.gateway.chat import APP
 from services.gateway.collected import Collected
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fingerprint import Fingerprint
 from services.gateway.keep import MediaKeep
 from services.gateway.placing import restore
+from services.gateway.playing import Player
 from services.gateway.records import SHOWN, Records, fingerprints
 from services.gateway.route import Router
 from services.gateway.running import Running
-from services.gateway.streams import merge
+from services.gateway.streams import ResultStream, merge
+from services.gateway.tape import unpack
 
 #: 16-bit steps by which a replayed sample may differ: float sums depend on the batch they ran in.
 LOUDNESS = 1
-#: Tokens that a node counts for: a record does not say how many it was expected to have.
-USUAL = 256
 
 
 class Replayer:
@@ -53,46 +55,60 @@ class Replayer:
         try:
             recorded = graph.decode(delivery.data)
             graph.verify(recorded.nodes)
-            async for part in self._run(recorded, tracing.carried(delivery.headers)):
+            wished = again.wish(delivery.headers, recorded)
+            async for part in self._run(recorded, wished, tracing.carried(delivery.headers)):
                 yield msgspec.json.encode(part)
         except OmnibusError as error:
             yield msgspec.json.encode({"status": "failed", "problem": error.problem()})
 
-    async def _run(self, recorded: Invocation, trace: tracing.Carrier) -> AsyncIterator[dict[str, Any]]:
-        again, running = await self._send(recorded, trace)
-        yield {"status": "running", "id": again.id, "replay_of": recorded.id, "path": again.path, "route": again.route}
-        for stream in running.streams.values() if again.app != APP else ():
-            stream.fingerprint = Fingerprint()
-        got = Collected(again.model, again.created)
+    async def _run(self, recorded: Invocation, wished: Wish, trace: tracing.Carrier) -> AsyncIterator[dict[str, Any]]:
+        running, player = await self._send(recorded, wished, trace)
+        now = running.invocation
+        got = Collected(now.model, now.created)
         try:
-            async with asyncio.timeout(again.deadline - time.time()):
-                await self._collect(running, got)
-        except TimeoutError:
-            self._dispatcher.finish(running, "expired")
-            self._records.end(running, "expired", got)
-            raise DeadlineExceeded("the replay took longer than the recorded invocation was allowed to") from None
-        except OmnibusError:
-            self._dispatcher.finish(running, "failed")
-            self._records.end(running, "failed", got)
+            begun = {"id": now.id, "replay_of": recorded.id, "path": now.path, "route": now.route}
+            yield {"status": "running", **begun, **({"from": wished.start} if wished.start else {})}
+            for stream in running.streams.values() if now.app != APP else ():
+                stream.fingerprint = Fingerprint()
+            await self._answered(running, got)
+        except BaseException as error:  # also when whoever asked has left
+            self._over(running, got, error)
             raise
+        finally:
+            player.stop()
         self._dispatcher.complete(running, lambda: self._records.end(running, "done", got))
         answer = got.answer()
         shown = msgspec.structs.replace(answer, text=answer.text[:SHOWN])
-        yield {"status": "done", "id": again.id, "answer": shown, **await self._compare(recorded, running, got)}
+        yield {"status": "done", "id": now.id, "answer": shown, **await self._compare(recorded, running, got)}
 
-    async def _send(self, recorded: Invocation, trace: tracing.Carrier) -> tuple[Invocation, Running]:
+    async def _answered(self, running: Running, got: Collected) -> None:
+        try:
+            async with asyncio.timeout(running.invocation.deadline - time.time()):
+                await self._collect(running, got)
+        except TimeoutError:
+            raise DeadlineExceeded("the replay took longer than the recorded invocation was allowed to") from None
+
+    def _over(self, running: Running, got: Collected, error: BaseException) -> None:
+        late = isinstance(error, DeadlineExceeded) and running.failure is None
+        status = "expired" if late else "failed" if isinstance(error, OmnibusError) else "cancelled"
+        self._dispatcher.finish(running, status)
+        self._records.end(running, status, got)
+
+    async def _send(self, recorded: Invocation, wished: Wish, trace: tracing.Carrier) -> tuple[Running, Player]:
         ticket = self._router.ticket(recorded.model, recorded.type)
         now = time.time()
         deadline = now + max(1.0, recorded.deadline - recorded.created)
+        outputs = again.outputs(recorded, wished.start)
+        player = await self._player(recorded, wished.start)
         try:
-            nodes = tuple([await self._restore(node, ticket.id, deadline) for node in recorded.nodes])
-            work = [USUAL] * len(nodes)
-            along = partial(self._router.along, recorded.model, nodes, recorded.options, work=work)
-            route = along()
+            late = [await self._restore(node, ticket.id, deadline) for node in recorded.nodes[wished.start :]]
+            nodes = (*recorded.nodes[: wished.start], *late)
+            along = again.router(self._router, recorded, nodes, wished, ticket, player.name)
+            route = along(frozenset())
         except BaseException:
             self._tensors.end(ticket.id)
             raise
-        again = msgspec.structs.replace(
+        invocation = msgspec.structs.replace(
             recorded,
             id=ticket.id,
             path=route.path,
@@ -101,6 +117,7 @@ class Replayer:
             deadline=deadline,
             reply=self._dispatcher.reply,
             nodes=nodes,
+            outputs=outputs,
             options=route.options,
             route=route.executors,
             attempt=0,
@@ -108,9 +125,20 @@ class Replayer:
             parent="",
             step=0,
         )
-        running = self._dispatcher.submit(again, route.work, along, trace)
+        running = self._dispatcher.submit(invocation, route.work, along, trace, player.prepare)
         self._records.begin(running)
-        return again, running
+        return running, player
+
+    async def _player(self, recorded: Invocation, start: int) -> Player:
+        """Plays what nodes before ``start`` gave. Raises ``BadRequest`` and ``NotFound`` when that is not kept."""
+        ended = None
+        if again.missing(recorded, start):
+            ended = (await self._records.find(recorded.id)).ended
+        tapes = {
+            (one.node, one.output): unpack(await self._keep.get(one.sha256))
+            for one in again.kept(recorded, ended, start)
+        }
+        return self._dispatcher.player(f"record-of-{self._router.gateway}", start, tapes)
 
     async def _restore(self, node: Node, id: str, deadline: float) -> Node:
         """Bring inputs that travelled by handle back into the arena, from their content hash."""
@@ -135,10 +163,7 @@ class Replayer:
             async for _ in merge({f"{node}.{output}": stream for (node, output), stream in running.streams.items()}):
                 pass  # their fingerprints are all that is compared
             return
-        streams = {
-            ("audio" if running.invocation.nodes[node].component == "vocoder" else "text"): stream
-            for (node, _), stream in running.streams.items()
-        }
+        streams = {name: stream for name in ("text", "audio") for stream in _of(running, sound=name == "audio")}
         async for batch in merge(streams):
             for name, item in batch:
                 got.take(name, item.data, item.array)
@@ -156,9 +181,9 @@ class Replayer:
             return {"identical": None, "why": "the recorded invocation has no finished answer"}
         if recorded.app != APP:
             return _same_outputs(ended, fingerprints(running))
-        if ended.answer.text_sha256 != answer.text_sha256:
+        if _of(running, sound=False) and ended.answer.text_sha256 != answer.text_sha256:
             return {"identical": False, "why": "the text differs"}
-        same = await self._same_sound(ended, answer, got.pcm)
+        same = not any(_of(running, sound=True)) or await self._same_sound(ended, answer, got.pcm)
         return {"identical": same} if same else {"identical": False, "why": "the sound differs"}
 
     async def _same_sound(self, ended: Ended, answer: Answer, pcm: bytes) -> bool:
@@ -172,9 +197,15 @@ class Replayer:
         return len(before) == len(now) and int(np.abs(before - now).max(initial=0)) <= LOUDNESS
 
 
+def _of(running: Running, *, sound: bool) -> list[ResultStream]:
+    """A chat's streams: those of a vocoder, or of whoever writes."""
+    nodes = running.invocation.nodes
+    return [stream for (node, _), stream in running.streams.items() if (nodes[node].component == "vocoder") is sound]
+
+
 def _same_outputs(ended: Ended, now: dict[str, str]) -> dict[str, Any]:
     """Results that the recorded request read, against this time's."""
-    known = {name: digest for name, digest in ended.outputs.items() if digest}
+    known = {name: digest for name, digest in ended.outputs.items() if digest and name in now}
     if not known:
         return {"identical": None, "why": "the recorded invocation has no digests of results"}
     other = sorted(name for name, digest in known.items() if now.get(name) != digest)

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -14,6 +14,7 @@ from omnibus.tracing import Span
 from services.gateway.members import Member, Members
 from services.gateway.route import Route
 from services.gateway.streams import Fetch, ResultStream
+from services.gateway.tape import Tape
 
 #: Routes the invocation again, without the executors named: the same path rules, pins and graph.
 Again = Callable[[frozenset[str]], Route]
@@ -26,11 +27,18 @@ class Running:
     """State of one invocation at its gateway. Owned by the dispatcher; read by the app."""
 
     def __init__(
-        self, invocation: Invocation, work: Sequence[float], again: Again, fetch: Fetch, members: Members
+        self,
+        invocation: Invocation,
+        work: Sequence[float],
+        again: Again,
+        fetch: Fetch,
+        members: Members,
+        tapes: Mapping[tuple[int, str], Tape] | None = None,
     ) -> None:
         self.invocation = invocation
         self.again = again
-        self.streams = {key: ResultStream(*key, fetch) for key in invocation.outputs}
+        self.tapes = tapes or {}  # of what nodes pass to each other, where that is kept
+        self.streams = {key: ResultStream(*key, self._fetch(key, fetch)) for key in invocation.outputs}
         self.hops: dict[int, Hop] = {}
         self.accepted: set[str] = set()
         self.lost: set[str] = set()  # executors that refused, were busy or died
@@ -38,6 +46,9 @@ class Running:
         self.failed = -1  # the node that failed, as far as that is known
         self.failure: OmnibusError | None = None
         self.span: Span | None = None  # None while traces are off
+        #: Executors that nothing is sent to, and what is called when all others were sent an attempt.
+        self.absent: frozenset[str] = frozenset()
+        self.on_sent: Callable[[Running], None] | None = None
         self.over = False
         self.body = b""  # the invocation as it was sent
         self.on_settled: Callable[[], None] | None = None
@@ -50,6 +61,11 @@ class Running:
     @property
     def id(self) -> str:
         return self.invocation.id
+
+    def _fetch(self, key: tuple[int, str], fetch: Fetch) -> Fetch:
+        """What is kept was read already."""
+        tape = self.tapes.get(key)
+        return fetch if tape is None else lambda _: tape.last
 
     def charge(self) -> None:
         """Count this invocation's work at the executors of its route."""
@@ -109,6 +125,8 @@ class Running:
         )
         for stream in self.streams.values():
             stream.restart()
+        for tape in self.tapes.values():
+            tape.restart()
 
     def fail(self, error: OmnibusError) -> None:
         if self.failure is None:

@@ -12,7 +12,7 @@ from omnibus import tracing
 from omnibus.bus import subjects
 from omnibus.bus.messages import GatewayStatus
 from omnibus.bus.nats import NatsBus
-from omnibus.errors import Fatal, OmnibusError, StoreUnavailable
+from omnibus.errors import BadRequest, Fatal, OmnibusError, StoreUnavailable
 from omnibus.metrics import GATEWAY
 from omnibus.plan import Plan
 from omnibus.service import until_cancelled
@@ -30,7 +30,7 @@ from services.gateway.http import Frontend
 from services.gateway.keep import MediaKeep
 from services.gateway.load import Loads
 from services.gateway.members import Members
-from services.gateway.records import Records
+from services.gateway.records import MODES, Records
 from services.gateway.replay import Replayer
 from services.gateway.route import Router
 from services.gateway.routes.table import Table
@@ -71,6 +71,8 @@ class GatewayService:
     async def startup(self) -> None:
         _reuse_large_buffers()
         tracing.start("gateway")
+        if self._settings.record not in MODES:
+            raise BadRequest(f"OMNIBUS_GATEWAY_RECORD={self._settings.record!r}: it is one of {', '.join(MODES)}")
         settings, bus_settings, sidecar = self._settings, load(BusSettings), load(SidecarSettings)
         gateway = secrets.token_hex(3)
         self._bus = await NatsBus.connect(bus_settings, f"gateway-{gateway}")
@@ -81,9 +83,10 @@ class GatewayService:
         router = self._router = Router(gateway, members)
         limit = bus_settings.max_payload
         self._dispatcher = Dispatcher(gateway, self._bus, self._tensors, members, limit)
+        self._dispatcher.keeps = settings.record == "stages"
         await self._dispatcher.startup()
         dead = DeadLetters(self._bus, settings.deadletters == "full", limit)
-        records = Records(self._bus, settings.record == "full", self._keep, dead)
+        records = Records(self._bus, settings.record != "digest", self._keep, dead)
         ports = None if settings.allow_private else FetchRules().ports
         rules = FetchRules(allow_http=settings.allow_http, allow_private=settings.allow_private, ports=ports)
         fetcher = Fetcher(rules)

@@ -35,6 +35,20 @@ class Moved(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str = ""
 
 
+class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An output that nodes read, kept under its SHA-256 in the media directory: ``nbytes`` of tensors in ``chunks``.
+
+    ``digest`` says what it holds, however it was cut into chunks.
+    """
+
+    node: int
+    output: str
+    sha256: str
+    nbytes: int
+    chunks: int
+    digest: str = ""
+
+
 class Ended(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
     """The end of an invocation as it is recorded. Times are Unix seconds."""
 
@@ -60,6 +74,8 @@ class Ended(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
     moves: tuple[Moved, ...] = ()
     #: The node that failed; -1: none is known to have.
     node: int = -1
+    #: What nodes passed to each other, where that is kept.
+    kept: tuple[Kept, ...] = ()
 
 
 class Record(NamedTuple):

@@ -75,7 +75,8 @@ class GatewaySettings(Settings, frozen=True):
     max_body: int = 64 << 20
     #: Invocations in flight at this gateway before it answers 429.
     max_inflight: int = 512
-    #: ``full``: inputs and media are kept, so that replay is exact. ``digest``: sizes and digests only.
+    #: ``full``: inputs and media are kept, so that replay is exact. ``stages``: also what nodes pass to each other, so
+    #: that a replay may begin at any of them; it costs memory and time. ``digest``: sizes and digests only.
     record: str = "full"
     #: What dead letters keep of inputs, in the same words.
     deadletters: str = "digest"

@@ -96,16 +96,24 @@ def describe(invocation: Invocation, ended: Ended | None) -> list[str]:
 async def replay(options: argparse.Namespace) -> int:
     bus = await connect(options)
     try:
-        last = await replayed(bus, (await recorded.find(bus, options.id)).invocation, options.json)
+        last = await replayed(bus, (await recorded.find(bus, options.id)).invocation, options.json, _wishes(options))
     finally:
         await bus.drain()
     return 0 if last.get("status") == "done" and last.get("identical") is not False else 1
 
 
-async def replayed(bus: NatsBus, invocation: Invocation, plain: bool) -> dict[str, Any]:
+def _wishes(options: argparse.Namespace) -> dict[str, str]:
+    """Headers of the request; see ``services.gateway.again``."""
+    wishes = {"Omnibus-From": options.start, "Omnibus-Path": options.path, "Omnibus-Route": options.route}
+    return {name: value for name, value in wishes.items() if value}
+
+
+async def replayed(
+    bus: NatsBus, invocation: Invocation, plain: bool, wishes: dict[str, str] | None = None
+) -> dict[str, Any]:
     """Replay ``invocation`` and print how it goes, as JSON if ``plain``; returns the last thing that was said."""
     last: dict[str, Any] = {}
-    async for part in bus.requests(subjects.REPLAY, encode(invocation), PATIENCE):
+    async for part in bus.requests(subjects.REPLAY, encode(invocation), PATIENCE, wishes or None):
         last = json.loads(part)
         print(part.decode() if plain else _progress(last), flush=True)
     return last
@@ -113,7 +121,8 @@ async def replayed(bus: NatsBus, invocation: Invocation, plain: bool) -> dict[st
 
 def _progress(part: dict[str, Any]) -> str:
     if part["status"] == "running":
-        return f"replaying {part['replay_of']} as {part['id']} via {part['path']}"
+        start = f" from node {part['from']}" if part.get("from") else ""
+        return f"replaying {part['replay_of']} as {part['id']} via {part['path']}{start}"
     if part["status"] == "failed":
         return f"failed: {part['problem']['code']}: {part['problem']['message']}"
     answer = part["answer"]

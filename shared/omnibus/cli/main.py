@@ -142,6 +142,13 @@ def _add_look(commands: Any) -> None:
     for command in (show, replay):
         command.add_argument("id", help="an invocation, e.g. from the x-request-id header")
         command.add_argument("--json", action="store_true", help="print JSON")
+    replay.add_argument(
+        "--from", dest="start", default="", metavar="STAGE", help="run only this node or component, and those after it"
+    )
+    replay.add_argument("--path", default="", metavar="NAME", help="take this path, not the recorded one")
+    replay.add_argument(
+        "--route", default="", metavar="EXECUTORS", help="`recorded`, or an executor for each node, comma separated"
+    )
     for command in (tail, show, replay):
         command.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
 
