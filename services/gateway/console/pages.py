@@ -1,5 +1,6 @@
 """The page's own files. All of them are read once, and only what was read is served: a path opens no file."""
 
+import gzip
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +45,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "microphone=(self), camera=(), geolocation=(), payment=(), usb=()",
     "referrer-policy": "no-referrer",
+    "vary": "accept-encoding",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
@@ -51,6 +53,7 @@ HEADERS = {
 
 class File(NamedTuple):
     body: bytes
+    packed: bytes  # by gzip
     kind: str
     tag: str
 
@@ -61,7 +64,8 @@ def read(directory: Path = STATIC) -> dict[str, File]:
     for path in sorted(directory.iterdir()):
         if path.suffix in _TYPES:
             body = path.read_bytes()
-            found[path.name] = File(body, _TYPES[path.suffix], f'"{sha256(body).hexdigest()[:16]}"')
+            packed = gzip.compress(body, mtime=0)
+            found[path.name] = File(body, packed, _TYPES[path.suffix], f'"{sha256(body).hexdigest()[:16]}"')
     return found
 
 
@@ -84,6 +88,8 @@ class Pages:
         headers = {**HEADERS, "etag": file.tag}
         if file.tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(file.packed, 200, {**headers, "content-encoding": "gzip"}, file.kind)
         return Response(file.body, 200, headers, file.kind)
 
 

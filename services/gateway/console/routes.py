@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from omnibus import graph, recorded
 from omnibus.bus import Bus, subjects
-from omnibus.errors import OmnibusError
+from omnibus.errors import BadRequest, OmnibusError
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
 from services.gateway.admin import Admin
@@ -22,6 +22,8 @@ from services.gateway.exchange import ClientLeft, while_connected
 from services.gateway.sending import Sending
 
 EVENTS, PLAN, REPLAY = "/v1/console/events", "/v1/console/plan", "/v1/console/replay/{id}"
+#: What of the query of a replay goes along with it.
+WISHES = ("from", "path", "route")
 #: Seconds that a replay may keep silent.
 PATIENCE = 120.0
 
@@ -52,10 +54,24 @@ class Console:
         return json_response(await plans(self._store))
 
     async def _replay(self, request: Request) -> AsyncGenerator[bytes, None]:
-        """What ``omnibus replay`` prints: where it runs, then the answer and how it compares."""
+        """What ``omnibus replay`` prints: where it runs, then the answer and how it compares.
+
+        ``from``, ``path`` and ``route`` of the query are the headers of ``services.gateway.again``.
+        """
+        wishes = _wishes(request)
         record = await recorded.find(self._bus, request.path_params["id"])
-        async for part in self._bus.requests(subjects.REPLAY, graph.encode(record.invocation), PATIENCE):
+        body = graph.encode(record.invocation)
+        async for part in self._bus.requests(subjects.REPLAY, body, PATIENCE, wishes or None):
             yield part
+
+
+def _wishes(request: Request) -> dict[str, str]:
+    """Raises ``BadRequest`` for what no replay knows, or what cannot be a header."""
+    given = {name: value for name, value in request.query_params.items() if value}
+    for name, value in given.items():
+        if name not in WISHES or not (value.isascii() and value.isprintable()):
+            raise BadRequest(f"a replay takes {', '.join(WISHES)} in printable letters", param=name[:80])
+    return {f"Omnibus-{name}": value for name, value in given.items()}
 
 
 class _Stream:

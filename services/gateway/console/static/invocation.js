@@ -118,17 +118,20 @@ function told(node) {
 
 function steps(told, room, signal) {
   const said = h("div", { class: "again", role: "status" });
-  const button = h("button", { type: "button", onclick: () => again(told, said, button, signal) }, "Replay");
-  if (told.record !== "full") button.disabled = true;
-  return h("div", { class: "row" }, button,
-    told.record === "full" ? null : h("small", "Recorded as digests only: it cannot be replayed. OMNIBUS_GATEWAY_RECORD=full keeps what a replay needs."), said);
+  const from = h("select", { "aria-label": "Begin at" }, h("option", { value: "" }, "from the beginning"),
+    told.nodes.slice(1).map((each) => h("option", { value: each.node }, `from ${each.component}`)));
+  const button = h("button", { type: "button", onclick: () => again(told, from.value, said, button, signal) }, "Replay");
+  if (told.record === "digest") button.disabled = true;
+  return h("div", { class: "row" }, button, told.nodes.length > 1 && from,
+    told.record !== "digest" ? null : h("small", "Recorded as digests only: it cannot be replayed. OMNIBUS_GATEWAY_RECORD=full keeps what a replay needs."), said);
 }
 
-async function again({ summary }, said, button, signal) {
+async function again({ summary }, from, said, button, signal) {
   button.disabled = true;
   fill(said, badge("sending", "info"));
   try {
-    const response = await ask(`console/replay/${encodeURIComponent(summary.id)}`, { method: "POST", signal });
+    const query = from && `?from=${from}`;
+    const response = await ask(`console/replay/${encodeURIComponent(summary.id)}${query}`, { method: "POST", signal });
     for await (const step of events(response)) fill(said, verdict(step, summary.id));
   } catch (error) {
     if (error.name !== "AbortError") fill(said, trouble(error));

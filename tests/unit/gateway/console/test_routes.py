@@ -10,7 +10,7 @@ import pytest
 from omnibus.plan import Plan
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
-from tests.unit.gateway.house import OMNI, VL, House, answered, error, events, house, text
+from tests.unit.gateway.house import OMNI, VL, House, answered, error, events, house, image, text
 
 TOKEN = {"authorization": "Bearer secret"}
 DATA = [("GET", "/v1/console/plan"), ("GET", "/v1/console/events"), ("POST", "/v1/console/replay/x-0-0")]
@@ -107,6 +107,28 @@ async def test_a_replay_says_where_it_runs_and_how_it_compares(tmp_path: Path):
     running, done = events(again)
     assert (running["status"], running["replay_of"]) == ("running", id)
     assert (done["status"], done["identical"], done["id"]) == ("done", True, running["id"])
+
+
+async def test_a_replay_may_take_another_path(tmp_path: Path):
+    async with house(tmp_path, admin_token="secret") as home:
+        await home.all_of(VL)
+        asked = await home.ask(content=[text("look"), image()], path="E>L")
+        answered(asked)
+        id = asked.headers["x-request-id"]
+        await home.ended(id)
+
+        again = await local(home, "POST", f"/v1/console/replay/{id}?path=EL", headers=TOKEN)
+
+    running, done = events(again)
+    assert (running["path"], done["identical"]) == ("EL", True)
+
+
+@pytest.mark.parametrize("query", ["to=2", "path=a%0d%0ab", "from=%c3%a9"])
+async def test_what_no_replay_knows_is_refused(tmp_path: Path, query: str):
+    async with house(tmp_path, admin_token="secret") as home:
+        found = await local(home, "POST", f"/v1/console/replay/x-0-0?{query}", headers=TOKEN)
+
+    assert (found.status_code, error(found)["param"]) == (400, query.partition("=")[0])
 
 
 async def test_a_replay_of_nothing_is_a_404(tmp_path: Path):
