@@ -104,7 +104,7 @@ class GatewayService:
         self._videos.startup()
         table = Table(runs, chat, self._files, self._videos)
         self._console = Console(settings, self._store, self._bus)
-        self._listen(Frontend(settings, chat, router, self._dispatcher, table, self._apps, self._console))
+        self._listen(Frontend(settings, chat, router, self._dispatcher, table, self._apps, console=self._console))
         log.info("gateway %s on http://%s:%d", gateway, settings.host, settings.port)
 
     async def _follow_plan(self, router: Router) -> None:
