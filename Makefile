@@ -5,8 +5,11 @@ BIN := $(VENV)/bin
 # An additional package index, for example one with CPU-only builds of torch and torchvision.
 TORCH_INDEX_URL ?=
 PIP_ARGS := -c constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
-# Which tests `make test` leaves out: measurements, and what needs a browser or vLLM.
-MARKS ?= not bench and not browser and not vllm
+# A browser, if there is one: by the names that tests/e2e/console/browser.py knows, or playwright's own.
+BROWSERS := chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable
+BROWSER := $(strip $(foreach name,$(BROWSERS),$(shell command -v $(name))) $(wildcard $(HOME)/.cache/ms-playwright/chromium*))
+# Which tests `make test` leaves out: measurements, what needs vLLM, and what needs a browser where there is none.
+MARKS ?= not bench and not vllm$(if $(BROWSER),, and not browser)
 # vLLM pins what the rest does not, so its tests have an environment of their own.
 VLLM_VENV ?= .venv-vllm
 ARGS ?=
@@ -16,7 +19,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test install-vllm test-vllm lint lint-style lint-types lint-imports fmt cells bench up down clean
+.PHONY: help install demo test install-browser install-vllm test-vllm lint lint-style lint-types lint-imports fmt cells bench up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +32,15 @@ demo: $(VENV)/.run ## Run the main job end to end (IMAGE= AUDIO= VIDEO= PROMPT= 
 
 test: $(VENV)/.dev ## Run all tests (ARGS="-k words", MARKS="not slow")
 	$(BIN)/python -m pytest -m "$(MARKS)" $(ARGS)
+
+# Debian has the smallest one, 0.1 GB to download, 0.3 GB on disk.
+install-browser: $(VENV)/.dev ## Install Chromium, for the tests of the console
+ifeq ($(BROWSER),)
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && timeout 120 apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive timeout 300 apt-get install -y -qq --no-install-recommends \
+	  chromium-headless-shell fonts-dejavu-core >/dev/null; then :; \
+	else timeout 300 $(BIN)/python -m playwright install chromium-headless-shell; fi
+endif
 
 install-vllm: $(VLLM_VENV)/.installed ## Create .venv-vllm with vLLM for a CPU
 

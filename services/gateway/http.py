@@ -20,6 +20,7 @@ from services.gateway.apps.routes import INVOKE, Routes
 from services.gateway.apps.service import Apps
 from services.gateway.chat import Chat
 from services.gateway.chatting import ChatRoute
+from services.gateway.console.routes import Console
 from services.gateway.dispatch import Dispatcher
 from services.gateway.openai import openapi
 from services.gateway.openai.problems import error_body
@@ -44,6 +45,7 @@ class Frontend:
         table: Table,
         apps: Apps | None = None,
         guard: Callable[[ASGIApp], ASGIApp] | None = None,
+        console: Console | None = None,
     ) -> None:
         self._settings = settings
         self._chat = ChatRoute(settings, chat, apps.chats if apps is not None else None, table.draw, table.translate)
@@ -54,6 +56,7 @@ class Frontend:
         self._guard = guard
         if apps is not None:
             table.serve(apps.chats)
+        self._console = console
 
     def application(self) -> ASGIApp:
         """Everything that this gateway answers."""
@@ -84,6 +87,8 @@ class Frontend:
         ModelRoutes(self._router, self._apps.registry if self._apps is not None else None).add(app)
         self._table.files.add(app)
         self._table.videos.add(app)
+        if self._console is not None:
+            self._console.add(app)
         self._table.invocations.add(app)
         app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
         if self._apps is not None:

@@ -21,6 +21,7 @@ from omnibus.tensors.client import TensorClient
 from services.gateway import metering
 from services.gateway.apps.service import Apps
 from services.gateway.chat import Chat
+from services.gateway.console.routes import Console
 from services.gateway.deadletters import DeadLetters
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fetch import Fetcher, FetchRules
@@ -62,6 +63,7 @@ class GatewayService:
         self._files = Files(self._settings)
         self._apps: Apps | None = None
         self._videos: Videos | None = None
+        self._console: Console | None = None
         self._server: Server | None = None
         self._router: Router | None = None
         self._loads: Loads | None = None
@@ -106,10 +108,12 @@ class GatewayService:
         self._videos = Videos(settings, self._store, runs)
         self._videos.startup()
         table = Table(runs, chat, self._files, self._videos)
-        self._listen(Frontend(settings, chat, router, self._dispatcher, table, self._apps, tenancy.guard))
-        log.info(
-            "gateway %s on %s://%s:%d", gateway, "https" if settings.tls_cert else "http", settings.host, settings.port
+        self._console = Console(settings, self._store, self._bus)
+        self._listen(
+            Frontend(settings, chat, router, self._dispatcher, table, self._apps, tenancy.guard, self._console)
         )
+        scheme = "https" if settings.tls_cert else "http"
+        log.info("gateway %s on %s://%s:%d", gateway, scheme, settings.host, settings.port)
 
     async def _follow_plan(self, router: Router) -> None:
         """Read each new epoch. Without a store the plan that is known stays in force."""
@@ -159,6 +163,8 @@ class GatewayService:
     async def drain(self, seconds: float) -> None:
         if self._server is not None:
             self._server.should_exit = True
+        if self._console is not None:
+            await self._console.close()
         if self._videos is not None:  # others go on with what is being made here
             await self._videos.shutdown()
         if self._dispatcher is not None and self._apps is not None:
@@ -168,6 +174,8 @@ class GatewayService:
         if self._server is not None:
             self._server.should_exit = True
             self._server.force_exit = True
+        if self._console is not None:
+            await self._console.close()
         for task in self._tasks:
             await until_cancelled(task)
         if self._videos is not None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from omnibus.bus import Bus, Stream
+from omnibus.bus import Bus, StreamState
 from omnibus.errors import BusUnavailable
 from omnibus.metrics import STREAMS
 
@@ -18,7 +18,7 @@ class Streams:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._found: list[Stream] = []
+        self._found: list[StreamState] = []
         self._silent = False
         STREAMS.messages.by(lambda: {(each.name,): each.messages for each in self._found})
         STREAMS.bytes.by(lambda: {(each.name,): each.bytes for each in self._found})

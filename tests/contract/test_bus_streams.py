@@ -6,7 +6,7 @@ import nats
 import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from omnibus.bus import Stream, subjects
+from omnibus.bus import StreamState, subjects
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import BusUnavailable
@@ -30,9 +30,9 @@ async def bus(nats_url: str) -> AsyncIterator[NatsBus]:
     await made.drain()
 
 
-async def stored(bus: NatsBus, count: int) -> Stream:
+async def stored(bus: NatsBus, count: int) -> StreamState:
     """The one stream, once it keeps so many messages."""
-    found: list[Stream] = []
+    found: list[StreamState] = []
 
     async def there() -> bool:
         found[:] = await bus.streams()

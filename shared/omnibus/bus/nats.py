@@ -10,6 +10,7 @@ import json
 import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import nats.errors
@@ -158,7 +159,8 @@ class NatsBus:
         await self._settle(5)
 
         async def stop() -> None:
-            await subscription.unsubscribe()
+            with suppress(nats.errors.Error):  # a connection that is closed delivers nothing
+                await subscription.unsubscribe()
             self._nc.handlers.pop(subscription._id, None)
 
         return stop

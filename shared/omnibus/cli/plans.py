@@ -18,6 +18,7 @@ from omnibus.settings import BusSettings, StoreSettings, load
 from omnibus.store import Store
 from omnibus.up import run
 from omnibus.wanted import Kind, counts
+from omnibus.watch.changes import differences
 
 #: Seconds that executors have to say that they are up; those that do not count as down.
 ANSWERS_WITHIN = 1.0
@@ -71,7 +72,7 @@ async def _show(store: Store, options: argparse.Namespace) -> None:
 
 async def _diff(store: Store, options: argparse.Namespace) -> None:
     before, after = await _two(store, options.epochs)
-    rows = list(plantexts.differences(before, after))
+    rows = list(differences(before, after))
     if options.json:
         changes = [{"what": what, "before": old, "after": new} for what, old, new in rows]
         print(json.dumps({"before": before.epoch, "after": after.epoch, "changes": changes}))

@@ -1,4 +1,4 @@
-"""Plans as text: what a plan is, what differs between two, what the past was."""
+"""Plans as text: what a plan is, and what the past was."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,9 +6,10 @@ from typing import Any
 
 from omnibus.cli.plannedtexts import planned
 from omnibus.cli.tables import fields, table
-from omnibus.plan import ModelPlan, Path, Plan
+from omnibus.plan import ModelPlan, Plan
 from omnibus.store import Past, PlanProblem
 from omnibus.wanted import Kind, counts
+from omnibus.watch.changes import shares
 
 #: Who is up of each kind; None when nobody was asked.
 Up = Mapping[Kind, int] | None
@@ -71,25 +72,6 @@ def _lines(explain: Mapping[str, Any], indent: int = 0) -> Iterator[str]:
             yield f"{label}: {_value(value)}"
 
 
-def shares(paths: Sequence[Path]) -> Iterator[tuple[Path, float]]:
-    """Each path and its part of the requests of its type."""
-    total = sum(path.rate for path in paths)
-    for path in paths:
-        yield path, path.rate / total if total else 0.0
-
-
-def differences(before: Plan, after: Plan) -> Iterator[list[str]]:
-    """Rows of what changes: what, before, after."""
-    names = dict.fromkeys([*before.models, *after.models])
-    for name in names:
-        old, new = before.models.get(name), after.models.get(name)
-        if old is None or new is None:
-            yield [f"model {name}", "-" if old is None else "served", "-" if new is None else "served"]
-        yield from _changed(name, "executors of {}", _replicas(name, old), _replicas(name, new))
-        yield from _changed(name, "{}", _shares(old), _shares(new))
-        yield from _changed(name, "{}", _facts(old), _facts(new)) if old is not None and new is not None else ()
-
-
 def past(history: Sequence[Past], current: int, pin: int) -> Iterator[str]:
     """The epochs that are kept, the newest first."""
     rows = []
@@ -138,28 +120,3 @@ def _value(value: Any) -> str:
         return f"{value:.4g}"
     text = ", ".join(map(_value, value)) if isinstance(value, list | tuple) else str(value)
     return text if len(text) <= _LONG else f"{text[:_LONG]}..."
-
-
-def _changed(name: str, label: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[list[str]]:
-    for key in dict.fromkeys([*old, *new]):
-        was, now = old.get(key, "-"), new.get(key, "-")
-        if was != now:
-            yield [label.format(f"{name}{key}"), was, now]
-
-
-def _replicas(name: str, model: ModelPlan | None) -> dict[str, str]:
-    found = counts({name: model}) if model is not None else {}
-    return {f"/{kind.option}": str(count) for kind, count in found.items()}
-
-
-def _shares(model: ModelPlan | None) -> dict[str, str]:
-    types = model.types if model is not None else {}
-    return {f": {kind}, {path.name}": f"{share:.1%}" for kind, found in types.items() for path, share in shares(found)}
-
-
-def _facts(model: ModelPlan | None) -> dict[str, str]:
-    """All else that executors go by."""
-    if model is None:
-        return {}
-    makes = {f"/{option}: what it does": model.origin(option)[:4] for option in model.options}
-    return {" checkpoint": model.checkpoint[:_LONG], " family": model.family, **makes}

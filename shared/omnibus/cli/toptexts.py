@@ -1,13 +1,12 @@
-"""What ``omnibus top`` shows: lines for people, and the same as plain values for programs."""
+"""What ``omnibus top`` shows, as lines for people. For programs there is ``omnibus.watch.told``."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from omnibus.cli import plantexts
-from omnibus.cli.seen import OptionSeen, Seen, Totals, planned, together
-from omnibus.plan import Plan
-from omnibus.wanted import Kind, counts
+from omnibus.wanted import counts
+from omnibus.watch.seen import OptionSeen, Seen, Totals, planned, together
+from omnibus.watch.told import models
 
 #: Characters of the first column that are kept even on a narrow screen.
 _NAME = 12
@@ -43,7 +42,7 @@ def _head(seen: Seen, away: Sequence[str]) -> Iterator[str]:
 def _requests(seen: Seen, width: int) -> Iterator[str]:
     types, asked = seen.types(), planned(seen.plan)
     named: list[tuple[str, Totals, float | None]] = []
-    for model in _models(seen.plan, types):
+    for model in models(seen.plan, types):
         own = {kind: totals for (name, kind), totals in types.items() if name == model}
         wanted = {kind: rate for (name, kind), rate in asked.items() if name == model and rate > 0}
         named.append((model, together(own.values()), sum(wanted.values()) if wanted else None))
@@ -104,40 +103,6 @@ def short(name: str, width: int) -> str:
         if len(cut) <= width:
             return cut
     return f"{name[: width - 1]}…"
-
-
-def values(seen: Seen, away: Sequence[str]) -> dict[str, Any]:
-    """Everything, as JSON has it."""
-    types, asked = seen.types(), planned(seen.plan)
-    models: dict[str, dict[str, Any]] = {name: {} for name in _models(seen.plan, types)}
-    for model, kind in dict.fromkeys([*asked, *types]):
-        models[model][kind] = {
-            **(types[model, kind]._asdict() if (model, kind) in types else {}),
-            "planned": asked.get((model, kind)),
-        }
-    plan = seen.plan
-    return {
-        "at": time.time(),
-        "seconds": seen.span,
-        "epoch": plan.epoch if plan is not None else 0,
-        "reason": plan.reason if plan is not None else "",
-        "staged": seen.staged.epoch if seen.staged is not None else 0,
-        "pin": seen.stand.pin,
-        "problems": {who: problem.message for who, problem in seen.problems.items()},
-        "away": list(away),
-        "gateways": seen.gateways,
-        "inflight": seen.inflight,
-        "models": models,
-        "executors": [{**each.kind._asdict(), **_plain(each)} for each in seen.options()],
-    }
-
-
-def _plain(option: OptionSeen) -> dict[str, Any]:
-    return {name: value for name, value in option._asdict().items() if not isinstance(value, Kind)}
-
-
-def _models(plan: Plan | None, types: Mapping[tuple[str, str], Totals]) -> list[str]:
-    return list(dict.fromkeys([*(plan.models if plan is not None else ()), *(model for model, _ in types)]))
 
 
 def _wanted(option: OptionSeen) -> str:

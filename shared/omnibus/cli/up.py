@@ -58,8 +58,10 @@ def _serves(gateway: Gateway, name: str) -> bool:
 
 def _say(stack: Stack, apps: Sequence[str]) -> None:
     others = f"   also: {' '.join(f'{url}/v1' for url in stack.urls[1:])}" if stack.urls[1:] else ""
+    token = stack.admin_token if stack.own_token else "that of OMNIBUS_GATEWAY_ADMIN_TOKEN"
     print(
-        f"\nOmnibus is up: {stack.url}/v1{others}   docs: {stack.url}/docs   bus: {stack.nats.url}   stop: Ctrl-C\n",
+        f"\nOmnibus is up: {stack.url}/v1{others}   docs: {stack.url}/docs   bus: {stack.nats.url}   stop: Ctrl-C\n"
+        f"Console: {stack.url}/console/   its admin token: {token}\n",
         flush=True,
     )
     for name in apps:

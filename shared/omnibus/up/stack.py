@@ -77,6 +77,7 @@ class Stack:
         given = {**os.environ, **(env or {})}
         self.apps_dir = Path(apps_dir or given.get(APPS_DIR) or Path.cwd()).resolve()
         self.admin_token = given.get(ADMIN) or secrets.token_urlsafe(32)
+        self.own_token = not given.get(ADMIN)
         self._nursery = nursery and nursery_suits(given)
         self._models = models
         self._log = log or Log()

@@ -9,8 +9,9 @@ import pytest
 
 from omnibus.bus.messages import GatewayStatus, Load
 from omnibus.cli import top, toptexts
-from omnibus.cli.seen import FORGET, WINDOW, Seen, planned, together
 from omnibus.store import PlanProblem, Stand
+from omnibus.watch import told
+from omnibus.watch.seen import FORGET, WINDOW, Seen, planned, together
 from tests.unit.cli.watched import TYPE, Clock, event, model, plan, shown, status
 
 
@@ -203,19 +204,19 @@ def test_nothing_at_all_can_be_shown(clock: Clock):
     lines = list(toptexts.lines(Seen(clock), ()))
 
     assert lines[0] == "plan     none yet"
-    assert json.loads(json.dumps(toptexts.values(Seen(clock), ())))["executors"] == []
+    assert json.loads(json.dumps(told(Seen(clock), ())))["executors"] == []
 
 
 def test_programs_get_the_same(seen: Seen):
     seen.load(event(**{TYPE: Load(2, 1, first=0.5, total=0.5)}))
     seen.executor(status("a", inflight=1))
 
-    told = json.loads(json.dumps(toptexts.values(seen, ["the bus"])))
+    known = json.loads(json.dumps(told(seen, ["the bus"])))
 
-    assert (told["epoch"], told["reason"], told["away"]) == (3, "load", ["the bus"])
-    assert told["models"]["m"][TYPE]["came"] == 2.0
-    assert told["executors"][1]["option"] == "L"
-    assert told["executors"][1]["inflight"] == 1
+    assert (known["epoch"], known["reason"], known["away"]) == (3, "load", ["the bus"])
+    assert known["models"]["m"][TYPE]["came"] == 2.0
+    assert known["executors"][1]["option"] == "L"
+    assert known["executors"][1]["inflight"] == 1
 
 
 def test_a_screen_is_drawn_in_place_and_not_beyond_its_edges():

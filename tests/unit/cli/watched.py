@@ -6,8 +6,8 @@ from typing import Any
 
 from omnibus.bus.messages import ExecutorStatus, Load, LoadEvent
 from omnibus.cli import toptexts
-from omnibus.cli.seen import Seen
 from omnibus.plan import ModelPlan, Option, Path, Plan
+from omnibus.watch.seen import Seen
 
 TYPE = "vision+thinker"
 

@@ -26,6 +26,7 @@ from omnibus.recorded import Ended
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
 from services.gateway.chat import Chat
+from services.gateway.console.routes import Console
 from services.gateway.deadletters import DeadLetters
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fetch import Fetcher, FetchRules
@@ -187,7 +188,9 @@ class House:
         nowhere = Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2))
         self.videos = Videos(settings, store or nowhere, self.runs)
         self.table = Table(self.runs, self.chat, self.files, self.videos)
-        self.app = Frontend(settings, self.chat, self.router, self.dispatcher, self.table).application()
+        self.console = Console(settings, store or nowhere, self.bus)
+        frontend = Frontend(settings, self.chat, self.router, self.dispatcher, self.table, console=self.console)
+        self.app = frontend.application()
         transport = httpx.ASGITransport(app=self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
 
@@ -251,6 +254,7 @@ class House:
 
     async def close(self) -> None:
         await self.http.aclose()
+        await self.console.close()
         await self.videos.shutdown()
         await self.dispatcher.shutdown()
         self.loads.close()

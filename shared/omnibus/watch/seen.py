@@ -1,4 +1,4 @@
-"""What ``omnibus top`` has seen of plans, executors, gateways and their load over the last seconds. No I/O."""
+"""What was seen of plans, executors, gateways and their load over the last seconds. No I/O."""
 
 import time
 from collections import deque

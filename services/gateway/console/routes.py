@@ -1,0 +1,103 @@
+"""The console's routes: the page's files for everybody, the data behind it for whoever may see it."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from omnibus import graph, recorded
+from omnibus.bus import Bus, subjects
+from omnibus.errors import BadRequest, OmnibusError
+from omnibus.settings import GatewaySettings
+from omnibus.store import Store
+from services.gateway.admin import Admin
+from services.gateway.answering import answering, json_response
+from services.gateway.console.live import Live
+from services.gateway.console.pages import Pages
+from services.gateway.console.plans import plans
+from services.gateway.exchange import ClientLeft, while_connected
+from services.gateway.sending import Sending
+
+EVENTS, PLAN, REPLAY = "/v1/console/events", "/v1/console/plan", "/v1/console/replay/{id}"
+#: What of the query of a replay goes along with it.
+WISHES = ("from", "path", "route")
+#: Seconds that a replay may keep silent.
+PATIENCE = 120.0
+
+
+class Console:
+    """Adds the routes to an application. The data is a control route."""
+
+    def __init__(self, settings: GatewaySettings, store: Store, bus: Bus) -> None:
+        self._admin = Admin(settings)
+        self._store = store
+        self._bus = bus
+        self.live = Live(store, bus)
+        self._pages = Pages()
+
+    def add(self, app: FastAPI) -> None:
+        self._pages.add(app)
+        app.add_route(PLAN, answering({"GET": self._plan}), methods=["GET"], include_in_schema=False)
+        streams = {(EVENTS, "GET"): lambda _: self.live.states(), (REPLAY, "POST"): self._replay}
+        for (path, method), bodies in streams.items():
+            app.add_route(path, _Stream(self._admin, bodies), methods=[method], include_in_schema=False)  # type: ignore[arg-type]
+
+    async def close(self) -> None:
+        """End what is being told to those who look."""
+        await self.live.close()
+
+    async def _plan(self, request: Request) -> Response:
+        self._admin.control(request.headers)
+        return json_response(await plans(self._store))
+
+    async def _replay(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """What ``omnibus replay`` prints: where it runs, then the answer and how it compares.
+
+        ``from``, ``path`` and ``route`` of the query are the headers of ``services.gateway.again``.
+        """
+        wishes = _wishes(request)
+        record = await recorded.find(self._bus, request.path_params["id"])
+        body = graph.encode(record.invocation)
+        async for part in self._bus.requests(subjects.REPLAY, body, PATIENCE, wishes or None):
+            yield part
+
+
+def _wishes(request: Request) -> dict[str, str]:
+    """Raises ``BadRequest`` for what no replay knows, or what cannot be a header."""
+    given = {name: value for name, value in request.query_params.items() if value}
+    for name, value in given.items():
+        if name not in WISHES or not (value.isascii() and value.isprintable()):
+            raise BadRequest(f"a replay takes {', '.join(WISHES)} in printable letters", param=name[:80])
+    return {f"Omnibus-{name}": value for name, value in given.items()}
+
+
+class _Stream:
+    """Server-sent events for whoever may see them, for as long as they wait."""
+
+    def __init__(self, admin: Admin, bodies: Callable[[Request], AsyncGenerator[bytes, None]]) -> None:
+        self._admin = admin
+        self._bodies = bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending, request = Sending(send), Request(scope)
+        try:
+            self._admin.control(request.headers)
+            await while_connected(scope, receive, self._tell(sending, self._bodies(request)))
+        except ClientLeft:
+            return
+        except OmnibusError as error:
+            await sending.fail(error)
+
+    async def _tell(self, sending: Sending, bodies: AsyncGenerator[bytes, None]) -> None:
+        """What is empty says only that somebody still speaks. What fails before the first one has a status."""
+        async with aclosing(bodies):
+            begun = False
+            async for body in bodies:
+                if not begun:
+                    begun = True
+                    await sending.begin([(b"x-accel-buffering", b"no")])
+                await (sending.event(body) if body else sending.part(b": still here\n\n"))
+        await sending.end()

@@ -1,0 +1,80 @@
+// Which page is shown, and the keys.
+
+import { keys } from "./api.js";
+import { fill, h, say } from "./dom.js";
+import { invocation } from "./invocation.js";
+import { invocations } from "./invocations.js";
+import { live } from "./live.js";
+import { plan } from "./plan.js";
+import { playground } from "./playground.js";
+import { connect, follow } from "./state.js";
+
+const PAGES = { live, plan, invocations, playground };
+const TITLES = { live: "Live", plan: "Plan", invocations: "Invocations", playground: "Playground" };
+const LINKS = {
+  connecting: "connecting",
+  live: "live",
+  lost: "not connected, trying again",
+  away: "connected, not everything answers",
+  closed: "closed: give a key",
+};
+
+const main = document.getElementById("main");
+let leave = () => {};
+let shown = "";
+
+function show() {
+  const hash = location.hash;
+  if (hash === "#main") return main.focus();
+  const [name, id] = hash.replace(/^#\/?/, "").split("?")[0].split("/", 2).map(decodeURIComponent);
+  const page = PAGES[name] ? name : "live";
+  if (shown === hash && shown) return;
+  const first = !shown;
+  shown = hash || "#/live";
+  leave();
+  document.title = `${id || TITLES[page]} · Omnibus`;
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.getAttribute("href") === `#/${page}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  const room = fill(main, h("div", { class: "room" })).firstChild;
+  leave = (id ? invocation(room, id) : PAGES[page](room)) || (() => {});
+  scrollTo(0, 0);
+  if (!first) main.focus({ preventScroll: true });
+}
+
+// Keys
+
+const dialog = document.getElementById("asked");
+const fields = { admin: document.getElementById("admin"), key: document.getElementById("key") };
+let asked = false;
+
+function askKeys() {
+  for (const [name, field] of Object.entries(fields)) field.value = keys.get(name);
+  if (!dialog.open) dialog.showModal();
+}
+
+document.getElementById("keys").addEventListener("click", askKeys);
+document.getElementById("asked-close").addEventListener("click", () => dialog.close());
+dialog.querySelector("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  for (const [name, field] of Object.entries(fields)) keys.set(name, field.value.trim());
+  dialog.close();
+  connect();
+});
+
+const link = document.getElementById("link");
+follow(({ link: word, problem }) => {
+  link.dataset.link = word;
+  say(link, LINKS[word]);
+  link.title = problem ? problem.message : "";
+  if (word === "closed" && !asked) {
+    asked = true;
+    askKeys();
+  }
+  if (word === "live") asked = false;
+});
+
+addEventListener("hashchange", show);
+show();
+connect();

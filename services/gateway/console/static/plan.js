@@ -1,0 +1,121 @@
+// The plan, what it predicts, what changes, and what was before: what `omnibus plan show` says.
+
+import { badge, card, facts, fill, h, meter, num, table, trouble } from "./dom.js";
+import { ago, kind, number, part, seconds, several } from "./format.js";
+import { follow } from "./state.js";
+
+const NOTES = {
+  unserved: "No executor runs", estimated: "Estimated, not measured", no_load_measured: "No load was measured of", left: "Left out",
+};
+
+export function plan(room) {
+  let drawn = null;
+  return follow(({ plan: told, problem }) => {
+    if (!told) return fill(room, h("h1", "Plan"), problem ? trouble(problem) : h("p", { class: "card empty" }, "Waiting for the gateway."));
+    if (told === drawn) return;
+    drawn = told;
+    fill(room, told.plan ? [head(told), predicted(told), paths(told.plan), changes(told), past(told)]
+      : [h("h1", "Plan"), h("p", { class: "card empty" }, "There is no plan yet.")]);
+  });
+}
+
+function head({ plan, staged, pin, problems }) {
+  return h("header", { class: "head" },
+    h("h1", `Plan of epoch ${plan.epoch}`, " ", pin ? badge(`epoch ${pin} pinned`, "warn") : null, staged ? badge(`epoch ${staged.epoch} staged`, "info") : null),
+    h("p", { class: "lead" }, plan.reason || "no reason told", h("small", ` · made ${ago(plan.created)}`)),
+    Object.entries(problems).map(([who, each]) =>
+      h("p", { class: "note", "data-state": "warn" }, `${who}, ${ago(each.at)}: ${each.message}`)));
+}
+
+/** What was planned with a profile: rates, how busy all will be, how long requests take, and the ways not taken. */
+function predicted({ plan }) {
+  const told = plan.explain?.planned;
+  if (!told) {
+    return card("Deployment",
+      h("p", { class: "faint" }, "Declared by hand: there is a prediction only for models that are planned with a profile."),
+      table("Options", ["Option", "Runs", "Service", num("GPUs"), num("Replicas")], options(plan)));
+  }
+  return [...Object.entries(told.models ?? {}).map(([name, model]) => expected(name, model)), ...(told.deployments ?? []).map(deployment)];
+}
+
+function options(plan) {
+  return Object.entries(plan.models).flatMap(([name, model]) => Object.entries(model.options).map(([option, each]) => [
+    h("span", h("b", name), ` ${option}`), each.components.join(" + "), each.of ? `that of ${each.of}` : each.service,
+    num(each.gpus ? String(each.gpus) : "–"), num(each.of ? "" : String(each.replicas)),
+  ]));
+}
+
+function expected(name, model) {
+  const spare = model.capacity > 0 ? model.rate / model.capacity : null;
+  const full = meter(`${name}: expected rate of its capacity`);
+  full.set(spare);
+  const goals = Object.entries(model.goals ?? {}).map(([goal, value]) => `${goal.replaceAll("_", " ")} ${seconds(value)}`);
+  return card(name, h("p", { class: "lead" }, model.reason),
+    facts([
+      ["Expected", `${number(model.rate)} req/s${model.measured ? ", measured" : ""}`],
+      ["Can be served", `${number(model.capacity)} req/s`],
+      ["Goal", model.goal === "gpus" ? "the fewest GPUs" : "the most requests"],
+      goals.length ? ["P99 goals", goals.join(", ")] : null,
+      model.bottlenecks?.length ? ["Bottleneck", model.bottlenecks.join(", ")] : null,
+      model.cells ? ["Cells", Object.entries(model.cells).map(([size, count]) => `${count} of ${several(Number(size), "GPU")}`).join(", ")] : null]),
+    h("p", { class: "spare" }, full.bar, h("span", spare === null ? "" : `${part(spare)} of what can be served is expected`)),
+    h("div", { class: "pair" },
+      table(`${name}: options`, ["Option", num("Replicas"), num("GPUs"), "Busy", num("Wait")], Object.entries(model.options ?? {}).map(([option, use]) => {
+        const busy = meter(`${option} busy`);
+        busy.set(use.utilisation);
+        return [h("span", h("b", option), " ", model.bottlenecks?.includes(option) ? badge("bottleneck", "warn") : null), num(String(use.replicas)), num(`${use.gpus} ${use.gpu ?? ""}`.trim()),
+          h("span", { class: "with" }, busy.bar, ` ${part(use.utilisation)}`), num(grows(use.wait))];
+      })),
+      table(`${name}: request types`, ["Request type", num("req/s"), num("alone"), num("latency")], Object.entries(model.types ?? {}).map(([type, each]) =>
+        [kind(type), num(number(each.rate)), num(grows(each.alone)), num(grows(each.latency))]))),
+    Object.entries(NOTES).filter(([note]) => model[note]).map(([note, said]) => h("p", { class: "faint" }, `${said}: ${listed(model[note])}`)));
+}
+
+function deployment(told) {
+  const gpus = Object.entries(told.gpus ?? {}).map(([type, each]) => `${type} ${each.used}${"of" in each ? ` of ${each.of}` : ""}`);
+  return card("Deployment",
+    facts([["GPUs", gpus.join(", ") || "–"], ["Price", number(told.price)],
+      told.distance === null || told.distance === undefined ? null : ["Lost to whole replicas", part(told.distance)],
+      ["Proof", told.gap ? `not proven the best by ${part(told.gap)}` : "no better plan exists"],
+      told.nodes ? ["On nodes", listed(told.nodes)] : null]),
+    told.alternatives?.length ? [h("h3", "Without this it would be"), table("Alternatives", ["Without", "Serves", num("GPUs"), num("Price")], told.alternatives.map((each) => [
+      each.without ?? "", each.possible ? Object.entries(each.rates ?? {}).map(([name, rate]) => `${name} ${number(rate)} req/s`).join(", ") : "nothing",
+      num(each.possible ? String(each.gpus ?? "") : ""), num(each.possible ? number(each.price) : "")]))] : null);
+}
+
+function paths(plan) {
+  const rows = Object.entries(plan.models).flatMap(([name, model]) => Object.entries(model.types).flatMap(([type, found]) => {
+    const total = found.reduce((sum, each) => sum + each.rate, 0);
+    return found.map((each) => {
+      const share = meter(`${each.name}: share`, "share");
+      share.set(total ? each.rate / total : 0);
+      return [h("span", h("b", name), ` ${kind(type)}`), h("code", each.name), h("span", { class: "with" }, share.bar, ` ${part(total ? each.rate / total : 0)}`)];
+    });
+  }));
+  return card("Paths", table("Paths by request type", ["Requests", "Path", "Share"], rows));
+}
+
+function changes({ changes: rows, staged, plan }) {
+  if (!rows.length) return null;
+  const title = staged ? `What epoch ${staged.epoch} will change` : `What epoch ${plan.epoch} changed`;
+  return card(title, table(title, ["", "before", "after"], rows));
+}
+
+function past({ history, plan, pin }) {
+  const rows = history.map((each) => [
+    h("span", String(each.epoch), " ", each.epoch === plan.epoch ? badge("current", "good") : null, each.epoch === pin ? badge("pinned", "warn") : null),
+    each.created ? ago(each.created) : "–",
+    Object.entries(each.executors ?? {}).map(([name, count]) => `${count} ${name}`).join(", "),
+    each.fault || each.reason,
+  ]);
+  return card("History", table("Epochs that are kept", ["Epoch", "Made", "Executors", "Reason"], rows));
+}
+
+/** Null is what grows without end. */
+function grows(value) {
+  return value === null || value === undefined ? "grows" : seconds(value);
+}
+
+function listed(value) {
+  return Array.isArray(value) ? value.join(", ") : Object.entries(value).map(([name, each]) => `${name} (${each})`).join(", ");
+}

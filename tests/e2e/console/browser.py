@@ -1,0 +1,24 @@
+"""Which browser tests run in."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+#: Names of Chromium without and with a window, in the order in which they are taken.
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def executable() -> str:
+    """The one that ``OMNIBUS_TEST_BROWSER`` names, one of the machine's, or the one that playwright has installed."""
+    given = os.environ.get("OMNIBUS_TEST_BROWSER", "")
+    for name in [given] if given else NAMES:
+        if found := shutil.which(name):
+            return found
+    with sync_playwright() as playwright:
+        own = playwright.chromium.executable_path
+    if given or not Path(own).exists():
+        pytest.fail(f"no browser {given or ', '.join(NAMES)}: `make install-browser` installs one", pytrace=False)
+    return own

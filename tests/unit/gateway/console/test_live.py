@@ -1,0 +1,159 @@
+"""What the console tells while somebody looks: states of the whole, to all who look, from one watch."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path as File
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnibus.bus import Bus, subjects
+from omnibus.bus.memory import MemoryBus
+from omnibus.errors import BusUnavailable, Overloaded
+from omnibus.settings import BusSettings, StoreSettings
+from omnibus.store import Store
+from omnibus.up import infra
+from omnibus.watch import follow
+from services.gateway.console import live
+from services.gateway.console.live import Live
+from tests.unit.bus.servers import running
+from tests.unit.cli.watched import TYPE, Load, event, plan, status
+from tests.unit.sidecar.node import PATIENCE, until
+
+
+@pytest.fixture
+async def store(valkey_url: str) -> AsyncIterator[Store]:
+    made = Store(StoreSettings(url=valkey_url, prefix="live"))
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[MemoryBus]:
+    made = MemoryBus(BusSettings())
+    yield made
+    await made.drain()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "LEAST", 0.01)
+    monkeypatch.setattr(live, "MOST", 0.02)
+
+
+async def state(states: Any, true: Any = lambda _: True) -> dict[str, Any]:
+    """The first state from now on of which ``true`` holds."""
+    async with asyncio.timeout(PATIENCE):
+        async for body in states:
+            told = json.loads(body) if body else {}
+            if told and true(told):
+                return told
+    raise AssertionError("the states ended")
+
+
+def tell(bus: Bus, kind: str, message: Any) -> None:
+    bus.publish(subjects.event(kind), msgspec.json.encode(message))
+
+
+@pytest.mark.usefixtures("quick")
+async def test_what_executors_and_gateways_say_becomes_a_state(store: Store, bus: MemoryBus):
+    await store.swap_plan(plan(await store.epoch() + 1))
+    watching = Live(store, bus)
+
+    async with aclosing(watching.states()) as states:
+        first = await state(states)
+        tell(bus, subjects.EXECUTOR, status("a", inflight=2))
+        tell(bus, subjects.LOAD, event(inflight=2, **{TYPE: Load(3, 1, first=0.5, total=1.0)}))
+        told = await state(states, lambda told: told["inflight"] == 2 and told["executors"][1]["up"] == 1)
+
+    assert first["epoch"] == await store.epoch()
+    assert told["models"]["m"][TYPE]["came"] > 0
+    assert told["executors"][1]["inflight"] == 2
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_new_plan_is_told_to_everybody(store: Store, bus: MemoryBus):
+    epoch = await store.epoch() + 1
+    await store.swap_plan(plan(epoch))
+    watching = Live(store, bus)
+
+    async with aclosing(watching.states()) as one, aclosing(watching.states()) as other:
+        await asyncio.gather(state(one), state(other))
+        await store.swap_plan(plan(epoch + 1, thinkers=3))
+        told = await asyncio.gather(*(state(each, lambda told: told["epoch"] == epoch + 1) for each in (one, other)))
+
+    assert [each["executors"][1]["wanted"] for each in told] == [3, 3]
+
+
+@pytest.mark.usefixtures("quick")
+async def test_the_watch_ends_with_the_last_who_looks(store: Store, bus: MemoryBus):
+    watching = Live(store, bus)
+    one, other = watching.states(), watching.states()
+    await asyncio.gather(state(one), state(other))
+    before = {task for task in asyncio.all_tasks() if "_follow" in repr(task)}
+
+    await one.aclose()
+    after_one = watching.viewers
+    await other.aclose()
+
+    assert (len(before), after_one, watching.viewers) == (1, 1, 0)
+    assert all(task.done() for task in before)
+
+
+async def test_nothing_new_is_not_told_again(store: Store, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(live, "QUIET", 0.2)
+    monkeypatch.setattr(live, "LEAST", 0.01)
+    monkeypatch.setattr(live, "MOST", 0.02)
+    watching = Live(store, bus)
+
+    async with aclosing(watching.states()) as states, asyncio.timeout(PATIENCE):
+        await anext(states)
+        said = [await anext(states) for _ in range(2)]
+
+    assert b"" in said
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_store_that_is_away_is_said(tmp_path: File, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(follow, "AGAIN", 0.05)
+    monkeypatch.setattr(follow, "REREAD", 0.05)
+    async with running(infra.valkey(tmp_path)) as valkey:
+        store = Store(StoreSettings(url=valkey.server.url, timeout=0.5))
+        await store.swap_plan(plan(1))
+        watching = Live(store, bus)
+        async with aclosing(watching.states()) as states:
+            whole = await state(states, lambda told: told["epoch"] == 1)
+            valkey.kill()
+            away = await state(states, lambda told: told["away"])
+        await store.close()
+
+    assert whole["away"] == []
+    assert away["away"][0].startswith("the store, for")
+    assert away["epoch"] == 1
+
+
+@pytest.mark.usefixtures("quick")
+async def test_whoever_looks_is_told_when_the_gateway_leaves(store: Store, bus: MemoryBus):
+    watching = Live(store, bus)
+    states = watching.states()
+    await state(states)
+
+    await watching.close()
+
+    with pytest.raises(BusUnavailable, match="leaving"):
+        await state(states)
+    await until(lambda: watching.viewers == 0)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_too_many_who_look_are_sent_away(store: Store, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(live, "VIEWERS", 1)
+    watching = Live(store, bus)
+
+    async with aclosing(watching.states()) as one:
+        await state(one)
+        with pytest.raises(Overloaded, match="already look"):
+            await anext(watching.states())

@@ -1,0 +1,114 @@
+"""The console's own files: what is served, what the browser is told it may do, and what the files may not hold."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from services.gateway.console.pages import STATIC, read
+from tests.unit.gateway.house import House
+
+FILES = sorted(STATIC.iterdir())
+SCRIPTS = [path for path in FILES if path.suffix == ".js"]
+MOST = 100 * 1024  # bytes of all files together
+#: Whatever turns text into markup or code.
+MARKUP = re.compile(
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|DOMParser|srcdoc|\.setHTML|"
+    r"\beval\b|new Function|javascript:|setAttribute\(\s*[\"']on|import\s*\("
+)
+ELSEWHERE = re.compile(r"(?:https?:)?//[\w.-]+\.\w+")
+IMPORTED = re.compile(r"^import .* from \"\./([\w.]+)\";$", re.MULTILINE)
+
+
+def named(path: Path) -> str:
+    return path.name
+
+
+async def test_the_page_is_served_with_a_strict_policy(home: House):
+    page = await home.http.get("/console/")
+
+    assert page.status_code == 200
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    policy = dict(each.split(" ", 1) for each in page.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert {policy[name] for name in ("script-src", "style-src", "connect-src")} == {"'self'"}
+    assert policy["frame-ancestors"] == policy["base-uri"] == policy["trusted-types"] == "'none'"
+    assert policy["require-trusted-types-for"] == "'script'"
+    assert "unsafe" not in page.headers["content-security-policy"]
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert page.headers["referrer-policy"] == "no-referrer"
+
+
+async def test_every_file_is_served_and_has_the_policy_too(home: House):
+    for name, file in read().items():
+        found = await home.http.get(f"/console/{name}")
+
+        assert (found.status_code, found.content) == (200, file.body), name
+        assert "content-security-policy" in found.headers
+
+
+async def test_files_travel_packed_where_that_is_understood(home: House):
+    packed = await home.http.get("/console/main.js", headers={"accept-encoding": "gzip"})
+    plain = await home.http.get("/console/main.js", headers={"accept-encoding": "identity"})
+
+    assert (packed.headers["content-encoding"], packed.headers["vary"]) == ("gzip", "accept-encoding")
+    assert "content-encoding" not in plain.headers
+    assert packed.content == plain.content
+    assert int(packed.headers["content-length"]) < int(plain.headers["content-length"]) / 2
+
+
+async def test_a_file_that_the_browser_has_is_not_sent_again(home: House):
+    first = await home.http.get("/console/main.js")
+    again = await home.http.get("/console/main.js", headers={"if-none-match": first.headers["etag"]})
+
+    assert (again.status_code, again.content) == (304, b"")
+
+
+async def test_the_address_without_a_slash_leads_to_the_page(home: House):
+    found = await home.http.get("/console")
+
+    assert (found.status_code, found.headers["location"]) == (307, "console/")
+
+
+@pytest.mark.parametrize("path", ["nothing.js", "..%2fpages.py", "%2e%2e/pages.py", "pages.py", "static/main.js"])
+async def test_nothing_but_its_files_is_served(home: House, path: str):
+    assert (await home.http.get(f"/console/{path}")).status_code == 404
+
+
+def test_all_of_it_is_small():
+    assert sum(path.stat().st_size for path in FILES) < MOST
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_nothing_that_others_wrote_can_become_markup(path: Path):
+    assert MARKUP.findall(path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_nothing_comes_from_elsewhere(path: Path):
+    names = [name for name in ELSEWHERE.findall(path.read_text()) if "www.w3.org" not in name]
+
+    assert names == []
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.suffix == ".html"], ids=named)
+def test_the_page_has_neither_scripts_nor_styles_of_its_own(path: Path):
+    text = path.read_text()
+
+    assert re.findall(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", text) == []
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=named)
+def test_scripts_import_what_is_there(path: Path):
+    text = path.read_text()
+    imported = IMPORTED.findall(text)
+
+    assert len(imported) == text.count("\nimport ") + text.startswith("import ")
+    assert [name for name in imported if not (STATIC / name).exists()] == []
+
+
+@pytest.mark.parametrize(
+    "code", ["a.innerHTML = b", "new Function(a)", 'import("./x.js")', "x.setAttribute('onclick', y)"]
+)
+def test_the_rule_on_markup_catches_what_it_is_for(code: str):
+    assert MARKUP.search(code)

@@ -1,0 +1,140 @@
+"""The data behind the console: who may have it, the plan, and a replay."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from omnibus.plan import Plan
+from omnibus.settings import StoreSettings
+from omnibus.store import Store
+from tests.unit.gateway.house import OMNI, VL, House, answered, error, events, house, image, text
+
+TOKEN = {"authorization": "Bearer secret"}
+DATA = [("GET", "/v1/console/plan"), ("GET", "/v1/console/events"), ("POST", "/v1/console/replay/x-0-0")]
+
+
+async def local(home: House, method: str, path: str, **more: Any) -> httpx.Response:
+    """As a client of this machine sends it."""
+    more["headers"] = {"host": "127.0.0.1:8000", **more.get("headers", {})}
+    return await home.http.request(method, path, **more)
+
+
+# Who may have it
+
+
+@pytest.mark.parametrize(("method", "path"), DATA)
+async def test_with_a_token_set_data_needs_it(tmp_path: Path, method: str, path: str):
+    async with house(tmp_path, admin_token="secret") as home:
+        without = await local(home, method, path)
+        wrong = await local(home, method, path, headers={"authorization": "Bearer guessed"})
+
+    assert (without.status_code, wrong.status_code) == (401, 401)
+    assert without.headers["www-authenticate"] == "Bearer"
+    assert "OMNIBUS_GATEWAY_ADMIN_TOKEN" in error(without)["message"]
+
+
+@pytest.mark.parametrize(("method", "path"), DATA)
+async def test_without_a_token_data_is_for_this_machine_alone(tmp_path: Path, method: str, path: str):
+    async with house(tmp_path, host="10.0.0.1") as home:
+        elsewhere = await local(home, method, path)
+    async with house(tmp_path) as home:
+        foreign = await local(home, method, path, headers={"origin": "https://example.com"})
+        renamed = await local(home, method, path, headers={"host": "example.com"})
+
+    assert [each.status_code for each in (elsewhere, foreign, renamed)] == [403, 403, 403]
+
+
+async def test_the_page_itself_needs_no_token(tmp_path: Path):
+    async with house(tmp_path, admin_token="secret") as home:
+        assert (await home.http.get("/console/")).status_code == 200
+
+
+# The plan
+
+
+@pytest.fixture
+async def store(valkey_url: str) -> Any:
+    made = Store(StoreSettings(url=valkey_url, prefix="console"))
+    yield made
+    await made.close()
+
+
+async def test_the_plan_is_told_with_what_changed_and_what_models_take_and_give(tmp_path: Path, store: Store):
+    async with house(tmp_path, store, admin_token="secret") as home:
+        home.serve(VL, OMNI)
+        second = home.router.plan
+        assert second is not None
+        first = Plan(1, 0, 999.0, {VL: second.models[VL]}, reason="declared")
+        await store.swap_plan(first)
+        await store.swap_plan(Plan(2, 0, 1000.0, second.models, reason="another model"))
+
+        told = (await local(home, "GET", "/v1/console/plan", headers=TOKEN)).json()
+
+    assert (told["plan"]["epoch"], told["plan"]["reason"], told["staged"]) == (2, "another model", None)
+    assert [f"model {OMNI}", "-", "served"] in told["changes"]
+    assert [each["epoch"] for each in told["history"]] == [2, 1]
+    assert told["history"][1]["reason"] == "declared"
+    assert told["models"][VL]["takes"] == ["text", "image", "video"]
+    assert told["models"][VL]["gives"] == ["text"]
+    assert told["models"][OMNI]["gives"] == ["text", "speech"]
+
+
+async def test_a_store_that_is_away_is_a_problem_and_not_a_fault(tmp_path: Path):
+    async with house(tmp_path, admin_token="secret") as home:
+        told = await local(home, "GET", "/v1/console/plan", headers=TOKEN)
+
+    assert told.status_code == 503
+    assert "store" in error(told)["message"]
+
+
+# Replay
+
+
+async def test_a_replay_says_where_it_runs_and_how_it_compares(tmp_path: Path):
+    async with house(tmp_path, admin_token="secret") as home:
+        await home.all_of(VL)
+        asked = await home.ask(content=[text("again")])
+        answered(asked)
+        id = asked.headers["x-request-id"]
+        await home.ended(id)
+
+        again = await local(home, "POST", f"/v1/console/replay/{id}", headers=TOKEN)
+
+    assert again.headers["content-type"].startswith("text/event-stream")
+    running, done = events(again)
+    assert (running["status"], running["replay_of"]) == ("running", id)
+    assert (done["status"], done["identical"], done["id"]) == ("done", True, running["id"])
+
+
+async def test_a_replay_may_take_another_path(tmp_path: Path):
+    async with house(tmp_path, admin_token="secret") as home:
+        await home.all_of(VL)
+        asked = await home.ask(content=[text("look"), image()], path="E>L")
+        answered(asked)
+        id = asked.headers["x-request-id"]
+        await home.ended(id)
+
+        again = await local(home, "POST", f"/v1/console/replay/{id}?path=EL", headers=TOKEN)
+
+    running, done = events(again)
+    assert (running["path"], done["identical"]) == ("EL", True)
+
+
+@pytest.mark.parametrize("query", ["to=2", "path=a%0d%0ab", "from=%c3%a9"])
+async def test_what_no_replay_knows_is_refused(tmp_path: Path, query: str):
+    async with house(tmp_path, admin_token="secret") as home:
+        found = await local(home, "POST", f"/v1/console/replay/x-0-0?{query}", headers=TOKEN)
+
+    assert (found.status_code, error(found)["param"]) == (400, query.partition("=")[0])
+
+
+async def test_a_replay_of_nothing_is_a_404(tmp_path: Path):
+    async with house(tmp_path, admin_token="secret") as home:
+        found = await local(home, "POST", "/v1/console/replay/nobody-0-0", headers=TOKEN)
+        bad = await local(home, "POST", "/v1/console/replay/a%20b", headers=TOKEN)
+
+    assert (found.status_code, bad.status_code) == (404, 404)
+    assert json.loads(found.content)["error"]["type"]
