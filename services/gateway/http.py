@@ -1,6 +1,7 @@
 """HTTP: a FastAPI application, and in front of it what models answer as plain ASGI; chat is the one hot path."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -39,6 +40,7 @@ class Frontend:
         dispatcher: Dispatcher,
         table: Table,
         apps: Apps | None = None,
+        guard: Callable[[ASGIApp], ASGIApp] | None = None,
     ) -> None:
         self._settings = settings
         self._chat = ChatRoute(settings, chat, apps.chats if apps is not None else None, table.draw)
@@ -46,6 +48,7 @@ class Frontend:
         self._dispatcher = dispatcher
         self._table = table
         self._apps = apps
+        self._guard = guard
 
     def application(self) -> ASGIApp:
         """Everything that this gateway answers."""
@@ -61,7 +64,7 @@ class Frontend:
             else:
                 await rest(scope, receive, send)
 
-        return application
+        return self._guard(application) if self._guard is not None else application
 
     def _fastapi(self) -> FastAPI:
         app = FastAPI(title="Omnibus", version=__version__, docs_url="/docs", redoc_url=None)

@@ -33,6 +33,9 @@ from services.gateway.route import Router, Ticket
 from services.gateway.running import Running
 from services.gateway.scope import Assignment
 from services.gateway.streams import ResultStream
+from services.gateway.tenancy import tenant as tenants
+from services.gateway.tenancy.admission import Admission, Grant
+from services.gateway.tenancy.costs import Cost
 
 #: Segments that one request may have, and nodes of one segment.
 SEGMENTS, NODES = 256, 512
@@ -50,6 +53,7 @@ class Runs:
         records: Records,
         keep: MediaKeep,
         loads: Loads,
+        admission: Admission | None = None,
     ) -> None:
         self.settings = settings
         self.router = router
@@ -58,6 +62,7 @@ class Runs:
         self.records = records
         self.kept = keep if records.full else None
         self.loads = loads
+        self.admission = admission
         self._numbers: dict[str, count[int]] = defaultdict(count)  # by the letters in ids, which apps may share
 
     def open(self, app: str, model: str = "", *, seed: int | None = None, pinned: str = "") -> "Run":
@@ -87,6 +92,10 @@ class Run:
         self._pinned = pinned
         self._holds = False
         self._counted: list[Counted] = []  # of each segment
+        self.tenant = tenants.current()
+        self.patient = False  # whether it waits for its turn as long as it has time, however many do
+        self._grant: Grant | None = None
+        self._costs: dict[int, Cost] = {}  # by the step of each segment, where tenants are admitted
 
     @property
     def seed(self) -> int:
@@ -128,6 +137,7 @@ class Run:
                 f"a request may have {SEGMENTS} segments of {NODES} calls each: loop less, or split the request"
             )
         check(segment)
+        await self.admit(segment, step)
         nodes = segment.nodes
         if marked(nodes):
             runs, name = self._runs, self._name(step)
@@ -151,6 +161,44 @@ class Run:
         return spread(self._number, site, salt / 2**64)
 
     # Segments
+
+    @property
+    def salt(self) -> str:
+        """Under which what is computed of this request's media is kept, and shared with others."""
+        settings = self._runs.settings
+        return self.tenant.salt(settings.salt, settings.isolate)
+
+    async def admit(self, segment: Segment, step: int = 0) -> None:
+        """Wait for this request's turn, once. Raises ``Overloaded``. Who then sends nothing has to ``withdraw``."""
+        admission = self._runs.admission
+        if admission is None:
+            return
+        assignment = self._runs.router.assign(segment.nodes, self.model)
+        cost = admission.costs.expect(assignment, segment.work)
+        if self._grant is None:
+            self._grant = await admission.enter(self.tenant, assignment, cost, self.left, self.patient)
+            if self.over:  # while it waited
+                self.withdraw()
+                raise self.failure or _over()
+        else:
+            self._grant.add(cost.seconds)
+        self._costs[step] = cost
+
+    def withdraw(self) -> None:
+        """Give the turn back: nothing is at work any more."""
+        if self._grant is not None:
+            self._grant.close(self._used())
+
+    def _used(self) -> float:
+        """GPU-seconds: what was answered by what it took, what was cut short as it was expected to take."""
+        admission, whole = self._runs.admission, 0.0
+        for running in self.segments:
+            cost = self._costs.get(running.invocation.step)
+            if cost is None or admission is None or isinstance(running.failure, Overloaded):
+                continue
+            answered = running.failure is None and all(stream.ended for stream in running.streams.values())
+            whole += admission.costs.used(cost, running) if answered else cost.seconds
+        return whole
 
     def ticket(self, segment: Segment) -> Ticket:
         """Take the next number among requests of this kind; it is this request's name from now on."""
@@ -251,6 +299,7 @@ class Run:
             else:
                 dispatcher.finish(running, status)
                 ended()
+        self.withdraw()
         if self._holds:
             self._runs.tensors.end(self.inputs)
 

@@ -34,6 +34,7 @@ from services.gateway.routes.table import Table
 from services.gateway.run import Runs
 from services.gateway.server import Server, server
 from services.gateway.spoken import Spoken
+from services.gateway.tenants import Tenancy
 from services.gateway.videos.service import Videos
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class GatewayService:
         self._server: Server | None = None
         self._router: Router | None = None
         self._loads: Loads | None = None
+        self._tenancy: Tenancy | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def startup(self) -> None:
@@ -79,7 +81,9 @@ class GatewayService:
         rules = FetchRules(allow_http=settings.allow_http, allow_private=settings.allow_private, ports=ports)
         fetcher = Fetcher(rules)
         loads = self._loads = Loads(router, self._bus, limit)
-        runs = Runs(settings, router, self._dispatcher, self._tensors, records, self._keep, loads)
+        tenancy = self._tenancy = Tenancy(settings, self._store, router)
+        await tenancy.startup(self._bus, lambda: self._announce("ready"))
+        runs = Runs(settings, router, self._dispatcher, self._tensors, records, self._keep, loads, tenancy.admission)
         chat = Chat(runs, fetcher, Spoken(self._store, self._files, settings.file_seconds))
         replayer = Replayer(router, self._dispatcher, self._tensors, records, self._keep)
         await self._bus.respond(subjects.REPLAY, replayer.respond, queue="gateways")
@@ -91,8 +95,10 @@ class GatewayService:
         self._videos = Videos(settings, self._store, runs)
         self._videos.startup()
         table = Table(runs, chat, self._files, self._videos)
-        self._listen(Frontend(settings, chat, router, self._dispatcher, table, self._apps))
-        log.info("gateway %s on http://%s:%d", gateway, settings.host, settings.port)
+        self._listen(Frontend(settings, chat, router, self._dispatcher, table, self._apps, tenancy.guard))
+        log.info(
+            "gateway %s on %s://%s:%d", gateway, "https" if settings.tls_cert else "http", settings.host, settings.port
+        )
 
     async def _follow_plan(self, router: Router) -> None:
         """Read each new epoch. Without a store the plan that is known stays in force."""
@@ -137,7 +143,7 @@ class GatewayService:
             listener = socket.create_server((settings.host, settings.port), backlog=2048)
         except OSError as error:
             raise Fatal(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
-        self._server = server(frontend.application())
+        self._server = server(frontend.application(), settings.tls_cert, settings.tls_key)
         self._tasks.append(asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener])))
 
     async def drain(self, seconds: float) -> None:
@@ -156,6 +162,8 @@ class GatewayService:
             await until_cancelled(task)
         if self._videos is not None:
             await self._videos.shutdown()
+        if self._tenancy is not None:
+            await self._tenancy.shutdown()
         if self._apps is not None:
             await self._apps.shutdown()
         if self._dispatcher is not None:

@@ -64,7 +64,7 @@ class Chats:
 
     async def _input(self, run: Run, request: ChatRequest) -> ChatInput:
         asked = await self._chat.understand(request, None)
-        return await self._chat.place(asked, run.inputs, run.deadline, MANY) if asked.bulky else asked.input
+        return await self._chat.place(asked, run.inputs, run.deadline, MANY, run.salt) if asked.bulky else asked.input
 
 
 def asked(record: AppRecord, body: bytes) -> ChatRequest:

@@ -21,7 +21,8 @@ from nats.micro.request import Request
 from nats.micro.service import EndpointConfig
 
 from omnibus.bus import Delivery, Handler, Responder, asking, subjects
-from omnibus.errors import BusUnavailable, DeadlineExceeded, Fatal, NotFound, ProtocolError, TooLarge
+from omnibus.bus.permissions import inbox
+from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, Fatal, NotFound, ProtocolError, TooLarge
 from omnibus.settings import BusSettings, public
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class NatsBus:
         connection = _Connection()
         options: dict[str, Any] = {"user": settings.user, "password": settings.password} if settings.user else {}
         if settings.tls_ca:
-            options["tls"] = ssl.create_default_context(cafile=settings.tls_ca)
+            options["tls"] = _tls(settings)
         try:
             async with asyncio.timeout(settings.connect_timeout):
                 await connection.connect(
@@ -105,7 +106,7 @@ class NatsBus:
                     pending_size=BUFFER,
                     allow_reconnect=True,
                     error_cb=_log_error,
-                    inbox_prefix=b"_INBOX",
+                    inbox_prefix=inbox(settings.user).encode(),
                     skip_subject_validation=True,
                     **options,
                 )
@@ -270,6 +271,17 @@ class NatsBus:
                 await self._nc.close()
         except (TimeoutError, nats.errors.Error, BusUnavailable):
             log.warning("NATS did not take the last messages before closing")
+
+
+def _tls(settings: BusSettings) -> ssl.SSLContext:
+    """Raises ``BadRequest`` for files that cannot be read."""
+    try:
+        context = ssl.create_default_context(cafile=settings.tls_ca)
+        if settings.tls_cert:
+            context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
+    except (OSError, ssl.SSLError) as error:
+        raise BadRequest(f"the files of OMNIBUS_BUS_TLS_CA, _CERT, _KEY cannot be used: {error}") from error
+    return context
 
 
 async def _log_error(error: Exception) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from omnibus import __version__
+from omnibus.cli import guarding
 from omnibus.errors import OmnibusError
 
 
@@ -35,7 +36,7 @@ def _command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
         return _app(options)
     if options.command == "plan":
         return _plan(options)
-    if options.command in ("models", "profile", "top"):
+    if options.command in ("models", "profile", "top", *guarding.COMMANDS):
         return _learn(options)
     from omnibus.cli import look
 
@@ -75,6 +76,8 @@ def _learn(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
         from omnibus.cli.profile import profile_model
 
         return profile_model(options)
+    if options.command in guarding.COMMANDS:
+        return guarding.command(options)
     from omnibus.cli.top import top
 
     return top(options)
@@ -92,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     _add_models(commands)
     _add_profile(commands)
+    guarding.add(commands)
     return parser
 
 

@@ -1,0 +1,73 @@
+"""Who may use control routes: one rule for all of them, by the admin token.
+
+| token set | gateway bound to | control routes that look or steer | those that bring code (apps) |
+|-----------|------------------|-----------------------------------|------------------------------|
+| yes       | anything         | with the token                    | with the token               |
+| no        | loopback         | open to clients of this machine   | closed                       |
+| no        | another address  | closed                            | closed                       |
+
+Where they are open, a request that a browser was made to send by a page of somewhere else is refused all the same.
+"""
+
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from omnibus.errors import Forbidden, Unauthorized
+from omnibus.settings import GatewaySettings
+
+_SET = "set OMNIBUS_GATEWAY_ADMIN_TOKEN at the gateway"
+
+
+class Admin:
+    """The one dependency of control routes. Header names are in lower case."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._token = settings.admin_token
+        self._host = settings.host
+
+    def known(self, authorization: str) -> bool:
+        """Whether the header is the operator's."""
+        return bool(self._token) and hmac.compare_digest(bearer(authorization).encode(), self._token.encode())
+
+    def require(self, headers: Mapping[str, str]) -> None:
+        """For what brings code. Raises ``Forbidden`` while there is no token, and ``Unauthorized`` without it."""
+        if not self._token:
+            raise Forbidden(f"apps cannot be changed here: {_SET}")
+        if not self.known(headers.get("authorization", "")):
+            raise Unauthorized("send the gateway's OMNIBUS_GATEWAY_ADMIN_TOKEN as `Authorization: Bearer <token>`")
+
+    def control(self, headers: Mapping[str, str]) -> None:
+        """For all other control routes. Raises as ``require``, but not on a machine's own gateway without a token."""
+        if self._token:
+            self.require(headers)
+        elif not loopback(self._host):
+            raise Forbidden(f"this gateway listens on {self._host}, so control routes are closed: {_SET}")
+        elif not _own(headers):
+            raise Forbidden(f"control routes are for clients of this machine: {_SET} to use them from elsewhere")
+
+
+def bearer(authorization: str) -> str:
+    """The token of an ``Authorization`` header; empty when it has none."""
+    scheme, _, given = authorization.partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else ""
+
+
+def loopback(host: str) -> bool:
+    """Whether nobody but this machine reaches ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _own(headers: Mapping[str, str]) -> bool:
+    """Not by a name that was made to mean this machine, and not by a page of another origin."""
+    called = headers.get("host", "")
+    if not loopback(urlsplit(f"//{called}").hostname or ""):
+        return False
+    origin = headers.get("origin", "")
+    return not origin or urlsplit(origin).netloc == called
