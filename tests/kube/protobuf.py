@@ -47,6 +47,7 @@ def _entry(body: bytes) -> tuple[bytes, bytes]:
 def _fields(body: bytes) -> Iterator[tuple[int, Any]]:
     at = 0
     while at < len(body):
+        value: Any
         key, at = _varint(body, at)
         match key & 7:
             case 0:

@@ -36,9 +36,9 @@ class Kubernetes:
         self._templates = Templates(settings.template)
         self._cluster = Cluster(settings)
         self._namespace = quote(self._cluster.namespace, safe="")
-        self._lease = Lease(self._cluster, settings.lease or settings.release)
+        self._lease = Lease(self._cluster, settings.lease or settings.release, self._owner)
         self._belongs = settings.owner
-        self._owner: Manifest | None = None
+        self._known: Manifest | None = None  # the owner
         self._found: dict[str, _Place] = {}  # by name
 
     @property
@@ -103,8 +103,12 @@ class Kubernetes:
         return listed.get("items") or []
 
     async def _made(self, wanted: Wanted) -> Manifest:
-        if self._belongs and self._owner is None:
+        return manifests.workload(self._templates.of(wanted), self._release, wanted, await self._owner())
+
+    async def _owner(self) -> Manifest | None:
+        """What all that is made here belongs to."""
+        if self._belongs and self._known is None:
             path = f"/api/v1/namespaces/{self._namespace}/configmaps/{quote(self._belongs, safe='')}"
             meta = (await self._cluster.call("GET", path))["metadata"]
-            self._owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": meta["name"], "uid": meta["uid"]}
-        return manifests.workload(self._templates.of(wanted), self._release, wanted, self._owner)
+            self._known = {"apiVersion": "v1", "kind": "ConfigMap", "name": meta["name"], "uid": meta["uid"]}
+        return self._known

@@ -8,7 +8,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -18,6 +18,8 @@ from services.planner.reconcile.cluster import Cluster, ClusterRefused
 
 log = logging.getLogger(__name__)
 
+#: Says what a Lease belongs to, as one of its ``ownerReferences``.
+Owner = Callable[[], Awaitable[dict[str, Any] | None]]
 #: Seconds that a holder who falls silent keeps it; that the holder itself believes in it; between two looks.
 HELD, BELIEVED, LOOK = 15.0, 10.0, 3.0
 _GONE = 404
@@ -26,10 +28,11 @@ _GONE = 404
 class Lease:
     """Who ``leads`` until ``BELIEVED`` seconds after it last said so. Clocks of other machines do not matter."""
 
-    def __init__(self, cluster: Cluster, name: str, me: str = "") -> None:
+    def __init__(self, cluster: Cluster, name: str, owner: Owner, me: str = "") -> None:
         self.me = me or f"{socket.gethostname()}_{secrets.token_hex(4)}"
         self._cluster = cluster
         self._name = name
+        self._owner = owner
         self._root = f"/apis/coordination.k8s.io/v1/namespaces/{quote(cluster.namespace, safe='')}/leases"
         self._until = 0.0
         self._seen: tuple[str, float] = ("", 0.0)  # the other's last word, and when it was first heard
@@ -59,7 +62,9 @@ class Lease:
         asked = time.monotonic()
         found = await self._find()
         if found is None:
-            made = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
+            owner = await self._owner()
+            meta = {"name": self._name, **({"ownerReferences": [owner]} if owner else {})}
+            made = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta}
             call = ("POST", self._root, {**made, "spec": self._spec({}, self.me)})
         elif self._free(found):
             call = ("PUT", f"{self._root}/{self._name}", {**found, "spec": self._spec(found["spec"], self.me)})

@@ -1,5 +1,7 @@
 """Of several planners one starts and stops executors, whatever their clocks say."""
 
+from typing import Any
+
 import pytest
 
 from omnibus.settings import KubernetesSettings
@@ -29,7 +31,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def both(settings: KubernetesSettings, clock: Clock) -> tuple[Lease, Lease]:
-    return Lease(Cluster(settings), "omnibus", "one"), Lease(Cluster(settings), "omnibus", "other")
+    async def nobody() -> None: ...
+
+    return Lease(Cluster(settings), "omnibus", nobody, "one"), Lease(Cluster(settings), "omnibus", nobody, "other")
 
 
 def holder(cluster: Api) -> str:
@@ -79,14 +83,22 @@ async def test_of_two_that_take_it_at_once_one_is_refused(both: tuple[Lease, Lea
     await one.take()
     await other.take()
     clock.now += leases.HELD + 1
-    seen = await one._find()
-    await other.take()
 
-    async def old() -> object:
-        return seen
-
-    one._find = old
     with pytest.raises(ClusterUnavailable, match="has been modified"):
-        await one.take()
+        await overtaken(one, other)
     assert not one.leads
     assert holder(cluster) == "other"
+
+
+async def overtaken(one: Lease, other: Lease) -> None:
+    """``one`` has looked, and before it takes the lease ``other`` does."""
+    find = one._find
+
+    async def slow() -> dict[str, Any] | None:
+        seen = await find()
+        await other.take()
+        return seen
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one, "_find", slow)
+        await one.take()
