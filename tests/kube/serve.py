@@ -20,12 +20,14 @@ TOKEN = "the token"
 
 
 class Door:
-    """What is between the wire and an ``Api``: ``refusals`` are answered first, but for leases; ``tokens`` were shown."""
+    """What is between the wire and an ``Api``: ``refusals`` are answered first, but for leases; ``tokens`` were shown;
+    who asks for what is ``forbidden``, by a part of its path, may not."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
         self.refusals: list[tuple[int, bytes]] = []
         self.tokens: set[str] = set()
+        self.forbidden: set[str] = set()
         self._one = threading.Lock()
 
     def answer(self, method: str, target: str, headers: Any, body: bytes) -> tuple[int, bytes]:
@@ -35,6 +37,8 @@ class Door:
             return self.refusals.pop(0)
         if told != f"Bearer {TOKEN}":
             return 401, json.dumps({"message": "Unauthorized"}).encode()
+        if any(part in asked.path for part in self.forbidden):
+            return 403, json.dumps({"message": f"{asked.path} is forbidden"}).encode()
         with self._one:
             media = headers.get("content-type", "")
             status, found = self.api.answer(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from omnibus.errors import OmnibusError
 from omnibus.wanted import Kind, Wanted
 
 
@@ -27,8 +28,12 @@ class Backend(Protocol):
     def leads(self) -> bool:
         """Whether this planner may change anything: of several, one does."""
 
+    @property
+    def trouble(self) -> OmnibusError | None:
+        """Why it cannot be told who does."""
+
     async def lead(self, tell: Callable[[], None]) -> None:
-        """See to it until cancelled; ``tell`` is called when ``leads`` changes."""
+        """See to it until cancelled; ``tell`` is called when ``leads`` changes, and trouble comes or goes."""
 
     def mark(self, wanted: Wanted) -> str:
         """What ``Running.mark`` of these executors is."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import quote
 
+from omnibus.errors import OmnibusError
 from omnibus.settings import KubernetesSettings
 from omnibus.wanted import Wanted
 from services.planner.reconcile import manifests
@@ -44,6 +45,10 @@ class Kubernetes:
     @property
     def leads(self) -> bool:
         return self._lease.leads
+
+    @property
+    def trouble(self) -> OmnibusError | None:
+        return self._lease.trouble
 
     async def lead(self, tell: Callable[[], None]) -> None:
         await self._lease.run(tell)

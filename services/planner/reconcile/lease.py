@@ -35,6 +35,8 @@ class Lease:
         self._owner = owner
         self._root = f"/apis/coordination.k8s.io/v1/namespaces/{quote(cluster.namespace, safe='')}/leases"
         self._until = 0.0
+        #: Why nobody can tell who leads; None while somebody can.
+        self.trouble: OmnibusError | None = None
         self._seen: tuple[str, float] = ("", 0.0)  # the other's last word, and when it was first heard
 
     @property
@@ -42,16 +44,19 @@ class Lease:
         return time.monotonic() < self._until
 
     async def run(self, tell: Callable[[], None]) -> None:
-        """Take and keep it until cancelled, then let it go; ``tell`` is called when it comes or goes."""
+        """Take and keep it until cancelled, then let it go; ``tell`` is called when it or trouble comes or goes."""
         try:
             while True:
-                led = self.leads
+                before = (self.leads, self.trouble is None)
                 try:
                     await self.take()
+                    self.trouble = None
                 except OmnibusError as error:
                     log.warning("the lease %s: %s", self._name, error)
-                if led != self.leads:
+                    self.trouble = error
+                if before[0] != self.leads:
                     log.info("this planner %s", "starts and stops executors" if self.leads else "leads no more")
+                if before != (self.leads, self.trouble is None):
                     tell()
                 await asyncio.sleep(LOOK)
         finally:

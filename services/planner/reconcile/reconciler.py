@@ -90,11 +90,7 @@ class Reconciler:
         while True:
             self._changed.clear()
             try:
-                if self._backend.leads:
-                    await self._reconcile()
-                    await self._tell("", 0.0)
-                else:
-                    self._told = None  # from now on another one says what is wrong
+                await self._work_once()
                 wait, pause = self._backend.resync, AGAIN
             except OmnibusError as error:
                 wait, pause = pause, min(2 * pause, LONGEST)
@@ -104,6 +100,17 @@ class Reconciler:
                     await self._changed.wait()
             except TimeoutError:
                 continue
+
+    async def _work_once(self) -> None:
+        if self._backend.leads:
+            await self._reconcile()
+            await self._tell("", 0.0)
+        elif self._backend.trouble is not None:
+            raise self._backend.trouble
+        elif self._told:
+            await self._tell("", 0.0)
+        else:
+            self._told = None  # what is wrong is for the one that leads to say
 
     async def _reconcile(self) -> None:
         """Do all that can be done while this planner leads; the first failure is raised at the end."""

@@ -2,13 +2,18 @@
 
 import json
 
+import msgspec
 import pytest
 
 from omnibus import metrics, settings
 from omnibus.bus import permissions
+from omnibus.plan import Plan
+from omnibus.wanted import Kind, Wanted, wanted
+from services.planner import declare
 from tests.kube import schemas
 from tests.kube import values as known
-from tests.unit.chart.shapes import SHAPES, Renders, env, of, pods, templates, values, whole
+from tests.kube.helm import Values
+from tests.unit.chart.shapes import DECLARED, SHAPES, Renders, env, of, pods, templates, values, whole
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -155,3 +160,27 @@ def test_options_may_differ_from_their_service(rendered: Renders):
     assert found["llm"]["spec"]["template"]["spec"]["nodeSelector"] == {"pool": "a"}
     assert found["q/L"]["spec"]["template"]["spec"]["nodeSelector"] == {"pool": "a", "gpu": "{gpu}"}
     assert env(found["q/L"]["spec"]["template"])["A"] == "1"
+
+
+def test_options_that_the_planner_does_not_run_are_told_the_same(rendered: Renders):
+    made = of(rendered(values("values-gpu.yaml", models=DECLARED, executors__scaling="none")), "Deployment").values()
+
+    found = {env(each["spec"]["template"]).get("OMNIBUS_EXECUTOR_OPTION"): each for each in made}
+    for kind, asked in declarations(DECLARED).items():
+        told = {name: value for name, value in asked.env.items() if name not in UNSAID}
+        assert env(found[kind.option]["spec"]["template"]).items() >= told.items()
+        assert found[kind.option]["spec"]["replicas"] == asked.replicas
+    limits = found["L"]["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+    told = env(found["L"]["spec"]["template"])
+    assert limits == {"memory": "64Gi", "nvidia.com/gpu": "2"}
+    assert (told["OMNIBUS_EXECUTOR_DEVICE"], told["OMNIBUS_VLLM_TENSOR_PARALLEL"]) == ("cuda", "2")
+
+
+#: What an executor of a family knows by itself, and the mark of one plan among several.
+UNSAID = {"OMNIBUS_EXECUTOR_ORIGIN", "OMNIBUS_EXECUTOR_TASKS", "OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_CONTEXT"}
+
+
+def declarations(models: Values) -> dict[Kind, Wanted]:
+    """What a planner would have executors be."""
+    known = msgspec.convert(models, declare.Declarations)
+    return wanted(Plan(1, 0, 0.0, declare.plans(known.models)))

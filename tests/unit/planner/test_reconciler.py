@@ -17,7 +17,7 @@ from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, KubernetesSettings, StoreSettings
 from omnibus.store import Store
 from omnibus.wanted import wanted
-from services.planner.reconcile import Kubernetes, Reconciler, manifests
+from services.planner.reconcile import Kubernetes, Reconciler, lease, manifests
 from tests.kube.api import Object
 from tests.kube.serve import Door
 from tests.unit.planner.test_kubernetes import cluster, door, settings
@@ -212,6 +212,30 @@ async def test_a_refusal_is_said_and_tried_again(site: Site):
     await until(said)
     await site.until(L=1)
     await until(quiet)
+
+
+async def test_a_planner_that_cannot_find_out_who_leads_says_so_and_changes_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(lease, "LOOK", 0.1)
+    await until_cancelled(site.work)
+    site.door.forbidden.add("/leases")
+    site.work = await site.reconciler()
+    await site.store.swap_plan(plan(1, L=1))
+
+    async def said() -> bool:
+        return "leases/omnibus is forbidden" in str(await site.store.problems())
+
+    async def quiet() -> bool:
+        return not await site.store.problems()
+
+    await until(said)
+    there = site.there
+    site.door.forbidden.clear()
+    await site.until(L=1)
+    await until(quiet)
+
+    assert there == {}
 
 
 async def test_one_workload_that_is_refused_stops_no_other(site: Site):
