@@ -189,6 +189,10 @@ class KubernetesSettings(Settings, frozen=True):
     template: str = ""
     #: Tells the executors of one Omnibus from those of others in the namespace; begins their names.
     release: str = "omnibus"
+    #: ConfigMap that workloads belong to: when it goes, they go. Empty: they stay until somebody deletes them.
+    owner: str = ""
+    #: Lease that the one planner holds which starts and stops executors; empty: the release's name.
+    lease: str = ""
     timeout: float = 10.0  # seconds per request
     #: Seconds between two looks at what runs when nothing changes.
     resync: float = 30.0
