@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from omnibus_models.world import scenes
+from omnibus_models.world import looking, scenes
 from tests.e2e.system import ROOT
 from tests.unit.models import files
 
@@ -30,17 +31,22 @@ def demo(tmp_path: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_the_demo_names_and_speaks_what_it_is_shown_and_shows_the_way(tmp_path: Path):
-    done = demo(tmp_path)
+def test_the_demo_names_and_speaks_what_it_is_shown_draws_what_it_is_told_and_shows_the_way(tmp_path: Path):
+    done = demo(tmp_path, "--seed", "1")
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     with wave.open(str(tmp_path / "answer.wav")) as file:
         assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 24_000)
     assert "What do you see and hear?" in done.stdout
-    (right,) = re.findall(r"^the right answer is: (.+)$", done.stdout, re.MULTILINE)
+    (right,) = re.findall(r"^what was drawn and played: (.+): right$", done.stdout, re.MULTILINE)
     assert right in done.stdout.splitlines()
-    assert re.findall(r"^a listener without a model hears in .+: (.+)$", done.stdout, re.MULTILINE) == [right]
+    assert f"who knows the tones and is no model hears: {right}: the same" in done.stdout
+    (wish,) = re.findall(r"^asking qwen-image-world to draw: (.+)$", done.stdout, re.MULTILINE)
+    assert f"who looks at its pixels and is no model sees: {wish}: right" in done.stdout
+    assert f"qwen2.5-omni-world sees: {wish}: right" in done.stdout
+    seen = looking.seen(np.asarray(Image.open(tmp_path / "answer.png")))
+    assert seen == scenes.said(wish)
     assert re.search(r"first sound after [\d.]+ s", done.stdout)
     for component in ("vision", "audio", "thinker", "talker", "vocoder"):
         assert re.search(rf"\[\d\] {component} +on qwen2_5-omni-world-\w+-0", done.stdout)
@@ -56,7 +62,8 @@ def test_the_demo_takes_a_picture_and_a_question_of_ones_own(tmp_path: Path):
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "What do you see?" in done.stdout
-    assert "the right answer is" not in done.stdout  # nobody knows it
+    assert "what was drawn and played" not in done.stdout  # nobody knows it
+    assert "qwen-image-world" not in done.stdout
 
 
 def test_the_demo_runs_random_weights_as_well(tmp_path: Path):

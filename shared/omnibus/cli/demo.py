@@ -1,4 +1,4 @@
-"""``omnibus demo``: one request with a picture, a sound and a question, answered in text and speech."""
+"""``omnibus demo``: a picture, a sound and a question are answered in text and speech, then a picture is drawn."""
 
 import argparse
 import asyncio
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibus import catalog
-from omnibus.cli import samples, world
+from omnibus.cli import drawing, samples, world
 from omnibus.cli.look import describe, read
 from omnibus.errors import BadRequest
 from omnibus.up.logs import Log
@@ -35,20 +35,22 @@ async def demo(options: argparse.Namespace) -> int:
     if options.model not in chatting:
         raise BadRequest(f"the demo runs {' or '.join(chatting)}, not {options.model}")
     trained, speaks = options.model in catalog.WORLD, speaking[options.model]
-    shown = await _shown(options) if trained else world.Sample(samples.picture(), samples.sound(), "")
+    shown = await _shown(options) if trained else world.Sample(samples.picture(), samples.sound())
     content = _content(options, speaks, shown)
     _say(_TRAINED if trained else _RANDOM)
     began = time.monotonic()
     _say("starting NATS, Valkey, the services and the model ...")
-    declared = await tiny_models([options.model])
+    declared = await tiny_models([options.model, *([drawing.MODEL] if shown.wish else [])])
     log = io.StringIO()
     try:
         async with Stack(declared, log=Log(log), passing=True) as stack:
             took = time.monotonic() - began
             _say(f"up after {took:.1f} s: {len(stack.supervisor.pids)} processes, API at {stack.url}/v1\n")
-            id = await asyncio.to_thread(_ask, stack.url, options, content, speaks)
+            id, answer = await asyncio.to_thread(_ask, stack.url, options, content, speaks)
             if trained and speaks:
-                await _judge(options, shown.answer)
+                await _judge(options, shown.answer, answer)
+            if shown.wish:
+                await drawing.show(stack.url, shown.wish, options.model, Path(options.out).with_suffix(".png"))
             await _explain(stack, id)
     except BaseException:
         print(log.getvalue())
@@ -58,24 +60,26 @@ async def demo(options: argparse.Namespace) -> int:
 
 
 _RANDOM = "Omnibus demo. Real services and architectures, tiny random weights: expect gibberish, not sense.\n"
-_TRAINED = """Omnibus demo. Real services and architectures; a tiny model that has learnt a small world: coloured shapes
-that it sees, tones that it hears, and a language of tones that it speaks.
+_TRAINED = """Omnibus demo. Real services and architectures; tiny models that have learnt a small world: coloured
+shapes to see and to draw, tones to hear, and a language of tones to speak.
 """
 
 
 async def _shown(options: argparse.Namespace) -> world.Sample:
-    """A scene and tones that the model has never met, with the right answer unless something else is asked."""
+    """A scene and tones that the model has never met; what is right is known unless something else is asked."""
     with tempfile.TemporaryDirectory() as directory:
-        made = await world.sample(Path(directory))
+        made = await world.sample(Path(directory), options.seed)
     own = options.image or options.audio or options.video or options.prompt != PROMPT
-    return made._replace(answer="") if own else made
+    return world.Sample(made.picture, made.sound) if own else made
 
 
-async def _judge(options: argparse.Namespace, answer: str) -> None:
-    """What the answer should have been, and what its sound says to somebody who is no model."""
-    if answer:
-        _say(f"the right answer is: {answer}")
-    _say(f"a listener without a model hears in {options.out}: {await world.told(Path(options.out))}")
+async def _judge(options: argparse.Namespace, right: str, answer: str) -> None:
+    """Whether the answer is right, and what its sound says to somebody who is no model."""
+    heard = await world.told(Path(options.out))
+    if right:
+        _say(f"what was drawn and played: {right}: {world.verdict(answer == right)}")
+    same = "the same" if heard == answer else "something else"
+    _say(f"who knows the tones and is no model hears: {heard}: {same}")
 
 
 def _say(text: str) -> None:
@@ -111,8 +115,8 @@ def _data_url(mime: str, data: bytes) -> str:
     return f"data:{mime};base64,{base64.b64encode(data).decode()}"
 
 
-def _ask(url: str, options: argparse.Namespace, content: list[dict[str, Any]], speaks: bool) -> str:
-    """Send the request with the openai client, print the answer as it streams; returns the invocation's id."""
+def _ask(url: str, options: argparse.Namespace, content: list[dict[str, Any]], speaks: bool) -> tuple[str, str]:
+    """Send the request with the openai client, print the answer as it streams; the invocation's id and the answer."""
     import openai
 
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
@@ -124,10 +128,10 @@ def _ask(url: str, options: argparse.Namespace, content: list[dict[str, Any]], s
     try:
         wanted |= _length(options.model, speaks)
         stream = client.chat.completions.create(**wanted, stream=True)
-        _print_stream(stream, began, Path(options.out))
+        answer = _print_stream(stream, began, Path(options.out))
     except openai.APIStatusError as error:
         raise BadRequest(f"the gateway answered {error.status_code}: {error.message}") from error
-    return str(stream.response.headers["x-request-id"])
+    return str(stream.response.headers["x-request-id"]), answer
 
 
 def _length(model: str, speaks: bool) -> dict[str, Any]:
@@ -138,27 +142,27 @@ def _length(model: str, speaks: bool) -> dict[str, Any]:
     return {"max_tokens": TOKENS, "temperature": 0.7, "seed": 1, "extra_body": {"ignore_eos": True}, **speech}
 
 
-def _print_stream(stream: Any, began: float, out: Path) -> None:
-    sound = bytearray()
+def _print_stream(stream: Any, began: float, out: Path) -> str:
+    """Print text as it comes and keep the sound; returns the text."""
+    sound, text = bytearray(), ""
     first: dict[str, float] = {}
     last_text = 0.0
-    shown = 0
     for chunk in stream:
         delta = chunk.choices[0].delta if chunk.choices else None
         if delta is not None and delta.content:
             last_text = time.monotonic() - began
             first.setdefault("text", last_text)
-            if shown < SHOWN:
-                print(delta.content, end="", flush=True)
-            shown += len(delta.content)
+            print(delta.content[: max(0, SHOWN - len(text))], end="", flush=True)
+            text += delta.content
         if delta is not None and (audio := getattr(delta, "audio", None)) and audio.data:
             first.setdefault("sound", time.monotonic() - began)
             sound += base64.b64decode(audio.data)
-    _say(f" … and {shown - SHOWN} more characters" if shown > SHOWN else "")
+    _say(f" … and {len(text) - SHOWN} more characters" if len(text) > SHOWN else "")
     _say(f"\nfirst text after {first.get('text', 0):.2f} s, last text after {last_text:.2f} s")
     if sound:
         out.write_bytes(sound)
         _say(f"first sound after {first['sound']:.2f} s; all of it is in {out} ({len(sound)} bytes)")
+    return text
 
 
 async def _explain(stack: Stack, id: str) -> None:

@@ -13,22 +13,28 @@ _COLUMNS = 32  # of a picture in a terminal
 
 
 class Sample(NamedTuple):
-    """A PNG and a WAV file, and the right words for both."""
+    """A PNG and a WAV file, the right words for both, and words for another picture."""
 
     picture: bytes
     sound: bytes
-    answer: str
+    answer: str = ""
+    wish: str = ""
 
 
-async def sample(directory: Path) -> Sample:
-    """Something that no training saw, another time something else. ``directory`` takes the files."""
-    answer = await _run("make", str(directory))
-    return Sample((directory / "seen.png").read_bytes(), (directory / "heard.wav").read_bytes(), answer)
+async def sample(directory: Path, seed: int | None) -> Sample:
+    """Something that no training saw; without a ``seed`` another time something else. ``directory`` takes the files."""
+    chosen = [] if seed is None else ["--seed", str(seed)]
+    answer, wish = (await _run("make", str(directory), *chosen)).splitlines()
+    return Sample((directory / "seen.png").read_bytes(), (directory / "heard.wav").read_bytes(), answer, wish)
 
 
 async def told(file: Path) -> str:
     """What a picture shows or a sound says."""
     return await _run("tell", str(file))
+
+
+def verdict(right: bool) -> str:
+    return "right" if right else "wrong"
 
 
 def mosaic(picture: bytes) -> str:

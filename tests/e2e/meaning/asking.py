@@ -20,7 +20,7 @@ OMNI, PAINTER = "qwen2.5-omni-world", "qwen-image-world"
 #: Right answers of a hundred that are enough.
 ENOUGH = 0.95
 _AT_ONCE = 8
-_STEPS = 8
+_STEPS, _GUIDANCE = 8, 4.0
 
 T = TypeVar("T")
 
@@ -40,24 +40,16 @@ async def ask(http: httpx.AsyncClient, talk: Talk, seed: int, voice: str = "", p
         content.append(_image(scenes.png(scenes.drawn(talk.scene, random))))
     if talk.tones:
         content.append(_audio(sounds.wav(sounds.played(list(talk.tones), random), sounds.HEARD_RATE)))
-    if talk.speech:
-        content.append(_audio(sounds.wav(sounds.spoken(talk.speech), sounds.SPOKEN_RATE)))
     text = [{"type": "text", "text": talk.question}]
     system = [{"role": "system", "content": talk.system}] if talk.system else []
     said = [*text, *content] if talk.after else [*content, *text]
     return await chat(http, [*system, {"role": "user", "content": said}], voice, path)
 
 
-async def look(http: httpx.AsyncClient, picture: bytes, question: str) -> str:
+async def look(http: httpx.AsyncClient, picture: bytes, question: str, voice: str = "") -> Answer:
     """The answer to a ``question`` about a PNG file."""
     content = [_image(picture), {"type": "text", "text": question}]
-    return (await chat(http, [{"role": "user", "content": content}])).text
-
-
-async def hear(http: httpx.AsyncClient, sound: np.ndarray, question: str) -> str:
-    """The answer to a ``question`` about what was spoken, [n] at 24 kHz."""
-    content = [_audio(sounds.wav(sound, sounds.SPOKEN_RATE)), {"type": "text", "text": question}]
-    return (await chat(http, [{"role": "user", "content": content}])).text
+    return await chat(http, [{"role": "user", "content": content}], voice)
 
 
 async def chat(http: httpx.AsyncClient, messages: list[Any], voice: str = "", path: str = "") -> Answer:
@@ -72,10 +64,11 @@ async def chat(http: httpx.AsyncClient, messages: list[Any], voice: str = "", pa
 
 async def paint(http: httpx.AsyncClient, prompt: str, seed: int, **more: Any) -> np.ndarray:
     """A picture of what is told, uint8 [64, 64, 3]."""
-    wish = {"prompt": prompt, "width": scenes.SIDE, "height": scenes.SIDE, "steps": _STEPS, "seed": seed, **more}
-    answer = await http.post("/v1/apps/painter/invoke", json=wish)
+    wish = {"model": PAINTER, "prompt": prompt, "size": "64x64", "steps": _STEPS, "guidance": _GUIDANCE, "seed": seed}
+    answer = await http.post("/v1/images/generations", json={**wish, **more})
     assert answer.status_code == 200, answer.text
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(answer.json()[0]))))
+    [made] = answer.json()["data"]
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(made["b64_json"]))))
 
 
 async def some_at_once(each: Sequence[Awaitable[T]], most: int = _AT_ONCE) -> list[T]:

@@ -1,15 +1,12 @@
 """The trained models of the small world, apart and together: one that sees, hears and speaks, and one that draws."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from omnibus_models import world
 from tests.e2e.meaning.asking import OMNI, PAINTER
 from tests.e2e.system import System, declaration, running
-
-GALLERY = Path(__file__).parent / "gallery"
 
 
 @pytest.fixture(scope="package")
@@ -18,8 +15,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         OMNI: declaration("qwen2_5_omni", world.checkpoint("qwen2_5_omni")),
         PAINTER: declaration("qwen_image", world.checkpoint("qwen_image")),
     }
-    app = ("--apps-dir", str(GALLERY), "--app", str(GALLERY / "painter.py"))
-    with running(tmp_path_factory.mktemp("house"), models, *app) as system:
+    with running(tmp_path_factory.mktemp("house"), models) as system:
         yield system
 
 

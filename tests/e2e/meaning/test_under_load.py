@@ -37,7 +37,7 @@ async def test_each_of_many_at_once_is_answered_for_its_own_scene(house: System)
 
 
 def _one(http: httpx.AsyncClient, scene: scenes.Scene, place: int) -> Awaitable[tuple[str, str]]:
-    """What came and what should have: text, text and speech, a picture, or what is written down of speech."""
+    """What came and what should have: text, text and speech, a picture, or what was to be repeated."""
     tones = TONES[place % len(TONES)]
     match place % 4:
         case 0:
@@ -47,7 +47,7 @@ def _one(http: httpx.AsyncClient, scene: scenes.Scene, place: int) -> Awaitable[
         case 2:
             return _drawn(http, scene, place)
         case _:
-            return _written(http, talks.write_down(scene.caption), place)
+            return _written(http, talks.say(scene.caption), place)
 
 
 async def _written(http: httpx.AsyncClient, talk: talks.Talk, seed: int) -> tuple[str, str]:
