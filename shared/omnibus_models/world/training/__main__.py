@@ -26,12 +26,12 @@ class Part(NamedTuple):
 
 SPEAKING, PAINTING = ("thinker", "talker", "bands", "sound"), ("vae", "painter")
 _STEPS = {
-    "thinker": thinker.STEPS,
+    "thinker": sum(stage.until for stage in thinker.STAGES),
     "talker": talker.STEPS,
     "bands": vocoder.STEPS,
     "sound": vocoder.SOUND_STEPS,
     "vae": vae.STEPS,
-    "painter": painting.STEPS,
+    "painter": painting.STEPS + painting.POLISHING,
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-_WARM = 100  # steps until the rate is whole
+WARM = 100  # steps until the rate is whole
 _LEAST = 0.02  # of the rate is left at the end
 _CLIPPED = 1.0
 _DECAY = 0.01
@@ -18,12 +18,12 @@ _MUON = 10.0  # times the rate of AdamW: its steps are measured otherwise
 
 def train(
     name: str, parameters: Iterable[nn.Parameter], loss: Callable[[int], Tensor], steps: int, rate: float = 2e-3,
-    matrices: Iterable[nn.Parameter] = (),
+    matrices: Iterable[nn.Parameter] = (), until: int | None = None, warm: int = WARM,
 ) -> None:  # fmt: skip
     """Take ``steps`` down the ``loss`` of each step; the loss is printed now and then.
 
     Those of the ``parameters`` that are among ``matrices`` are learnt by Muon, which needs fewer steps for layers of
-    transformers.
+    transformers. The rates fall as for all ``steps``, also when there are only those ``until`` another one.
     """
     learned = [parameter.requires_grad_() for parameter in parameters]
     turned = {id(matrix) for matrix in matrices}
@@ -35,9 +35,9 @@ def train(
     if turned:
         whole = [each for each in learned if id(each) in turned]
         optimizers.append(torch.optim.Muon(whole, lr=_MUON * rate, weight_decay=_DECAY))
-    schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: _share(step, steps)) for each in optimizers]
+    schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: _share(step, steps, warm)) for each in optimizers]
     began, told = time.monotonic(), 0.0
-    for step in range(steps):
+    for step in range(until or steps):
         for parameter in learned:
             parameter.grad = None
         found = loss(step)
@@ -65,9 +65,9 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _share(step: int, steps: int) -> float:
-    warm = min(1.0, (step + 1) / _WARM)
-    return warm * (_LEAST + (1 - _LEAST) * 0.5 * (1 + math.cos(math.pi * step / steps)))
+def _share(step: int, steps: int, warm: int) -> float:
+    rising = min(1.0, (step + 1) / warm)
+    return rising * (_LEAST + (1 - _LEAST) * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
 def spread(module: nn.Module, seed: int) -> None:

@@ -30,7 +30,7 @@ class Sounds:
     words: Sequence[str]
 
 
-def pictures(of: Sequence[Scene], count: int, seed: int, wild: float = 1.0) -> Pictures:
+def pictures(of: Sequence[Scene], count: int, seed: int, wild: float = scenes.WILD) -> Pictures:
     """``count`` pictures, all scenes equally often; see ``scenes.drawn``."""
     random = np.random.default_rng(seed)
     chosen = [of[index % len(of)] for index in range(count)]

@@ -10,7 +10,7 @@ from omnibus_models.world import omni, scenes, sounds
 from omnibus_models.world.training import loop, thinker
 from omnibus_models.world.training.thinker import Batch
 
-STEPS, BATCH, RATE = 800, 32, 2e-3
+STEPS, BATCH, RATE = 500, 32, 2e-3
 
 
 class Lesson:
@@ -67,7 +67,7 @@ def spoken(talker: Any, inputs: Tensor, positions: Tensor) -> Tensor:
 def learn(model: Any, seed: int, steps: int = STEPS) -> None:
     """Train the talker of ``model``, whose thinker is trained already."""
     loop.spread(model.talker, seed)
-    teacher, lesson = thinker.Teacher(model, scenes.known(), seed + 1, (2000, 300)), Lesson(model, seed)
+    teacher, lesson = thinker.Teacher(model, scenes.known(), seed + 1, (1000, 200)), Lesson(model, seed)
 
     def loss(step: int) -> Tensor:
         inputs, positions, labels = lesson.of(teacher.batch(BATCH))
@@ -75,7 +75,7 @@ def learn(model: Any, seed: int, steps: int = STEPS) -> None:
         hidden = spoken(model.talker, inputs, positions)
         return nn.functional.cross_entropy(model.talker.codec_head(hidden[said]), labels[said])
 
-    loop.train("talker", model.talker.parameters(), loss, steps, RATE, loop.layers(model.talker))
+    loop.train("talker", model.talker.parameters(), loss, steps, RATE)
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """To see, to hear and to answer: encoders and thinker learn together from the next word of right answers."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +17,37 @@ from omnibus_models.world.scenes import Scene
 from omnibus_models.world.talks import Talk
 from omnibus_models.world.training import loop, pools
 
-STEPS, BATCH, RATE = 1600, 48, 2e-3
+BATCH, RATE = 48, 2e-3
 _PARTS = 3  # of a batch
 _PICTURES, _TONES = 8_000, 1_000
+
+
+class Stage(NamedTuple):
+    """Steps of the training: it ends after ``until`` of them, as if there were as many as ``steps``.
+
+    ``wild`` are the pictures, ``shares`` say how often each kind of question is asked, ``sizes`` how many pictures and
+    sounds there are; with ``muon`` matrices are learnt by Muon.
+    """
+
+    steps: int
+    until: int
+    wild: float
+    shares: Mapping[str, float]
+    sizes: tuple[int, int] = (_PICTURES, _TONES)
+    muon: bool = False
+    warm: int = loop.WARM
+
+
+_SHAPES = {
+    "see": 0.36, "hear": 0.08, "both": 0.18, "colour": 0.03, "shape": 0.14, "count": 0.03, "place": 0.02,
+    "ground": 0.02, "is": 0.06, "say": 0.04, "read": 0.04,
+}  # fmt: skip
+#: First colours, places, numbers and tones, then shapes as well, which take longest.
+STAGES = (
+    Stage(1600, 900, 1.0, talks.SHARES, muon=True),
+    Stage(1100, 300, scenes.WILD, _SHAPES),
+    Stage(350, 350, scenes.WILD, _SHAPES, (4000, 400), warm=20),
+)
 
 
 @dataclass(frozen=True)
@@ -51,15 +79,21 @@ class Teacher:
     """Asks, and knows the answers. ``of`` are the scenes that it shows."""
 
     def __init__(
-        self, model: Any, of: Sequence[Scene], seed: int, sizes: tuple[int, int] = (_PICTURES, _TONES)
+        self,
+        model: Any,
+        of: Sequence[Scene],
+        seed: int,
+        sizes: tuple[int, int] = (_PICTURES, _TONES),
+        wild: float = scenes.WILD,
+        shares: Mapping[str, float] = talks.SHARES,
     ) -> None:
         with tempfile.TemporaryDirectory() as directory:
             omni.save(omni.build(seed), Path(directory))
             self._hearing = qwen2_5_omni.FAMILY.load("audio", Path(directory))
             self._reader = qwen2_5_omni.Thinker(model.thinker, Path(directory), model.config.talker_config)
-        self._of, self._random = of, np.random.default_rng(seed)
+        self._shares, self._random = shares, np.random.default_rng(seed)
         self._generator = torch.Generator().manual_seed(seed)
-        self._pictures = pools.pictures(of, sizes[0], seed)
+        self._pictures = pools.pictures(of, sizes[0], seed, wild)
         self._tones = pools.tones(self._hearing, sizes[1], seed)
         config = model.thinker.config
         self._placeholders = {"image": config.image_token_id, "audio": config.audio_token_id}
@@ -80,7 +114,7 @@ class Teacher:
 
     def _questions(self, count: int, kind: str = "") -> list[Question]:
         chosen = (
-            [kind] * count if kind else self._random.choice(list(talks.SHARES), count, p=list(talks.SHARES.values()))
+            [kind] * count if kind else self._random.choice(list(self._shares), count, p=list(self._shares.values()))
         )
         shown = self._random.integers(len(self._pictures.scenes), size=count)
         heard = self._random.integers(len(self._tones.words), size=count)
@@ -173,17 +207,28 @@ def _unsure(thinker: Any, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(said, batch.labels[asked], reduction="sum")
 
 
-def learn(model: Any, seed: int, steps: int = STEPS) -> None:
-    """Train the thinker of ``model`` with its encoders."""
+def learn(model: Any, seed: int) -> None:
+    """Train the thinker of ``model`` with its encoders, stage by stage."""
     loop.spread(model.thinker, seed)
-    teacher = Teacher(model, scenes.known(), seed)
+    for place in range(len(STAGES)):
+        learn_more(model, seed, place)
 
+
+def learn_more(model: Any, seed: int, place: int) -> None:
+    """One of ``STAGES``, from where the one before has ended."""
+    stage = STAGES[place]
+    loss = _lesson(model, Teacher(model, scenes.known(), seed + place, stage.sizes, stage.wild, stage.shares))
+    matrices = loop.layers(model.thinker) if stage.muon else ()
+    loop.train("thinker", model.thinker.parameters(), loss, stage.steps, RATE, matrices, stage.until, stage.warm)
+
+
+def _lesson(model: Any, teacher: Teacher) -> Callable[[int], Tensor]:
     def loss(step: int) -> Tensor:
         batches = teacher.batches(BATCH, _PARTS)
         words = sum(int((batch.labels >= 0).sum()) for batch in batches)
         return torch.stack([_unsure(model.thinker, batch) for batch in batches]).sum() / words
 
-    loop.train("thinker", model.thinker.parameters(), loss, steps, RATE, loop.layers(model.thinker))
+    return loss
 
 
 @torch.no_grad()
