@@ -56,8 +56,8 @@ def train(
 
 def layers(module: nn.Module) -> list[nn.Parameter]:
     """The matrices of the linear layers of ``module``, but for those whose rows are words or codes."""
-    linear = [(name, each) for name, each in module.named_modules() if isinstance(each, nn.Linear)]
-    return [each.weight for name, each in linear if not name.endswith("head")]
+    linear = {f"{name}.weight" for name, each in module.named_modules() if isinstance(each, nn.Linear)}
+    return [each for name, each in module.named_parameters() if name in linear and not name.endswith("head.weight")]
 
 
 def say(text: str) -> None:

@@ -10,7 +10,7 @@ from omnibus_models.world import omni, scenes, sounds
 from omnibus_models.world.training import loop, thinker
 from omnibus_models.world.training.thinker import Batch
 
-STEPS, BATCH, RATE = 500, 32, 2e-3
+STEPS, BATCH, RATE = 500, 24, 2e-3
 
 
 class Lesson:
