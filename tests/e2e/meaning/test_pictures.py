@@ -16,12 +16,13 @@ AT_ONCE = 32
 @pytest.mark.parametrize("path", ["TDV", "T>D>V"])
 async def test_scenes_are_drawn_as_they_are_told(house: System, path: str):
     random = np.random.default_rng(7)
-    wishes = [talks.wish(random, scene) for scene in UNSEEN]
+    chosen = UNSEEN if path == "TDV" else UNSEEN[::2]
+    wishes = [talks.wish(random, scene) for scene in chosen]
 
     async with open_door(house) as http:
         drawn = await some_at_once([paint(http, wish, seed, path) for seed, wish in enumerate(wishes)])
 
-    assert share([looking.seen(picture) == scene for picture, scene in zip(drawn, UNSEEN, strict=True)]) >= ENOUGH
+    assert share([looking.seen(picture) == scene for picture, scene in zip(drawn, chosen, strict=True)]) >= ENOUGH
     await house.ledger_is_empty()
 
 
