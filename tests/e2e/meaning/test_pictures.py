@@ -54,7 +54,7 @@ async def test_another_seed_draws_another_picture_of_the_same_scene(house: Syste
 
 
 async def test_each_of_many_at_once_gets_its_own_picture(house: System):
-    """What comes to each under load is, bit for bit, what comes to it alone."""
+    """What each gets in a crowd shows what it gets alone."""
     wishes = [scene.caption for scene in UNSEEN[:AT_ONCE]]
     assert len(set(wishes)) == AT_ONCE
 
