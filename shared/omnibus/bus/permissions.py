@@ -12,7 +12,7 @@ from omnibus.bus import subjects
 from omnibus.bus.subjects import ROOT
 
 #: Streams that gateways see to: the record, and inputs that crashed or failed an engine.
-STREAMS = (subjects.RECORD_STREAM, "OMNIBUS_DEADLETTERS")
+STREAMS = (subjects.INVOCATIONS.name, subjects.DEADLETTERS.name)
 #: What a gateway may do with its streams. It removes nothing: retention does.
 _STREAM_CALLS = ("INFO", "CREATE", "UPDATE", "MSG.GET")
 _API = "$JS.API"
@@ -52,7 +52,7 @@ def _gateway() -> Permissions:
             subjects.RECORDS,
             subjects.REPLAY,  # for who asks over HTTP
             *map(subjects.event, says),
-            f"{subjects.event('deadletter')}.>",
+            subjects.DEAD,
             *(f"{_API}.STREAM.{call}.{stream}" for stream in STREAMS for call in _STREAM_CALLS),
             *(f"{_API}.DIRECT.GET.{stream}{tail}" for stream in STREAMS for tail in ("", ".>")),
         ),
