@@ -48,7 +48,7 @@ async def test_a_stream_says_what_it_keeps(bus: NatsBus):
 
     found = await stored(bus, 3)
 
-    assert (found.name, found.limit, found.last, dict(found.consumers)) == (subjects.RECORD_STREAM, LIMIT, 3, {})
+    assert (found.name, found.limit, found.last, dict(found.consumers)) == (subjects.INVOCATIONS.name, LIMIT, 3, {})
     assert found.bytes >= 300
 
 
@@ -56,13 +56,13 @@ async def test_a_durable_consumer_says_how_far_it_is_and_others_are_left_out(bus
     client = await nats.connect(nats_url)
     stream = client.jetstream()
     await stream.add_consumer(
-        subjects.RECORD_STREAM, ConsumerConfig(durable_name="slow", ack_policy=AckPolicy.EXPLICIT)
+        subjects.INVOCATIONS.name, ConsumerConfig(durable_name="slow", ack_policy=AckPolicy.EXPLICIT)
     )
-    await stream.add_consumer(subjects.RECORD_STREAM, ConsumerConfig(ack_policy=AckPolicy.EXPLICIT))
+    await stream.add_consumer(subjects.INVOCATIONS.name, ConsumerConfig(ack_policy=AckPolicy.EXPLICIT))
     for number in range(3):
         bus.record(RECORD, b"x", f"{number}")
     await stored(bus, 3)
-    reader = await stream.pull_subscribe_bind("slow", subjects.RECORD_STREAM)
+    reader = await stream.pull_subscribe_bind("slow", subjects.INVOCATIONS.name)
     await reader.fetch(1)
 
     [found] = await bus.streams()
@@ -78,7 +78,7 @@ async def test_the_planner_tells_prometheus(bus: NatsBus):
 
     await watch.look()
 
-    stream = {"stream": subjects.RECORD_STREAM}
+    stream = {"stream": subjects.INVOCATIONS.name}
     assert REGISTRY.get_sample_value("omnibus_stream_messages", stream) == 1
     assert REGISTRY.get_sample_value("omnibus_stream_limit_bytes", stream) == LIMIT
 
