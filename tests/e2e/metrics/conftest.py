@@ -13,7 +13,7 @@ import pytest
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from omnibus.bus.subjects import RECORD_STREAM
+from omnibus.bus import subjects
 from tests.e2e.omni.speech import wanted
 from tests.e2e.questions import Question, ask, audio, image
 from tests.e2e.system import OMNI, ROOT, System, declaration, running
@@ -128,7 +128,7 @@ async def _consumer(system: System) -> Client:
     """A durable consumer of the records that takes nothing, as a tool that hangs."""
     client = await nats.connect(system.state.nats_url)
     config = ConsumerConfig(durable_name="slow", ack_policy=AckPolicy.EXPLICIT)
-    await client.jetstream().add_consumer(RECORD_STREAM, config)
+    await client.jetstream().add_consumer(subjects.INVOCATIONS.name, config)
     return client
 
 
