@@ -78,7 +78,7 @@ class Arena:
     """Counts what is open."""
 
     def __init__(self) -> None:
-        self.memory = np.arange(12, dtype=np.float32).reshape(6, 2)
+        self.memory: np.ndarray = np.arange(12, dtype=np.float32).reshape(6, 2)
         self.open = 0
 
     def view(self, _: Handle) -> np.ndarray:
