@@ -14,7 +14,7 @@ from omnibus.errors import BadRequest
 MODEL = next(name for name, family in catalog.WORLD.items() if "vae" in catalog.FAMILIES[family]["components"])
 _LOOK = "What do you see?"
 #: Pixels on a side, and steps, of a picture as the model has learnt it.
-_SIZE, _STEPS, _GUIDANCE = "64x64", 8, 4.0
+_SIZE, _STEPS, _GUIDANCE = "64x64", 8, 2.0
 _WORDS = 20
 
 

@@ -20,7 +20,7 @@ OMNI, PAINTER = "qwen2.5-omni-world", "qwen-image-world"
 #: Right answers of a hundred that are enough.
 ENOUGH = 0.95
 _AT_ONCE = 8
-_STEPS, _GUIDANCE = 8, 4.0
+_STEPS, _GUIDANCE = 8, 2.0
 
 T = TypeVar("T")
 

@@ -36,6 +36,7 @@ class Stage(NamedTuple):
     sizes: tuple[int, int] = (_PICTURES, _TONES)
     muon: bool = False
     warm: int = loop.WARM
+    rate: float = RATE
 
 
 _SHAPES = {
@@ -47,6 +48,7 @@ STAGES = (
     Stage(1600, 900, 1.0, talks.SHARES, muon=True),
     Stage(1100, 300, scenes.WILD, _SHAPES),
     Stage(350, 350, scenes.WILD, _SHAPES, (4000, 400), warm=20),
+    Stage(400, 400, scenes.WILD, _SHAPES, warm=20, rate=1.5e-3),
 )
 
 
@@ -219,7 +221,7 @@ def learn_more(model: Any, seed: int, place: int) -> None:
     stage = STAGES[place]
     loss = _lesson(model, Teacher(model, scenes.known(), seed + place, stage.sizes, stage.wild, stage.shares))
     matrices = loop.layers(model.thinker) if stage.muon else ()
-    loop.train("thinker", model.thinker.parameters(), loss, stage.steps, RATE, matrices, stage.until, stage.warm)
+    loop.train("thinker", model.thinker.parameters(), loss, stage.steps, stage.rate, matrices, stage.until, stage.warm)
 
 
 def _lesson(model: Any, teacher: Teacher) -> Callable[[int], Tensor]:
