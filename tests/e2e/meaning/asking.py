@@ -62,10 +62,10 @@ async def chat(http: httpx.AsyncClient, messages: list[Any], voice: str = "", pa
     return Answer(message["content"], _samples(message["audio"]["data"]) if voice else np.zeros(0))
 
 
-async def paint(http: httpx.AsyncClient, prompt: str, seed: int, **more: Any) -> np.ndarray:
-    """A picture of what is told, uint8 [64, 64, 3]."""
+async def paint(http: httpx.AsyncClient, prompt: str, seed: int, path: str = "") -> np.ndarray:
+    """A picture of what is told, uint8 [64, 64, 3]; ``path`` names the executors that make it."""
     wish = {"model": PAINTER, "prompt": prompt, "size": "64x64", "steps": _STEPS, "guidance": _GUIDANCE, "seed": seed}
-    answer = await http.post("/v1/images/generations", json={**wish, **more})
+    answer = await http.post("/v1/images/generations", json=wish, headers={"x-omnibus-path": path} if path else {})
     assert answer.status_code == 200, answer.text
     [made] = answer.json()["data"]
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(made["b64_json"]))))

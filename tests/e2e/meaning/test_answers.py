@@ -38,7 +38,7 @@ async def test_what_is_seen_and_heard_is_named_in_one_answer(house: System):
     assert await right(house, [talks.both(scene, row) for scene, row in pairs]) >= ENOUGH
 
 
-@pytest.mark.parametrize("kind", ["colour", "shape", "count", "place", "ground", "is", "say", "read"])
+@pytest.mark.parametrize("kind", ["colour", "shape", "count", "place", "ground", "say", "read"])
 async def test_each_question_gets_the_answer_to_it(house: System, kind: str):
     random = np.random.default_rng(5)
     asked = [talks.asked(random, kind, scene, TONES[4]) for scene in UNSEEN[::2]]
@@ -49,7 +49,7 @@ async def test_each_question_gets_the_answer_to_it(house: System, kind: str):
 
 @pytest.mark.parametrize("voice", sounds.VOICES)
 async def test_the_spoken_answer_says_the_words_of_the_written_one(house: System, voice: str):
-    asked = [talks.both(scene, row) for scene, row in zip(UNSEEN[::6], TONES[::2], strict=False)]
+    asked = [talks.both(scene, row) for scene, row in zip(UNSEEN[::4], TONES, strict=False)]
 
     async with open_door(house) as http:
         answers = await some_at_once([ask(http, talk, seed, voice) for seed, talk in enumerate(asked)])

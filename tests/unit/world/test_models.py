@@ -67,6 +67,7 @@ def test_the_library_alone_draws_what_it_is_told():
             width=scenes.SIDE,
             height=scenes.SIDE,
             num_inference_steps=8,
+            true_cfg_scale=2.0,
             generator=torch.Generator().manual_seed(seed),
         ).images[0]
         for seed, scene in enumerate(UNSEEN[::8])
