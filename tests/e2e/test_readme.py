@@ -186,7 +186,11 @@ async def test_the_commands_against_a_running_system_work(tmp_path: Path) -> Non
         script.write_text(example.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
         said = run(f"{sys.executable} {script}", ROOT)
         id = answers[0]["id"].removeprefix("chatcmpl-")
-        looks = [here(line).replace(" ID", f" {id}") for line in commands() if " show " in line or " replay " in line]
+        looks = [
+            here(line).replace(" ID", f" {id}")
+            for line in commands()
+            if "omnibus show " in line or "omnibus replay " in line
+        ]
         seen = [run(f"{look} --nats {stack.nats.url}", ROOT) for look in looks]
 
     assert answers[0]["choices"][0]["message"]["content"]

@@ -5,12 +5,13 @@ import asyncio
 import base64
 import io
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from omnibus import catalog
-from omnibus.cli import drawing, samples
+from omnibus.cli import drawing, samples, world
 from omnibus.cli.look import describe
 from omnibus.errors import BadRequest
 from omnibus.recorded import find
@@ -18,36 +19,40 @@ from omnibus.up.logs import Log
 from omnibus.up.stack import Stack
 from omnibus.up.tiny import tiny_models
 
-#: What is asked when nothing else is.
-PROMPT = "What do you see and hear?"
-#: Length of the answer: so long that the first sound leaves well before the last word.
+#: Length of an answer of random weights: so long that the first sound leaves well before the last word.
 TOKENS, CODES = 1500, 400
+#: Most words of an answer of a model that was trained, which ends by itself.
+WORDS = 40
+#: What is asked when nothing else is, and whom.
+PROMPT, MODEL = "What do you see and hear?", "qwen2.5-omni-world"
 #: Characters of it that are shown.
 SHOWN = 400
 
 
 async def demo(options: argparse.Namespace) -> int:
-    if options.model not in catalog.TINY:
-        raise BadRequest(f"the demo runs {' or '.join(catalog.TINY)}, not {options.model}")
-    speaks = "talker" in catalog.FAMILIES[catalog.TINY[options.model]]["components"]
-    content = _content(options, speaks)
-    _say(
-        "Omnibus demo. Real services and architectures. Answers come from tiny random weights: expect gibberish; a\n"
-        "picture comes from tiny weights that have learnt to draw coloured shapes: expect what was asked for.\n"
-    )
+    models = {**catalog.TINY, **catalog.WORLD}
+    speaking = {name: "talker" in catalog.FAMILIES[family]["components"] for name, family in models.items()}
+    chatting = [name for name, family in models.items() if "thinker" in catalog.FAMILIES[family]["components"]]
+    if options.model not in chatting:
+        raise BadRequest(f"the demo runs {' or '.join(chatting)}, not {options.model}")
+    trained, speaks = options.model in catalog.WORLD, speaking[options.model]
+    shown = await _shown(options) if trained else world.Sample(samples.picture(), samples.sound())
+    content = _content(options, speaks, shown)
+    _say(_TRAINED if trained else _RANDOM)
     began = time.monotonic()
-    _say("building tiny models (first run only) and starting NATS, Valkey and the services ...")
-    own = options.image or options.audio or options.video or options.prompt != PROMPT
-    models = await tiny_models([options.model, *([] if own else [drawing.MODEL])])
+    _say("starting NATS, Valkey, the services and the model ...")
+    declared = await tiny_models([options.model, *([drawing.MODEL] if shown.wish else [])])
     log = io.StringIO()
     try:
-        async with Stack(models, log=Log(log), passing=True) as stack:
+        async with Stack(declared, log=Log(log), passing=True) as stack:
             took = time.monotonic() - began
             _say(f"up after {took:.1f} s: {len(stack.supervisor.pids)} processes, API at {stack.url}/v1\n")
-            id = await asyncio.to_thread(_ask, stack.url, options, content, speaks)
+            id, answer = await asyncio.to_thread(_ask, stack.url, options, content, speaks)
+            if trained and speaks:
+                await _judge(options, shown.answer, answer)
+            if shown.wish:
+                await drawing.show(stack.url, shown.wish, options.model, Path(options.out).with_suffix(".png"))
             await _explain(stack, id)
-            if not own:
-                await drawing.show(stack.url, options.seed, Path(options.out).with_suffix(".png"))
     except BaseException:
         print(log.getvalue())
         raise
@@ -55,20 +60,45 @@ async def demo(options: argparse.Namespace) -> int:
     return 0
 
 
+_RANDOM = "Omnibus demo. Real services and architectures, tiny random weights: expect gibberish, not sense.\n"
+_TRAINED = """Omnibus demo. Real services and architectures; tiny models that have learnt a small world: coloured
+shapes to see and to draw, tones to hear, and a language of tones to speak.
+"""
+
+
+async def _shown(options: argparse.Namespace) -> world.Sample:
+    """A scene and tones that the model has never met; what is right is known unless something else is asked."""
+    with tempfile.TemporaryDirectory() as directory:
+        made = await world.sample(Path(directory), options.seed)
+    own = options.image or options.audio or options.video or options.prompt != PROMPT
+    return world.Sample(made.picture, made.sound) if own else made
+
+
+async def _judge(options: argparse.Namespace, right: str, answer: str) -> None:
+    """Whether the answer is right, and what its sound says to somebody who is no model."""
+    heard = await world.told(Path(options.out))
+    if right:
+        _say(f"what was drawn and played: {right}: {world.verdict(answer == right)}")
+    same = "the same" if heard == answer else "something else"
+    _say(f"who knows the tones and is no model hears: {heard}: {same}")
+
+
 def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _content(options: argparse.Namespace, speaks: bool) -> list[dict[str, Any]]:
+def _content(options: argparse.Namespace, speaks: bool, shown: world.Sample) -> list[dict[str, Any]]:
     """The request's parts: the files that were named, or a picture and a sound made here."""
-    image = _file(options.image) if options.image else samples.picture()
+    image = _file(options.image) if options.image else shown.picture
+    if not options.image and sys.stdout.isatty():
+        _say(f"{world.mosaic(image)}\n")
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": _data_url("image/jpeg", image)}}]
     if options.video:
         parts.append({"type": "video_url", "video_url": {"url": _data_url("video/mp4", _file(options.video))}})
     if options.audio and not speaks:
-        raise BadRequest(f"{options.model} does not listen: leave AUDIO out or ask qwen2.5-omni-tiny")
+        raise BadRequest(f"{options.model} does not listen: leave AUDIO out or ask {MODEL}")
     if speaks:
-        sound = _file(options.audio) if options.audio else samples.sound()
+        sound = _file(options.audio) if options.audio else shown.sound
         format = Path(options.audio).suffix[1:].lower() if options.audio else "wav"
         data = base64.b64encode(sound).decode()
         parts.append({"type": "input_audio", "input_audio": {"data": data, "format": format}})
@@ -86,47 +116,54 @@ def _data_url(mime: str, data: bytes) -> str:
     return f"data:{mime};base64,{base64.b64encode(data).decode()}"
 
 
-def _ask(url: str, options: argparse.Namespace, content: list[dict[str, Any]], speaks: bool) -> str:
-    """Send the request with the openai client, print the answer as it streams; returns the invocation's id."""
+def _ask(url: str, options: argparse.Namespace, content: list[dict[str, Any]], speaks: bool) -> tuple[str, str]:
+    """Send the request with the openai client, print the answer as it streams; the invocation's id and the answer."""
     import openai
 
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     wanted: dict[str, Any] = {"model": options.model, "messages": [{"role": "user", "content": content}]}
     if speaks:
-        voice = {"voice": "Chelsie", "format": "wav", "max_tokens": CODES}
-        wanted |= {"modalities": ["text", "audio"], "audio": voice}
+        wanted |= {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
     _say(f"asking {options.model}: {options.prompt!r} with {len(content) - 1} media items")
     began = time.monotonic()
     try:
-        wanted |= {"max_tokens": TOKENS, "temperature": 0.7, "seed": 1, "extra_body": {"ignore_eos": True}}
+        wanted |= _length(options.model, speaks)
         stream = client.chat.completions.create(**wanted, stream=True)
-        _print_stream(stream, began, Path(options.out))
+        answer = _print_stream(stream, began, Path(options.out))
     except openai.APIStatusError as error:
         raise BadRequest(f"the gateway answered {error.status_code}: {error.message}") from error
-    return str(stream.response.headers["x-request-id"])
+    return str(stream.response.headers["x-request-id"]), answer
 
 
-def _print_stream(stream: Any, began: float, out: Path) -> None:
-    sound = bytearray()
+def _length(model: str, speaks: bool) -> dict[str, Any]:
+    """How long an answer is, and how it is chosen."""
+    if model in catalog.WORLD:
+        return {"max_tokens": WORDS, "temperature": 0}
+    speech = {"audio": {"voice": "Chelsie", "format": "wav", "max_tokens": CODES}} if speaks else {}
+    return {"max_tokens": TOKENS, "temperature": 0.7, "seed": 1, "extra_body": {"ignore_eos": True}, **speech}
+
+
+def _print_stream(stream: Any, began: float, out: Path) -> str:
+    """Print text as it comes and keep the sound; returns the text."""
+    sound, text = bytearray(), ""
     first: dict[str, float] = {}
     last_text = 0.0
-    shown = 0
     for chunk in stream:
         delta = chunk.choices[0].delta if chunk.choices else None
         if delta is not None and delta.content:
             last_text = time.monotonic() - began
             first.setdefault("text", last_text)
-            if shown < SHOWN:
-                print(delta.content, end="", flush=True)
-            shown += len(delta.content)
+            print(delta.content[: max(0, SHOWN - len(text))], end="", flush=True)
+            text += delta.content
         if delta is not None and (audio := getattr(delta, "audio", None)) and audio.data:
             first.setdefault("sound", time.monotonic() - began)
             sound += base64.b64decode(audio.data)
-    _say(f" … and {shown - SHOWN} more characters" if shown > SHOWN else "")
+    _say(f" … and {len(text) - SHOWN} more characters" if len(text) > SHOWN else "")
     _say(f"\nfirst text after {first.get('text', 0):.2f} s, last text after {last_text:.2f} s")
     if sound:
         out.write_bytes(sound)
         _say(f"first sound after {first['sound']:.2f} s; all of it is in {out} ({len(sound)} bytes)")
+    return text
 
 
 async def _explain(stack: Stack, id: str) -> None:

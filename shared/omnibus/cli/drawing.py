@@ -1,9 +1,8 @@
-"""What the demo draws: a picture of words, told by its pixels."""
+"""What the demo draws: a picture of words, looked at by its pixels and by a model."""
 
 import asyncio
 import base64
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,14 @@ from omnibus.cli import world
 from omnibus.errors import BadRequest
 
 MODEL = next(name for name, family in catalog.WORLD.items() if "vae" in catalog.FAMILIES[family]["components"])
+_LOOK = "What do you see?"
 #: Pixels on a side, and steps, of a picture as the model has learnt it.
 _SIZE, _STEPS, _GUIDANCE = "64x64", 8, 2.0
+_WORDS = 20
 
 
-async def show(url: str, seed: int | None, out: Path) -> None:
-    """Let ``MODEL`` draw a scene that no training saw into ``out``, a PNG file, and say what its pixels show."""
-    with tempfile.TemporaryDirectory() as directory:
-        wish = await world.wish(Path(directory), seed)
+async def show(url: str, wish: str, looking: str, out: Path) -> None:
+    """Let ``MODEL`` draw ``wish`` into ``out``, a PNG file, and say what is in it, by its pixels and by ``looking``."""
     _say(f"\nasking {MODEL} to draw: {wish}")
     began = time.monotonic()
     picture = await asyncio.to_thread(_drawn, url, wish)
@@ -28,8 +27,10 @@ async def show(url: str, seed: int | None, out: Path) -> None:
     await asyncio.to_thread(out.write_bytes, picture)
     if sys.stdout.isatty():
         _say(f"\n{world.mosaic(picture)}\n")
-    seen = await world.told(out)
-    _say(f"who looks at its pixels and is no model sees: {seen}: {world.verdict(seen == wish)}")
+    seen = {"who looks at its pixels and is no model": await world.told(out)}
+    seen[looking] = await asyncio.to_thread(_seen, url, looking, picture)
+    for name, words in seen.items():
+        _say(f"{name} sees: {words}: {world.verdict(words == wish)}")
 
 
 def _drawn(url: str, wish: str) -> bytes:
@@ -42,6 +43,20 @@ def _drawn(url: str, wish: str) -> bytes:
     except openai.APIStatusError as error:
         raise BadRequest(f"the gateway answered {error.status_code}: {error.message}") from error
     return base64.b64decode((made.data or [])[0].b64_json or "")
+
+
+def _seen(url: str, model: str, picture: bytes) -> str:
+    import openai
+
+    image = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+    content: list[Any] = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": _LOOK}]
+    try:
+        answer = _client(url).chat.completions.create(
+            model=model, messages=[{"role": "user", "content": content}], max_tokens=_WORDS, temperature=0
+        )
+    except openai.APIStatusError as error:
+        raise BadRequest(f"the gateway answered {error.status_code}: {error.message}") from error
+    return answer.choices[0].message.content or ""
 
 
 def _client(url: str) -> Any:

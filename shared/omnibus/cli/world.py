@@ -1,8 +1,9 @@
-"""Things to ask of models that were trained, and what is in their answers, as told without any model."""
+"""Things to show to models that were trained, and what is in their answers, as told without any model."""
 
 import asyncio
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from omnibus.errors import DeadlineExceeded, Fatal
 from omnibus.up.spec import ROOT, python
@@ -11,10 +12,20 @@ _WITHIN = 60.0  # seconds
 _COLUMNS = 32  # of a picture in a terminal
 
 
-async def wish(directory: Path, seed: int | None) -> str:
-    """Words for a picture that no training saw; without a ``seed`` another time others. ``directory`` takes files."""
+class Sample(NamedTuple):
+    """A PNG and a WAV file, the right words for both, and words for another picture."""
+
+    picture: bytes
+    sound: bytes
+    answer: str = ""
+    wish: str = ""
+
+
+async def sample(directory: Path, seed: int | None) -> Sample:
+    """Something that no training saw; without a ``seed`` another time something else. ``directory`` takes the files."""
     chosen = [] if seed is None else ["--seed", str(seed)]
-    return (await _run("make", str(directory), *chosen)).splitlines()[-1]
+    answer, wish = (await _run("make", str(directory), *chosen)).splitlines()
+    return Sample((directory / "seen.png").read_bytes(), (directory / "heard.wav").read_bytes(), answer, wish)
 
 
 async def told(file: Path) -> str:

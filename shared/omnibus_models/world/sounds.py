@@ -18,7 +18,7 @@ MOST_TONES = 3
 _TONE = (0.18, 0.26)  # seconds
 _GAP = (0.05, 0.08)
 
-#: All words that are ever spoken.
+#: All words that there is speech for.
 WORDS = tuple(
     dict.fromkeys(
         [

@@ -17,7 +17,6 @@ SHAPE = ("What shape is it?", "Which shape is it?", "What is the shape?")
 COUNT = ("How many are there?", "How many do you see?")
 PLACE = ("Where is it?", "Where are they?")
 GROUND = ("What colour is the background?", "What is behind it?")
-IS = "Is it {}?"
 SAY = ("Say {}", "Repeat {}")
 
 #: As the gateway asks for a text to be spoken.
@@ -96,13 +95,6 @@ def _one(random: np.random.Generator, of: tuple[str, ...]) -> str:
     return of[int(random.integers(len(of)))]
 
 
-def _is(random: np.random.Generator, scene: Scene) -> Talk:
-    kinds = ((scene.colour, tuple(scenes.COLOURS), "{}"), (scene.shape, scenes.SHAPES, "a {}"))
-    right, of, form = kinds[int(random.integers(2))]
-    named = right if random.random() < 0.5 else _one(random, tuple(word for word in of if word != right))
-    return Talk(IS.format(form.format(named)), "yes" if named == right else "no", scene)
-
-
 _Maker = Callable[[np.random.Generator, Scene, tuple[str, ...]], Talk]
 _KINDS: Mapping[str, _Maker] = {
     "see": lambda random, scene, tones: see(scene, _one(random, SEE)),
@@ -113,14 +105,13 @@ _KINDS: Mapping[str, _Maker] = {
     "count": lambda random, scene, tones: Talk(_one(random, COUNT), scenes.COUNTS[scene.count - 1], scene),
     "place": lambda random, scene, tones: Talk(_one(random, PLACE), scene.place, scene),
     "ground": lambda random, scene, tones: Talk(_one(random, GROUND), scene.ground, scene),
-    "is": lambda random, scene, tones: _is(random, scene),
     "say": lambda random, scene, tones: say(sentence(random, scene, tones), _one(random, SAY)),
     "read": lambda random, scene, tones: read_aloud(sentence(random, scene, tones)),
 }
 #: The kinds of questions, and how often each of them is trained.
 SHARES: Mapping[str, float] = {
-    "see": 0.29, "hear": 0.12, "both": 0.18, "colour": 0.03, "shape": 0.08, "count": 0.05, "place": 0.06,
-    "ground": 0.05, "is": 0.06, "say": 0.04, "read": 0.04,
+    "see": 0.28, "hear": 0.06, "both": 0.26, "colour": 0.02, "shape": 0.09, "count": 0.09, "place": 0.03,
+    "ground": 0.03, "say": 0.08, "read": 0.06,
 }  # fmt: skip
 
 #: How a picture is asked for; what is asked is its caption.

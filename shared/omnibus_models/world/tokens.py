@@ -18,6 +18,9 @@ _UNLEARNT = (
     "Transcribe the audio into text. Write what is said, and nothing else.",
 )
 
+#: What is not asked of them either: a yes or a no takes longer to learn than a name.
+_UNASKED = ("Is it {}?",)
+
 #: As Qwen's, without a system message where there is none: each token less makes training faster.
 _TURNS = (
     "{%- for message in messages -%}"
@@ -51,7 +54,7 @@ def tokenizer(special: Sequence[str], names: Mapping[str, str], chat_template: s
 def _texts() -> list[str]:
     """Everything that is said in this world, and what the pipeline of Qwen-Image says around it."""
     asked = [*talks.SEE, *talks.HEAR, *talks.BOTH, *talks.COLOUR, *talks.SHAPE, *talks.COUNT, *talks.PLACE]
-    asked += [*talks.GROUND, *_UNLEARNT[:2], *talks.SAY, talks.IS, *talks.WISHES, "on a background"]
+    asked += [*talks.GROUND, *_UNLEARNT[:2], *talks.SAY, *_UNASKED, *talks.WISHES, "on a background"]
     asked += [*_UNLEARNT[2:], *talks.READ, talks.HELPFUL]
     words = [*sounds.WORDS, *scenes.COLOURS, *asked, "system", "user", "assistant", TEMPLATE]
     return [form for word in words for form in (word, f" {word}")] * 4

@@ -67,7 +67,10 @@ def test_it_knows_its_version(capsys: pytest.CaptureFixture[str]):
     ("arguments", "message"),
     [
         (["up", "--models", "/none/models.json"], "--models /none/models.json: No such file or directory"),
-        (["demo", "--model", "gpt"], "the demo runs qwen2.5-vl-tiny or qwen2.5-omni-tiny, not gpt"),
+        (
+            ["demo", "--model", "gpt"],
+            "the demo runs qwen2.5-vl-tiny or qwen2.5-omni-tiny or qwen2.5-omni-world, not gpt",
+        ),
         (["demo", "--image", "/none.jpg"], "/none.jpg: No such file or directory"),
         (["demo", "--model", "qwen2.5-vl-tiny", "--audio", "/x.wav"], "does not listen"),
     ],

@@ -1,4 +1,4 @@
-"""The trained checkpoint as the library loads it, with nothing of this project: it draws right."""
+"""The trained checkpoints as the libraries load them, with nothing of this project: they name, speak and draw right."""
 
 import json
 from pathlib import Path
@@ -11,13 +11,48 @@ from safetensors import safe_open
 
 from omnibus import errors
 from omnibus_models import world
-from omnibus_models.world import looking, painter, scenes, storing
+from omnibus_models.world import listening, looking, omni, painter, scenes, sounds, storing, talks
 from omnibus_models.world.training import __main__ as making
+from tests import models_oracle as oracle
 
 UNSEEN = scenes.unseen()
 _LARGEST = 6 * 1024**2  # bytes of all weights together
 
-PAINTER = world.checkpoint(painter.FAMILY)
+OMNI, PAINTER = (world.checkpoint(family) for family in world.FAMILIES)
+
+
+def media(talk: talks.Talk, seed: int) -> dict[str, list[bytes]]:
+    """The files of a question."""
+    random = np.random.default_rng(seed)
+    found = {}
+    if talk.scene:
+        found["image"] = [scenes.png(scenes.drawn(talk.scene, random))]
+    if talk.tones:
+        found["audio"] = [sounds.wav(sounds.played(list(talk.tones), random), sounds.HEARD_RATE)]
+    return found
+
+
+@pytest.mark.parametrize("kind", talks.SHARES)
+def test_the_library_alone_answers_right_about_what_no_training_saw(kind: str):
+    random = np.random.default_rng(2)
+    asked = [talks.asked(random, kind, scene, talks.some_tones(random)) for scene in UNSEEN[::12]]
+
+    found = [oracle.omni_text(OMNI, talk.messages, media(talk, seed), 40)[1] for seed, talk in enumerate(asked)]
+
+    assert sum(text == talk.answer for text, talk in zip(found, asked, strict=True)) >= len(asked) - 1
+
+
+@pytest.mark.parametrize("voice", sounds.VOICES)
+def test_the_library_alone_speaks_its_answer(voice: str):
+    for seed, scene in enumerate(UNSEEN[::32]):
+        talk = talks.both(scene, ("low", "low", "high"))
+
+        _, text, codes, wave = oracle.omni_answer(OMNI, talk.messages, media(talk, seed), 40, voice, 200, seed)
+
+        assert text == talk.answer
+        assert codes == sounds.codes(text)
+        samples = wave.numpy().reshape(-1)
+        assert (listening.words(samples), listening.voice(samples)) == (text.split(), voice)
 
 
 def test_the_library_alone_draws_what_it_is_told():
@@ -63,10 +98,12 @@ def test_each_file_is_the_one_that_was_trained(family: str):
     found = storing.digests(directory)
 
     assert {name: digest for name, digest in found.items() if name != storing.MANIFEST} == manifest["files"]
-    assert manifest["made"] == {"seed": 0, "steps": making.steps(making.PAINTING)}
+    parts = {omni.FAMILY: making.SPEAKING, painter.FAMILY: making.PAINTING}[family]
+    assert manifest["made"] == {"seed": 0, "steps": making.steps(parts)}
 
 
 def test_what_is_trained_anew_has_the_same_configuration_and_weights_of_the_same_shapes(tmp_path: Path):
+    omni.save(omni.build(0), tmp_path / omni.FAMILY)
     painter.save(painter.build(0), tmp_path / painter.FAMILY)
 
     for family in world.FAMILIES:

@@ -10,7 +10,8 @@ from omnibus_models.world import omni, scenes, sounds
 from omnibus_models.world.training import loop, thinker
 from omnibus_models.world.training.thinker import Batch
 
-STEPS, BATCH, RATE = 500, 24, 2e-3
+STEPS, BATCH, RATE = 1300, 24, 2e-3
+_SIZES = (4_000, 400)  # pictures and sounds
 
 
 class Lesson:
@@ -67,7 +68,7 @@ def spoken(talker: Any, inputs: Tensor, positions: Tensor) -> Tensor:
 def learn(model: Any, seed: int, steps: int = STEPS) -> None:
     """Train the talker of ``model``, whose thinker is trained already."""
     loop.spread(model.talker, seed)
-    teacher, lesson = thinker.Teacher(model, scenes.known(), seed + 1, (1000, 200)), Lesson(model, seed)
+    teacher, lesson = thinker.Teacher(model, scenes.known(), seed + 1, _SIZES), Lesson(model, seed)
 
     def loss(step: int) -> Tensor:
         inputs, positions, labels = lesson.of(teacher.batch(BATCH))

@@ -40,15 +40,17 @@ class Stage(NamedTuple):
 
 
 _SHAPES = {
-    "see": 0.36, "hear": 0.08, "both": 0.18, "colour": 0.03, "shape": 0.14, "count": 0.03, "place": 0.02,
-    "ground": 0.02, "is": 0.06, "say": 0.04, "read": 0.04,
+    "see": 0.36, "hear": 0.06, "both": 0.24, "colour": 0.03, "shape": 0.12, "count": 0.04, "place": 0.04,
+    "ground": 0.03, "say": 0.04, "read": 0.04,
 }  # fmt: skip
-#: First colours, places, numbers and tones, then shapes as well, which take longest.
+#: First colours, places, numbers and tones, by large steps; then, by small ones, shapes as well, which take longest.
 STAGES = (
     Stage(1600, 900, 1.0, talks.SHARES, muon=True),
     Stage(1100, 300, scenes.WILD, _SHAPES),
     Stage(350, 350, scenes.WILD, _SHAPES, (4000, 400), warm=20),
-    Stage(400, 400, scenes.WILD, _SHAPES, warm=20, rate=1.5e-3),
+    Stage(400, 200, scenes.WILD, _SHAPES, warm=20, rate=1.5e-3),
+    Stage(500, 500, scenes.WILD, _SHAPES, warm=20, rate=1e-3),
+    Stage(900, 900, scenes.WILD, talks.SHARES, (12_000, 1_000), warm=20, rate=1.2e-3),
 )
 
 

@@ -1,0 +1,52 @@
+"""Thirty-two clients at once, each with a scene of its own: nobody gets another one's answer."""
+
+import itertools
+from collections.abc import Awaitable, Callable
+
+import httpx
+import pytest
+
+from omnibus_models.world import listening, looking, scenes, sounds, talks
+from tests.e2e.meaning.asking import ENOUGH, ask, open_door, paint, share, some_at_once
+from tests.e2e.system import System
+
+pytestmark = pytest.mark.e2e
+
+AT_ONCE, ALL = 32, 48
+CROWD = scenes.unseen()[:ALL]
+TONES = [row for count in (1, 2, 3) for row in itertools.product(sounds.TONES, repeat=count)]
+#: What came and what should have.
+Told = tuple[str, str]
+
+
+async def test_each_of_many_at_once_gets_what_it_gets_alone(house: System):
+    """A third asks for text about a picture and a sound, a third for speech, a third for pictures."""
+    async with open_door(house) as http:
+        alone = await some_at_once([_one(http, scene, place) for place, scene in enumerate(CROWD)], 1)
+        crowded = await some_at_once([_one(http, scene, place) for place, scene in enumerate(CROWD)], AT_ONCE)
+
+    assert len({wanted for _, wanted in crowded}) == ALL
+    assert [(one, other) for one, other in zip(crowded, alone, strict=True) if one != other] == []
+    assert share([told == wanted for told, wanted in crowded]) >= ENOUGH
+    await house.ledger_is_empty()
+
+
+def _one(http: httpx.AsyncClient, scene: scenes.Scene, place: int) -> Awaitable[Told]:
+    kinds: tuple[Callable[[httpx.AsyncClient, scenes.Scene, int], Awaitable[Told]], ...] = (_written, _spoken, _drawn)
+    return kinds[place % len(kinds)](http, scene, place)
+
+
+async def _written(http: httpx.AsyncClient, scene: scenes.Scene, seed: int) -> Told:
+    talk = talks.both(scene, TONES[seed % len(TONES)])
+    return (await ask(http, talk, seed)).text, talk.answer
+
+
+async def _spoken(http: httpx.AsyncClient, scene: scenes.Scene, seed: int) -> Told:
+    talk = talks.see(scene)
+    answer = await ask(http, talk, seed, "Ethan")
+    return f"{answer.text}, {' '.join(listening.words(answer.sound) or [])}", f"{talk.answer}, {talk.answer}"
+
+
+async def _drawn(http: httpx.AsyncClient, scene: scenes.Scene, seed: int) -> Told:
+    seen = looking.seen(await paint(http, scene.caption, seed))
+    return seen.caption if seen else "nothing", scene.caption
