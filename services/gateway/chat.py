@@ -154,22 +154,27 @@ class Chat:
         """A graph that follows from the request alone: one segment."""
         wanted = asked.input
         segment = record(task.invoke, wanted, run.point)
-        ticket = run.ticket(segment)
-        if asked.bulky:
-            try:
-                wanted = await self.place(asked, run.id, run.deadline, ATTEMPTS + 1)
-                segment = record(task.invoke, wanted, run.point)
-            except BaseException:
-                self._runs.tensors.end(run.id)
-                raise
-        running = run.send(segment, ticket=ticket)
+        await run.admit(segment)
+        try:
+            ticket = run.ticket(segment)
+            if asked.bulky:
+                try:
+                    wanted = await self.place(asked, run.id, run.deadline, ATTEMPTS + 1, run.salt)
+                    segment = record(task.invoke, wanted, run.point)
+                except BaseException:
+                    self._runs.tensors.end(run.id)
+                    raise
+            running = run.send(segment, ticket=ticket)
+        except BaseException:
+            run.withdraw()
+            raise
         return replay(task.invoke, wanted, segment, running.streams)
 
     async def _live(self, run: Run, task: CompositeTask, asked: Asked) -> ChatOutput:
         """A graph that grows with its results."""
         try:
             async with asyncio.timeout(run.left):
-                wanted = await self.place(asked, run.inputs, run.deadline, MANY)
+                wanted = await self.place(asked, run.inputs, run.deadline, MANY, run.salt)
                 with use(run):
                     return await run_task(task.invoke, wanted)
         except TimeoutError:
@@ -182,11 +187,11 @@ class Chat:
             run.end("failed")
             raise
 
-    async def place(self, asked: Asked, holder: str, deadline: float, readers: int) -> ChatInput:
+    async def place(self, asked: Asked, holder: str, deadline: float, readers: int, salt: str) -> ChatInput:
         """Put media, and messages that are too long for the bus, into the arena once."""
         media = [
             await self._put(
-                item.data, (item.info.modality, item.info.mime, item.info.sha256), holder, deadline, readers
+                item.data, (item.info.modality, item.info.mime, item.info.sha256), holder, deadline, readers, salt
             )
             for item in asked.items
         ]
@@ -198,14 +203,14 @@ class Chat:
                     param="messages",
                 )
             found = sha256(asked.body).hexdigest()
-            messages = await self._put(asked.body, ("text", "application/json", found), holder, deadline, readers)
+            messages = await self._put(asked.body, ("text", "application/json", found), holder, deadline, readers, salt)
         return asked.input.model_copy(update={"messages": messages, "media": tuple(media)})
 
     async def _put(
-        self, data: bytes, about: tuple[str, str, str], holder: str, deadline: float, readers: int
+        self, data: bytes, about: tuple[str, str, str], holder: str, deadline: float, readers: int, salt: str
     ) -> dict[str, Any]:
         runs = self._runs
-        return await place(runs.tensors, runs.kept, data, about, holder, deadline, readers, runs.settings.salt)
+        return await place(runs.tensors, runs.kept, data, about, holder, deadline, readers, salt)
 
 
 def _voice(request: ChatRequest, model: ModelPlan | None) -> str:
@@ -251,5 +256,9 @@ def _params(request: ChatRequest) -> dict[str, Any]:
 def _speech(request: ChatRequest) -> dict[str, Any] | None:
     if not request.speaks or request.audio is None:
         return None
+    audio = request.audio
     how = GREEDY_SPEECH if request.temperature == 0 else SPEECH
-    return {**how, "max_codes": request.audio.max_tokens or SPEECH_CODES}
+    said = {name: value for name in how if (value := getattr(audio, name)) is not None}
+    if "top_k" in said:
+        said["top_k"] = max(0, said["top_k"])
+    return {**how, **said, "max_codes": audio.max_tokens or SPEECH_CODES}

@@ -9,6 +9,7 @@ import numpy as np
 from omnibus.metrics import GATEWAY
 from omnibus.recorded import Answer
 from services.gateway.openai import answers
+from services.gateway.pace import Pace
 
 
 class Collected:
@@ -25,6 +26,7 @@ class Collected:
         self._pcm: list[bytes] = []
         self._samples = 0
         self._usage: dict[str, int] = {}
+        self._pace = Pace(created)
 
     def take(self, name: str, data: dict[str, Any], array: np.ndarray | None) -> None:
         if name not in self._begun:
@@ -35,12 +37,18 @@ class Collected:
         if name == "text":
             if text := data.get("text"):
                 self._text.append(text)
+                self._pace.text()
             if "usage" in data:  # the closing chunk
                 self.finish = data.get("finish_reason", self.finish)
                 self._usage = data["usage"]
         elif array is not None:
             self.rate = data.get("rate", self.rate)
             self._samples += len(array)
+            self._pace.sound(len(array) / self.rate)
+
+    def done(self) -> None:
+        """The client has all of it."""
+        self._pace.tell(self._model, self._usage.get("completion_tokens", 0))
 
     def heard(self, pcm: bytes) -> None:
         """16-bit samples as they left."""

@@ -115,7 +115,6 @@ class Dispatcher:
         if prepare is not None:
             prepare(running)
         self._running[invocation.id] = running
-        GATEWAY.inflight.set(len(self._running))
         try:
             self._send(running)
         except OmnibusError:
@@ -160,7 +159,6 @@ class Dispatcher:
         self._running.pop(running.id, None)
         if not self._running:
             self._emptied.set()
-        GATEWAY.inflight.set(len(self._running))
         self._end(running, status)
         if running.span is not None:
             why = running.failure.code if running.failure is not None else "" if status == "done" else status

@@ -1,6 +1,7 @@
 """HTTP: a FastAPI application, and in front of it what models answer as plain ASGI; chat is the one hot path."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -24,9 +25,12 @@ from services.gateway.dispatch import Dispatcher
 from services.gateway.openai import openapi
 from services.gateway.openai.problems import error_body
 from services.gateway.route import Router
+from services.gateway.routes.models import ModelRoutes
 from services.gateway.routes.table import Table
 
 log = logging.getLogger(__name__)
+
+_LATER: dict[int | str, dict[str, Any]] = {503: {"description": "Some cannot: `missing` names them."}}
 
 
 class Frontend:
@@ -40,14 +44,18 @@ class Frontend:
         dispatcher: Dispatcher,
         table: Table,
         apps: Apps | None = None,
+        guard: Callable[[ASGIApp], ASGIApp] | None = None,
         console: Console | None = None,
     ) -> None:
         self._settings = settings
-        self._chat = ChatRoute(settings, chat, apps.chats if apps is not None else None, table.draw)
+        self._chat = ChatRoute(settings, chat, apps.chats if apps is not None else None, table.draw, table.translate)
         self._router = router
         self._dispatcher = dispatcher
         self._table = table
         self._apps = apps
+        self._guard = guard
+        if apps is not None:
+            table.serve(apps.chats)
         self._console = console
 
     def application(self) -> ASGIApp:
@@ -64,17 +72,19 @@ class Frontend:
             else:
                 await rest(scope, receive, send)
 
-        return application
+        return self._guard(application) if self._guard is not None else application
 
     def _fastapi(self) -> FastAPI:
         app = FastAPI(title="Omnibus", version=__version__, docs_url="/docs", redoc_url=None)
-        app.add_api_route("/v1/models", self.models, methods=["GET"], summary="Models that this gateway serves")
         app.add_api_route("/health", self.health, methods=["GET"], summary="The process lives")
-        app.add_api_route("/readyz", self.readyz, methods=["GET"], summary="Every stage can make progress")
+        app.add_api_route(
+            "/readyz", self.readyz, methods=["GET"], summary="Every stage can make progress", responses=_LATER
+        )
         app.add_api_route("/version", self.version, methods=["GET"], summary="Version and plan epoch")
         app.add_route("/metrics", self.metrics, methods=["GET"], include_in_schema=False)
         for path in (openapi.PATH, *self._table.posts):
             app.add_route(path, _not_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+        ModelRoutes(self._router, self._apps.registry if self._apps is not None else None).add(app)
         self._table.files.add(app)
         self._table.videos.add(app)
         if self._console is not None:
@@ -94,15 +104,6 @@ class Frontend:
         return document.add(whole, self._apps.registry.records.values())
 
     # Routes
-
-    async def models(self) -> dict[str, Any]:
-        plan = self._router.plan
-        made = int(plan.created) if plan is not None else 0
-        known = {name: (made, "omnibus") for name, model in (plan.models.items() if plan else ()) if not model.apps}
-        for app in self._apps.registry.models() if self._apps is not None else ():
-            known.setdefault(app.model, (int(app.created), app.name))
-        about = [{"id": id, "object": "model", "created": at, "owned_by": by} for id, (at, by) in known.items()]
-        return {"object": "list", "data": about}
 
     async def health(self) -> dict[str, str]:
         return {"status": "ok"}

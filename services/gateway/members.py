@@ -185,6 +185,11 @@ class Members:
     def statuses(self) -> list[ExecutorStatus]:
         return [member.status for member in self._members.values()]
 
+    def states(self) -> list[tuple[tuple[str, str], str]]:
+        """Model and option, and the state, of each."""
+        now = time.monotonic()
+        return [((one.status.model, one.status.option), one.state(now)) for one in self._members.values()]
+
     def stages(self, model: str) -> dict[str, str]:
         """Components of ``model`` that some executor serves: ``ok`` or why it makes no progress."""
         now = time.monotonic()

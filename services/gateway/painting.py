@@ -61,9 +61,7 @@ class Painters:
     async def _place(self, run: Run, image: Media) -> dict[str, Any]:
         runs, info = self._runs, image.info
         about = (info.modality, info.mime, info.sha256)
-        return await place(
-            runs.tensors, runs.kept, image.data, about, run.inputs, run.deadline, MANY, runs.settings.salt
-        )
+        return await place(runs.tensors, runs.kept, image.data, about, run.inputs, run.deadline, MANY, run.salt)
 
 
 def check_count(model: str, task: CompositeTask, count: int) -> None:

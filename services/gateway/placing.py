@@ -1,5 +1,6 @@
 """Inputs that are too large for the bus: into the arena once, and kept by content hash for replay."""
 
+import time
 from hashlib import sha256
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from omnibus.errors import ProtocolError
 from omnibus.graph import HANDLE
+from omnibus.metrics import TRANSFER
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.item import Item
 from services.gateway.dispatch import ATTEMPTS
@@ -34,9 +36,11 @@ async def place(
     ``about`` is its modality, mime type and SHA-256; what is computed of it is shared under one ``salt``.
     """
     modality, mime, digest = about
+    began = time.perf_counter()
     handle = await tensors.put(
         np.frombuffer(data, np.uint8), invocation=invocation, deadline=deadline + GRACE, readers=readers
     )
+    TRANSFER.count("gateway", "media", len(data), time.perf_counter() - began)
     if keep is not None:
         keep.put(digest, data)
     literal = {"modality": modality, "mime": mime, "sha256": digest, "nbytes": len(data)}

@@ -93,6 +93,14 @@ class Router:
             if spec.of
         }
 
+    def shares(self) -> dict[tuple[str, str, str], float]:
+        """What part of its type's requests the plan gives each path, by model, type and path, of types that came."""
+        found: dict[tuple[str, str, str], float] = {}
+        for (model, kind), paths in self._paths.items():
+            total = sum(path.rate for path in paths)
+            found |= {(model, kind, path.name): path.rate / total for path in paths if total > 0}
+        return found
+
     def model(self, name: str) -> ModelPlan:
         """Raises ``NotFound`` naming what there is, and ``StageUnavailable`` before the first plan."""
         models = self._planned().plan.models

@@ -22,6 +22,7 @@ from omnibus.plan import spread
 from omnibus.settings import GatewaySettings
 from omnibus.task import Segment
 from omnibus.tensors.client import TensorClient
+from services.gateway import metering
 from services.gateway.collected import Collected
 from services.gateway.dispatch import Dispatcher
 from services.gateway.filling import Place, filled, marked
@@ -34,6 +35,9 @@ from services.gateway.route import Router, Ticket
 from services.gateway.running import Running
 from services.gateway.scope import Assignment
 from services.gateway.streams import ResultStream
+from services.gateway.tenancy import tenant as tenants
+from services.gateway.tenancy.admission import Admission
+from services.gateway.tenancy.stay import Stay
 
 #: Segments that one request may have, and nodes of one segment.
 SEGMENTS, NODES = 256, 512
@@ -51,6 +55,7 @@ class Runs:
         records: Records,
         keep: MediaKeep,
         loads: Loads,
+        admission: Admission | None = None,
     ) -> None:
         self.settings = settings
         self.router = router
@@ -59,6 +64,7 @@ class Runs:
         self.records = records
         self.kept = keep if records.full else None
         self.loads = loads
+        self.admission = admission
         self._numbers: dict[str, count[int]] = defaultdict(count)  # by the letters in ids, which apps may share
 
     def open(self, app: str, model: str = "", *, seed: int | None = None, pinned: str = "") -> "Run":
@@ -66,6 +72,8 @@ class Runs:
         if self.dispatcher.inflight >= self.settings.max_inflight:
             if model:
                 self.loads.refused(model)
+            else:
+                GATEWAY.rejected.labels("", "gateway").inc()
             raise Overloaded(f"{self.dispatcher.inflight} requests are in flight here: try again later")
         return Run(self, app, model, next(self._numbers[_name(app)]), seed, pinned)
 
@@ -89,6 +97,8 @@ class Run:
         self._pinned = pinned
         self._holds = False
         self._counted: list[Counted] = []  # of each segment
+        self.tenant = tenants.current()
+        self._stay = Stay(runs.admission, self.tenant) if runs.admission is not None else None
 
     @property
     def seed(self) -> int:
@@ -130,6 +140,7 @@ class Run:
                 f"a request may have {SEGMENTS} segments of {NODES} calls each: loop less, or split the request"
             )
         check(segment)
+        await self.admit(segment, step)
         nodes = segment.nodes
         if marked(nodes):
             runs, name = self._runs, self._name(step)
@@ -153,6 +164,32 @@ class Run:
         return spread(self._number, site, salt / 2**64)
 
     # Segments
+
+    @property
+    def salt(self) -> str:
+        """Under which what is computed of this request's media is kept, and shared with others."""
+        settings = self._runs.settings
+        return self.tenant.salt(settings.salt, settings.isolate)
+
+    async def admit(self, segment: Segment, step: int = 0) -> None:
+        """Wait for this request's turn, once. Raises ``Overloaded``. Who then sends nothing has to ``withdraw``."""
+        if self._stay is None:
+            return
+        assignment = self._runs.router.assign(segment.nodes, self.model)
+        await self._stay.enter(assignment, segment.work, step, self.left)
+        if self.over:  # while it waited
+            self.withdraw()
+            raise self.failure or _over()
+
+    def withdraw(self) -> None:
+        """Give the turn back: nothing is at work any more."""
+        if self._stay is not None:
+            self._stay.leave(self.segments)
+
+    def wait_patiently(self) -> None:
+        """Its client does not wait for it: it may take its turn as late as its deadline, however many wait."""
+        if self._stay is not None:
+            self._stay.patient = True
 
     def ticket(self, segment: Segment) -> Ticket:
         """Take the next number among requests of this kind; it is this request's name from now on."""
@@ -184,7 +221,7 @@ class Run:
         self.segments.append(running)
         self._counted.append(counted)
         runs.records.begin(running)
-        GATEWAY.path(assignment.model, assignment.kind, running.invocation.path).inc()
+        metering.count_paths(assignment, running.invocation.path)
         return running
 
     def _dispatch(self, segment: Segment, assignment: Assignment, ticket: Ticket | None, step: int) -> Running:
@@ -244,6 +281,8 @@ class Run:
         if self.over:
             return
         self.over = True
+        if got is not None and status == "done":
+            got.done()
         dispatcher = self._runs.dispatcher
         for running, counted in zip(self.segments, self._counted, strict=True):
             self._runs.loads.ended(counted, running, status == "done", self._began(running))
@@ -253,6 +292,7 @@ class Run:
             else:
                 dispatcher.finish(running, status)
                 ended()
+        self.withdraw()
         if self._holds:
             self._runs.tensors.end(self.inputs)
 

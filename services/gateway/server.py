@@ -35,8 +35,8 @@ class Server(uvicorn.Server):
         yield
 
 
-def server(application: Any) -> Server:
-    """A server for ``application`` on sockets that are given to ``serve``."""
+def server(application: Any, certificate: str = "", key: str = "") -> Server:
+    """A server for ``application`` on sockets that are given to ``serve``; with a ``certificate`` over TLS alone."""
     return Server(
         uvicorn.Config(
             application,
@@ -48,5 +48,7 @@ def server(application: Any) -> Server:
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=30,
+            ssl_certfile=certificate or None,
+            ssl_keyfile=key or None,
         )
     )

@@ -5,6 +5,9 @@ import ctypes
 import logging
 import secrets
 import socket
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
 
 import msgspec
 
@@ -13,12 +16,12 @@ from omnibus.bus import subjects
 from omnibus.bus.messages import GatewayStatus
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import BadRequest, Fatal, OmnibusError, StoreUnavailable
-from omnibus.metrics import GATEWAY
 from omnibus.plan import Plan
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, StoreSettings, load
 from omnibus.store import Store
 from omnibus.tensors.client import TensorClient
+from services.gateway import metering
 from services.gateway.apps.service import Apps
 from services.gateway.chat import Chat
 from services.gateway.console.routes import Console
@@ -37,6 +40,7 @@ from services.gateway.routes.table import Table
 from services.gateway.run import Runs
 from services.gateway.server import Server, server
 from services.gateway.spoken import Spoken
+from services.gateway.tenants import Tenancy
 from services.gateway.videos.service import Videos
 
 log = logging.getLogger(__name__)
@@ -56,7 +60,6 @@ class GatewayService:
         self._settings = load(GatewaySettings)
         self._store = Store(load(StoreSettings))
         self._bus: NatsBus | None = None
-        self._tensors: TensorClient | None = None
         self._dispatcher: Dispatcher | None = None
         self._keep = MediaKeep(self._settings.media_dir, self._settings.media_bytes)
         self._files = Files(self._settings)
@@ -65,47 +68,77 @@ class GatewayService:
         self._console: Console | None = None
         self._server: Server | None = None
         self._router: Router | None = None
-        self._loads: Loads | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._closing = AsyncExitStack()  # what shutdown undoes, last things first
 
     async def startup(self) -> None:
         _reuse_large_buffers()
+        settings = self._settings
+        if settings.record not in MODES:
+            raise BadRequest(f"OMNIBUS_GATEWAY_RECORD={settings.record!r}: it is one of {', '.join(MODES)}")
         tracing.start("gateway")
-        if self._settings.record not in MODES:
-            raise BadRequest(f"OMNIBUS_GATEWAY_RECORD={self._settings.record!r}: it is one of {', '.join(MODES)}")
-        settings, bus_settings, sidecar = self._settings, load(BusSettings), load(SidecarSettings)
+        self._closing.push_async_callback(asyncio.to_thread, tracing.stop, LAST_TRACES)
+        self._closing.push_async_callback(self._store.close)
+        self._closing.callback(self._files.close)
+        self._closing.callback(self._keep.close)
         gateway = secrets.token_hex(3)
-        self._bus = await NatsBus.connect(bus_settings, f"gateway-{gateway}")
-        self._tensors = await TensorClient.connect(sidecar.socket, f"gateway-{gateway}", sidecar.node_name)
-        await self._bus.open_records(bus_settings.record_seconds, bus_settings.record_bytes)
-        await self._bus.open_records(bus_settings.dead_seconds, bus_settings.dead_bytes, subjects.DEADLETTERS)
-        members = Members()
-        router = self._router = Router(gateway, members)
-        limit = bus_settings.max_payload
-        self._dispatcher = Dispatcher(gateway, self._bus, self._tensors, members, limit)
-        self._dispatcher.keeps = settings.record == "stages"
-        await self._dispatcher.startup()
-        dead = DeadLetters(self._bus, settings.deadletters == "full", limit)
-        records = Records(self._bus, settings.record != "digest", self._keep, dead)
-        ports = None if settings.allow_private else FetchRules().ports
-        rules = FetchRules(allow_http=settings.allow_http, allow_private=settings.allow_private, ports=ports)
-        fetcher = Fetcher(rules)
-        loads = self._loads = Loads(router, self._bus, limit)
-        runs = Runs(settings, router, self._dispatcher, self._tensors, records, self._keep, loads)
+        bus, tensors = await self._connect(gateway)
+        router = self._router = Router(gateway, Members())
+        self._closing.callback(self._announce, "gone")
+        tenancy = Tenancy(settings, self._store, router)
+        runs = await self._runs(bus, tensors, router, tenancy)
+        fetcher = Fetcher(_rules(settings))
         chat = Chat(runs, fetcher, Spoken(self._store, self._files, settings.file_seconds))
-        replayer = Replayer(router, self._dispatcher, self._tensors, records, self._keep)
-        await self._bus.respond(subjects.REPLAY, replayer.respond, queue="gateways")
-        await self._bus.subscribe(subjects.event(subjects.CENSUS), lambda _: self._announce("ready"))
-        loop = asyncio.get_running_loop()
-        self._tasks.append(loop.create_task(self._follow_plan(router)))
-        self._apps = Apps(settings, self._store, router, runs, chat)
-        self._apps.startup()
-        self._videos = Videos(settings, self._store, runs)
-        self._videos.startup()
-        table = Table(runs, chat, self._files, self._videos)
-        self._console = Console(settings, self._store, self._bus)
-        self._listen(Frontend(settings, chat, router, self._dispatcher, table, self._apps, console=self._console))
-        log.info("gateway %s on http://%s:%d", gateway, settings.host, settings.port)
+        await bus.subscribe(subjects.event(subjects.CENSUS), lambda _: self._announce("ready"))
+        await self._open(bus, runs, chat, tenancy)
+
+    async def _connect(self, gateway: str) -> tuple[NatsBus, TensorClient]:
+        """To the sidecar and the bus, whose streams are there from now on."""
+        settings, sidecar = load(BusSettings), load(SidecarSettings)
+        tensors = await TensorClient.connect(sidecar.socket, f"gateway-{gateway}", sidecar.node_name)
+        self._closing.push_async_callback(tensors.close)
+        bus = self._bus = await NatsBus.connect(settings, f"gateway-{gateway}")
+        self._closing.push_async_callback(bus.drain)
+        await bus.open_records(settings.record_seconds, settings.record_bytes)
+        await bus.open_records(settings.dead_seconds, settings.dead_bytes, subjects.DEADLETTERS)
+        return bus, tensors
+
+    async def _runs(self, bus: NatsBus, tensors: TensorClient, router: Router, tenancy: Tenancy) -> Runs:
+        """All that a request needs between its route and its end."""
+        settings, limit = self._settings, load(BusSettings).max_payload
+        loads = Loads(router, bus, limit)
+        self._closing.callback(loads.close)
+        dispatcher = self._dispatcher = Dispatcher(router.gateway, bus, tensors, router.members, limit)
+        dispatcher.keeps = settings.record == "stages"
+        await dispatcher.startup()
+        self._closing.push_async_callback(dispatcher.shutdown)
+        dead = DeadLetters(bus, settings.deadletters == "full", limit)
+        records = Records(bus, settings.record != "digest", self._keep, dead)
+        metering.watch(settings, router, router.members, dispatcher)
+        replayer = Replayer(router, dispatcher, tensors, records, self._keep)
+        await bus.respond(subjects.REPLAY, replayer.respond, queue="gateways")
+        await tenancy.startup(bus, lambda: self._announce("ready"))
+        self._closing.push_async_callback(tenancy.shutdown)
+        return Runs(settings, router, dispatcher, tensors, records, self._keep, loads, tenancy.admission)
+
+    async def _open(self, bus: NatsBus, runs: Runs, chat: Chat, tenancy: Tenancy) -> None:
+        """Follow plans, apps and videos, and answer over HTTP."""
+        settings, router, dispatcher = self._settings, runs.router, runs.dispatcher
+        apps = self._apps = Apps(settings, self._store, router, runs, chat)
+        apps.startup()
+        self._closing.push_async_callback(apps.shutdown)
+        videos = self._videos = Videos(settings, self._store, runs)
+        videos.startup()
+        self._closing.push_async_callback(videos.shutdown)
+        self._begin(self._follow_plan(router))
+        table = Table(runs, chat, self._files, videos)
+        console = self._console = Console(settings, self._store, bus)
+        self._listen(Frontend(settings, chat, router, dispatcher, table, apps, tenancy.guard, console))
+        self._closing.push_async_callback(console.close)
+        scheme = "https" if settings.tls_cert else "http"
+        log.info("gateway %s on %s://%s:%d", router.gateway, scheme, settings.host, settings.port)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._closing.push_async_callback(until_cancelled, asyncio.get_running_loop().create_task(work))
 
     async def _follow_plan(self, router: Router) -> None:
         """Read each new epoch. Without a store the plan that is known stays in force."""
@@ -117,7 +150,6 @@ class GatewayService:
             # A store that lost everything counts from 1 again: what is newer is told by the clock.
             if plan is not None and (known is None or plan.epoch > known.epoch or plan.created > known.created):
                 router.plan = plan
-                GATEWAY.epoch.set(plan.epoch)
                 log.info("plan epoch %d: %s", plan.epoch, ", ".join(plan.models))
                 self._announce("ready")
 
@@ -150,8 +182,8 @@ class GatewayService:
             listener = socket.create_server((settings.host, settings.port), backlog=2048)
         except OSError as error:
             raise Fatal(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
-        self._server = server(tracing.http(frontend.application()))
-        self._tasks.append(asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener])))
+        self._server = server(tracing.http(frontend.application()), settings.tls_cert, settings.tls_key)
+        self._begin(self._server.serve(sockets=[listener]))
 
     async def drain(self, seconds: float) -> None:
         if self._server is not None:
@@ -167,27 +199,12 @@ class GatewayService:
         if self._server is not None:
             self._server.should_exit = True
             self._server.force_exit = True
-        if self._console is not None:
-            await self._console.close()
-        for task in self._tasks:
-            await until_cancelled(task)
-        if self._videos is not None:
-            await self._videos.shutdown()
-        if self._apps is not None:
-            await self._apps.shutdown()
-        if self._dispatcher is not None:
-            await self._dispatcher.shutdown()
-        if self._loads is not None:
-            self._loads.close()
-        self._announce("gone")
-        if self._bus is not None:
-            await self._bus.drain()
-        if self._tensors is not None:
-            await self._tensors.close()
-        self._keep.close()
-        self._files.close()
-        await self._store.close()
-        await asyncio.to_thread(tracing.stop, LAST_TRACES)
+        await self._closing.aclose()
+
+
+def _rules(settings: GatewaySettings) -> FetchRules:
+    ports = None if settings.allow_private else FetchRules().ports
+    return FetchRules(allow_http=settings.allow_http, allow_private=settings.allow_private, ports=ports)
 
 
 def _reuse_large_buffers() -> None:

@@ -16,6 +16,7 @@ from omnibus.errors import BadRequest, OmnibusError
 from omnibus.store import Said, Store
 from services.gateway.files import Files
 from services.gateway.openai.schema import AssistantMessage, ChatRequest, Message
+from services.gateway.tenancy import tenant as tenants
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,8 @@ class Spoken:
 
     async def _keep(self, id: str, transcript: str, sound: bytes, format: SoundFormat) -> None:
         try:
-            await self._store.put_said(id, Said(transcript, time.time() + self.seconds), self.seconds)
+            said = Said(transcript, time.time() + self.seconds, tenants.current().name)
+            await self._store.put_said(id, said, self.seconds)
             if self._files.on:
                 await self._files.put(sound, MIME[format], id)
         except OmnibusError as error:
@@ -57,8 +59,9 @@ class Spoken:
             return request
         found = await self._store.said(list(dict.fromkeys(wanted.values())))
         messages: list[Message] = list(request.messages)
+        who = tenants.current()
         for index, id in wanted.items():
-            if id not in found or found[id].expires <= time.time():
+            if id not in found or found[id].expires <= time.time() or not who.owns(found[id].tenant):
                 raise forgotten(index)
             messages[index] = AssistantMessage(content=found[id].transcript)
         return msgspec.structs.replace(request, messages=messages)

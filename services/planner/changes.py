@@ -74,6 +74,16 @@ class Changes:
         """Whether an operator has pinned an epoch: what is wanted has to wait."""
         return self._pinned > 0
 
+    @property
+    def staged(self) -> Plan | None:
+        """The plan that waits for its executors, as far as this planner knows."""
+        return self._staged[1] if self._staged[0] else None
+
+    @property
+    def troubled(self) -> bool:
+        """Whether something that is wanted is put off."""
+        return self._told is not None and bool(self._told[0])
+
     def wake(self) -> None:
         """Something has changed: look again."""
         self._woken.set()
@@ -181,6 +191,7 @@ class Changes:
             faults = "; ".join([*aim.faults, *found.faults])
             log.info("staged plan %d is given up: %s", stand.staged, faults or "nobody wants it")
             await self._store.unstage_plan(self._me)
+            self._staged = (0, None)
         self._pending = False
         return found.look
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from omnibus import profile as profiles
 from omnibus.errors import BadRequest, OmnibusError, StoreUnavailable
+from omnibus.metrics import PLANNER
 from omnibus.plan import ModelPlan
 from omnibus.profile import ModelProfile
 from omnibus.store import PlanProblem, Store
@@ -105,6 +106,7 @@ class Planning:
             made = await asyncio.to_thread(self._make, found, faults, running, load)
             self.planner = made.planner
             self.planned = self._whole(made.planned or _nothing(), running, made.faults)
+            PLANNER.solve.observe(time.monotonic() - began)
             log.info("planned %s in %.2f s", ", ".join(self.planned.models) or "nothing", time.monotonic() - began)
             await self._tell(made.faults)
             return self.planned

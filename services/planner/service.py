@@ -14,16 +14,18 @@ from omnibus.bus.messages import PlanEvent
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import BadRequest, BusUnavailable, ProtocolError, StoreUnavailable
 from omnibus.heard import Gateways, ReadyExecutors
+from omnibus.metrics import PLANNER
 from omnibus.plan import ModelPlan, Plan
 from omnibus.registry import AppRecord
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, PlannerSettings, StoreSettings, load
 from omnibus.store import PlanProblem, Store
-from services.planner import declare, own, reconcile
+from services.planner import declare, metering, own, reconcile
 from services.planner.changes import Changes
 from services.planner.follow import Follow
 from services.planner.planning import Planning
 from services.planner.reasons import why
+from services.planner.streams import Streams
 from services.planner.target import Target
 
 log = logging.getLogger(__name__)
@@ -65,10 +67,12 @@ class PlannerService:
         running = await self._running()
         await self._planning.plan(running, self._follow.load)
         self._want(DECLARED)
+        metering.watch(self._changes, self._ready)
         await self._changes.begin()
         files = self._follow_files(read, measured)
         work = [self._changes.run(), self._follow_plan(), self._follow_apps(), files, self._follow_profiles()]
         work.append(self._follow.run())
+        work.append(Streams(self._bus).run())
         if backend is not None:
             work.append(reconcile.Reconciler(self._store, backend, self._gateways).run())
         loop = asyncio.get_running_loop()
@@ -114,6 +118,7 @@ class PlannerService:
         return plan.models if plan is not None else {}
 
     def _announce(self, plan: Plan) -> None:
+        PLANNER.swaps.inc()
         log.info("plan epoch %d (%s): %s", plan.epoch, plan.reason, ", ".join(plan.models) or "no models")
         if self._bus is None:
             return

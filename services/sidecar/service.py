@@ -4,7 +4,7 @@ from pathlib import Path
 
 from omnibus import settings as environment
 from omnibus.bus.subjects import token
-from omnibus.metrics import ARENA
+from services.sidecar import metering
 from services.sidecar.server import Sidecar
 from services.sidecar.settings import MIB, SidecarSettings
 
@@ -27,13 +27,7 @@ class SidecarService:
 
     async def startup(self) -> None:
         await self._sidecar.start()
-        ARENA.size.set(self._sidecar.settings.size)
-        ARENA.used.set_function(lambda: self._count("used_bytes"))
-        ARENA.leases.set_function(lambda: self._count("blocks"))
-        ARENA.expired.set_function(lambda: self._count("expired_total"))
-
-    def _count(self, name: str) -> float:
-        return float(self._sidecar.snapshot().get(name, 0))
+        metering.watch(self._sidecar.snapshot)
 
     async def drain(self, seconds: float) -> None: ...
 

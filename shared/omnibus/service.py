@@ -7,11 +7,10 @@ import sys
 from contextlib import suppress
 from typing import Any, Protocol
 
-import prometheus_client
 import uvloop
 
 from omnibus.errors import OmnibusError
-from omnibus.metrics import REGISTRY
+from omnibus.scrape import Scrape
 from omnibus.settings import ServiceSettings, load
 
 log = logging.getLogger("omnibus")
@@ -36,18 +35,17 @@ def run(name: str, service: Service) -> int:
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
-    if settings.metrics_port:
-        prometheus_client.start_http_server(settings.metrics_port, settings.metrics_host, registry=REGISTRY)
     try:
-        uvloop.run(_live(service, settings))
+        uvloop.run(_live(name, service, settings))
     except OmnibusError as error:
         log.error("%s cannot run: %s", name, error)
         return 1
     return 0
 
 
-async def _live(service: Service, settings: ServiceSettings) -> None:
+async def _live(name: str, service: Service, settings: ServiceSettings) -> None:
     stop = asyncio.Event()
+    scrape = await _scraped(name, settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
@@ -59,10 +57,23 @@ async def _live(service: Service, settings: ServiceSettings) -> None:
             await until_cancelled(starting)
             return
         starting.result()
+        scrape.ready(True)
         await stopping
+        scrape.ready(False)
         await service.drain(settings.drain)
     finally:
         await service.shutdown()
+        await scrape.close()
+
+
+async def _scraped(name: str, settings: ServiceSettings) -> Scrape:
+    """Metrics and health where they are wanted; they are told from before the start until the end."""
+    scrape = Scrape(name)
+    if settings.metrics_port or settings.metrics_dir:
+        await scrape.start(settings.metrics_host, settings.metrics_port)
+    if settings.metrics_dir:
+        scrape.tell(settings.metrics_dir, settings.metrics_host)
+    return scrape
 
 
 async def until_cancelled(work: asyncio.Task[Any]) -> None:

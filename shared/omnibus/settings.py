@@ -26,8 +26,11 @@ class BusSettings(Settings, frozen=True):
     url: str = "nats://127.0.0.1:4222"
     user: str = ""
     password: str = ""
-    #: PEM file of the authority that signed the server's certificate; empty: no TLS.
+    #: PEM file of the authority that signed the server's certificate; empty: no TLS. A certificate of this service and
+    #: its key, for a server that asks for one.
     tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
     connect_timeout: float = 10.0  # seconds
     #: Bytes that one message may have. Larger inputs travel by handle.
     max_payload: int = 64 * 1024
@@ -43,7 +46,12 @@ class BusSettings(Settings, frozen=True):
 class StoreSettings(Settings, frozen=True):
     area: ClassVar[str] = "STORE"
 
+    #: ``rediss://user:password@host:port/0`` for TLS.
     url: str = "redis://127.0.0.1:6379/0"
+    #: As those of the bus; without ``tls_ca`` the authorities of this machine are believed.
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
     prefix: str = "omnibus"
     timeout: float = 2.0  # seconds per command
     #: Plans that are kept: the current one and those before it.
@@ -69,6 +77,9 @@ class GatewaySettings(Settings, frozen=True):
 
     host: str = "127.0.0.1"
     port: int = 8000
+    #: PEM files of this server's certificate and its key; empty: plain HTTP.
+    tls_cert: str = ""
+    tls_key: str = ""
     #: Seconds a request may take when the client names no deadline.
     deadline: float = 120.0
     #: Largest HTTP body in bytes.
@@ -114,8 +125,20 @@ class GatewaySettings(Settings, frozen=True):
     #: Whether media may be fetched over plain http, and from private addresses. Off in production.
     allow_http: bool = False
     allow_private: bool = False
-    #: Bearer token that registers, updates and unregisters apps; empty: nobody may.
+    #: Bearer token of control routes, see ``services.gateway.admin``; empty: nobody changes apps, and other control
+    #: routes are for clients of this machine alone.
     admin_token: str = ""
+    #: Whether clients must send an API key: those of ``keys_file``, a JSON file that is read again when it changes,
+    #: and those of the store (``omnibus keys``). A file alone asks for keys as well. Off: one tenant, no limits.
+    keys: bool = False
+    keys_file: str = ""
+    #: Requests that an executor is given at a time while tenants share it; 0: as many as it says that it batches.
+    admit: int = 0
+    #: Requests of one tenant that wait for their turn, for one model, and the seconds that one may.
+    admit_queue: int = 64
+    admit_wait: float = 30.0
+    #: Whether tenants share nothing that is kept of their media. Off: what one sent makes another's request faster.
+    isolate: bool = True
     #: Directory that apps may be registered from, on every gateway the same; empty: none.
     apps_dir: str = ""
     #: Whether the text of an app may come with the request that registers it.
@@ -166,6 +189,10 @@ class KubernetesSettings(Settings, frozen=True):
     template: str = ""
     #: Tells the executors of one Omnibus from those of others in the namespace; begins their names.
     release: str = "omnibus"
+    #: ConfigMap that workloads belong to: when it goes, they go. Empty: they stay until somebody deletes them.
+    owner: str = ""
+    #: Lease that the one planner holds which starts and stops executors; empty: the release's name.
+    lease: str = ""
     timeout: float = 10.0  # seconds per request
     #: Seconds between two looks at what runs when nothing changes.
     resync: float = 30.0
@@ -240,8 +267,10 @@ class VllmSettings(Settings, frozen=True):
 class ServiceSettings(Settings, frozen=True):
     area: ClassVar[str] = "SERVICE"
 
-    #: Port of the metrics and health endpoint; 0: none.
+    #: Port of the metrics and health endpoint; 0: none, or a free one where ``metrics_dir`` is set.
     metrics_port: int = 0
+    #: Directory in which the service says where that is, in a file as Prometheus reads them (``file_sd_configs``).
+    metrics_dir: str = ""
     metrics_host: str = "127.0.0.1"
     log_level: str = "INFO"
     #: Seconds a stopping service may take to finish what it has accepted.

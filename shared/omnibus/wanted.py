@@ -25,7 +25,8 @@ class Kind(NamedTuple):
 class Wanted(msgspec.Struct, frozen=True):
     """Executors of one kind. ``env`` is what they are told, but for their own ``ID``; ``apps`` brought their model.
 
-    ``service`` is the service that hosts them, ``gpus`` what each of them takes, of type ``gpu``.
+    ``service`` is the service that hosts them, ``gpus`` what each of them takes, of type ``gpu``. ``epoch`` is of the
+    newest plan that asks for them.
     """
 
     kind: Kind
@@ -35,6 +36,7 @@ class Wanted(msgspec.Struct, frozen=True):
     env: dict[str, str]
     apps: tuple[str, ...]
     gpu: str = ""
+    epoch: int = 0
 
 
 def wanted(*plans: Plan) -> dict[Kind, Wanted]:
@@ -45,8 +47,9 @@ def wanted(*plans: Plan) -> dict[Kind, Wanted]:
     found: dict[Kind, Wanted] = {}
     for each in (one for plan in plans for one in _asked(plan)):
         known = found.get(each.kind)
-        if known is None or known.replicas < each.replicas:
-            found[each.kind] = each
+        if known is not None and known.replicas >= each.replicas:
+            each = msgspec.structs.replace(known, epoch=max(known.epoch, each.epoch))
+        found[each.kind] = each
     return found
 
 
@@ -96,7 +99,7 @@ def _asked(plan: Plan) -> Iterator[Wanted]:
         model = plan.models[kind.model]
         deployed = model.options[kind.option]
         told = _environment(kind, model)
-        yield Wanted(kind, replicas, deployed.service, deployed.gpus, told, model.apps, deployed.gpu)
+        yield Wanted(kind, replicas, deployed.service, deployed.gpus, told, model.apps, deployed.gpu, plan.epoch)
 
 
 def _environment(kind: Kind, model: ModelPlan) -> dict[str, str]:

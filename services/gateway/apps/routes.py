@@ -1,13 +1,11 @@
 """The HTTP routes of apps, but for ``invoke``: what a client may ask, and who may change what."""
 
-import hmac
-
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from omnibus.errors import Forbidden, Unauthorized
 from omnibus.settings import GatewaySettings
+from services.gateway.admin import Admin
 from services.gateway.answering import Handler, answering, json_response
 from services.gateway.apps.control import Control
 from services.gateway.apps.shapes import AppList, TaskList
@@ -22,6 +20,7 @@ class Routes:
     def __init__(self, settings: GatewaySettings, control: Control) -> None:
         self._settings = settings
         self._control = control
+        self._admin = Admin(settings)
 
     def add(self, app: FastAPI) -> None:
         routes: dict[str, dict[str, Handler]] = {
@@ -50,19 +49,10 @@ class Routes:
         return json_response(await self._control.update(request.path_params["name"], body))
 
     async def _unregister(self, request: Request) -> Response:
-        self._authorize(request)
+        self._admin.require(request.headers)
         return json_response(await self._control.unregister(request.path_params["name"]))
 
     async def _body(self, request: Request) -> bytes:
-        self._authorize(request)
+        self._admin.require(request.headers)
         length = request.headers.get("content-length", "")
         return await read_body(request.stream(), self._settings.app_body, int(length) if length.isdigit() else None)
-
-    def _authorize(self, request: Request) -> None:
-        """Raises ``Forbidden`` while there is no token, and ``Unauthorized`` without the right one."""
-        token = self._settings.admin_token
-        if not token:
-            raise Forbidden("apps cannot be changed here: set OMNIBUS_GATEWAY_ADMIN_TOKEN at the gateway")
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-            raise Unauthorized("send the gateway's OMNIBUS_GATEWAY_ADMIN_TOKEN as `Authorization: Bearer <token>`")

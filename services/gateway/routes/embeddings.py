@@ -63,7 +63,7 @@ class Embeddings(Route):
             raise TooLarge(f"the texts have {len(body)} bytes, {self._limits.item_bytes} are allowed", param="input")
         if len(body) > INLINE:
             runs, found = self._runs, ("text", "application/json", sha256(body).hexdigest())
-            text = await place(runs.tensors, runs.kept, body, found, run.inputs, run.deadline, MANY, runs.settings.salt)
+            text = await place(runs.tensors, runs.kept, body, found, run.inputs, run.deadline, MANY, run.salt)
         return TextInput(text=text, pooling=wanted.pooling or "mean", work=max(1, len(body) // 4))
 
 

@@ -1,15 +1,14 @@
 """``/v1/invocations``: what became of requests, from their records. For operators: see ``services.gateway.history``."""
 
-import hmac
-import ipaddress
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from omnibus.errors import BadRequest, Forbidden, Unauthorized
+from omnibus.errors import BadRequest
 from omnibus.settings import GatewaySettings
+from services.gateway.admin import Admin
 from services.gateway.answering import answering, json_response
 from services.gateway.history import MOST, History, Query
 
@@ -21,7 +20,7 @@ class Invocations:
     """Adds the routes over ``history`` to an application."""
 
     def __init__(self, settings: GatewaySettings, history: History) -> None:
-        self._settings = settings
+        self._admin = Admin(settings)
         self._history = history
 
     def add(self, app: FastAPI) -> None:
@@ -30,30 +29,12 @@ class Invocations:
             app.add_route(path, answering(handlers), methods=list(handlers), include_in_schema=False)
 
     async def _list(self, request: Request) -> Response:
-        self._authorize(request)
+        self._admin.control(request.headers)
         return json_response(await self._history.page(_query(request)))
 
     async def _one(self, request: Request) -> Response:
-        self._authorize(request)
+        self._admin.control(request.headers)
         return json_response(await self._history.one(request.path_params["id"]))
-
-    def _authorize(self, request: Request) -> None:
-        """With the admin token; where there is none, at a gateway that only this machine reaches."""
-        token = self._settings.admin_token
-        if not token and _loopback(self._settings.host):
-            return
-        if not token:
-            raise Forbidden("invocations cannot be looked at here: set OMNIBUS_GATEWAY_ADMIN_TOKEN at the gateway")
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-            raise Unauthorized("send the gateway's OMNIBUS_GATEWAY_ADMIN_TOKEN as `Authorization: Bearer <token>`")
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _query(request: Request) -> Query:

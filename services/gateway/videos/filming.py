@@ -16,6 +16,7 @@ from omnibus.task.running import merged
 from omnibus.task.running import run as run_task
 from services.gateway.models import Known, filmer, request_of
 from services.gateway.run import Run, Runs
+from services.gateway.tenancy.tenant import Tenant, acting
 from services.gateway.videos import work
 from services.gateway.videos.films import Films
 from services.gateway.videos.lease import Lease
@@ -66,7 +67,9 @@ class Filming:
         asked = work.decode(job)
         task = self._tasks.task(asked.model)
         request = _request(asked.model, task, asked.wish)
-        run = self._runs.open(APP, asked.model, seed=asked.wish["seed"], pinned=asked.path)
+        with acting(Tenant(asked.tenant, asked.weight)):
+            run = self._runs.open(APP, asked.model, seed=asked.wish["seed"], pinned=asked.path)
+        run.wait_patiently()
         run.deadline = job.until
         try:
             async with _ending(run):

@@ -4,16 +4,19 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from omnibus.errors import BadRequest, ProtocolError, StoreUnavailable, TooLarge
+from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import JobRecord, JobRules, Store
 from services.gateway.files import new
 from services.gateway.openai.videos import ListQuery, Variant, Video, VideoList, VideoRequest
 from services.gateway.run import Runs
+from services.gateway.tenancy.tenant import current
 from services.gateway.videos import work
 from services.gateway.videos.filming import Filming
 from services.gateway.videos.films import Films
@@ -42,6 +45,7 @@ class Videos:
 
     def startup(self) -> None:
         """Work on jobs, and follow what becomes of them."""
+        GATEWAY.videos.one(lambda: len(self._worker.running))
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._follow()), loop.create_task(self._worker.serve())]
 
@@ -62,7 +66,7 @@ class Videos:
         until = now + self._settings.video_deadline
         job = JobRecord(
             id=new("video_"),
-            request=work.encode(Work(model=asked.model, wish=request.model_dump(), path=pinned)),
+            request=work.encode(_work(asked.model, request.model_dump(), pinned)),
             created=now,
             until=until,
             expires=until + self._settings.video_kept,
@@ -78,18 +82,18 @@ class Videos:
 
     async def page(self, query: ListQuery) -> VideoList:
         """Videos in the order in which they were asked for. Raises ``NotFound`` for an unknown ``after``."""
-        after = work.check(query.after) if query.after else ""
-        found = await self._store.jobs(KIND, query.limit, after, query.order == "desc")
-        if found is None:
-            raise work.gone()
-        shown = []
-        for job in found.jobs:
-            try:
-                shown.append(work.shown(job))
-            except ProtocolError as error:
-                log.error("left out: %s", error)
+        after = (await self._job(query.after)).id if query.after else ""
+        shown: list[Video] = []
+        more = True
+        while more and len(shown) < query.limit:  # others' are passed over
+            found = await self._store.jobs(KIND, query.limit - len(shown), after, query.order == "desc")
+            if found is None:
+                raise work.gone()
+            shown += _shown(found.jobs)
+            more = found.more and bool(found.jobs)
+            after = found.jobs[-1].id if found.jobs else after
         first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
-        return VideoList(data=shown, has_more=found.more, first_id=first, last_id=last)
+        return VideoList(data=shown, has_more=more, first_id=first, last_id=last)
 
     async def remove(self, id: str) -> None:
         """Forget a video. If it is being made, that stops. Raises ``NotFound``."""
@@ -111,7 +115,8 @@ class Videos:
 
     async def _job(self, id: str) -> JobRecord:
         job = await self._store.job(KIND, work.check(id))
-        if job is None:
+        asking = current()
+        if job is None or (asking.name and not asking.owns(work.decode(job).tenant)):
             raise work.gone()
         return job
 
@@ -163,3 +168,18 @@ class Videos:
             self._known[job.id] = job
         elif await self._store.job(KIND, job.id) is None:
             await self._films.remove(job.id)
+
+
+def _work(model: str, wish: dict[str, Any], path: str) -> Work:
+    asking = current()
+    return Work(model=model, wish=wish, path=path, tenant=asking.name, weight=asking.weight)
+
+
+def _shown(jobs: Iterable[JobRecord]) -> Iterator[Video]:
+    """Those of ``jobs`` that are the asking tenant's, as clients see them."""
+    for job in jobs:
+        try:
+            if current().owns(work.decode(job).tenant):
+                yield work.shown(job)
+        except ProtocolError as error:
+            log.error("left out: %s", error)

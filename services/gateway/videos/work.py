@@ -19,11 +19,16 @@ _ID = re.compile(r"video_[0-9a-f]{48}")
 
 
 class Work(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A video to be made by ``model``, along ``path`` if the client said one. ``wish`` is its task's whole request."""
+    """A video to be made by ``model``, along ``path`` if the client said one. ``wish`` is its task's whole request.
+
+    ``tenant`` asked for it, whose ``weight`` it waits with; empty where nobody is asked for keys.
+    """
 
     model: str
     wish: dict[str, Any]
     path: str = ""
+    tenant: str = ""
+    weight: float = 1.0
     v: int = _VERSION
 
 

@@ -111,7 +111,7 @@ class Core:
         from vllm.v1.engine.core import EngineCoreProc
 
         from services.llm.vllm_032 import models
-        from services.llm.vllm_032.meter import Counts, Meter
+        from services.llm.vllm_032.meter import Counts, Meter, tell_own
 
         models.register(_architectures(self._launch.checkpoint))
         self._counts = Counts()
@@ -125,6 +125,7 @@ class Core:
             )
         finally:
             EngineCoreProc.run_engine_core = target
+        tell_own()
 
     def _shut(self) -> None:
         llm, self._llm = self._llm, None

@@ -1,9 +1,16 @@
-"""What the scheduler says of itself with every step."""
+"""What the scheduler says of itself with every step, and what vLLM tells Prometheus."""
 
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
+import prometheus_client
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import StatLoggerBase
+
+from omnibus.told import REGISTRY
 
 
 class Counts:
@@ -58,3 +65,19 @@ class Meter(StatLoggerBase):
 
     def log_engine_initialized(self) -> None:
         """The runner says that it is ready."""
+
+
+class Own(Collector):
+    """vLLM's metrics, which it keeps in the registry of the process, under its own names."""
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())  # an engine that is started again has new ones
+
+    def collect(self) -> Iterator[Metric]:
+        return (family for family in prometheus_client.REGISTRY.collect() if family.name.startswith("vllm:"))
+
+
+@cache
+def tell_own() -> None:
+    """From now on they are among the metrics of this process."""
+    REGISTRY.register(Own())

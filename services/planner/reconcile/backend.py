@@ -1,17 +1,21 @@
 """What a reconciler works on: a place where executors run."""
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from omnibus.errors import OmnibusError
 from omnibus.wanted import Kind, Wanted
 
 
 class Running(NamedTuple):
-    """A workload. ``name`` is what the backend calls it, ``mark`` differs when what is told to it does."""
+    """A workload. ``name`` is what the backend calls it, ``mark`` differs when what is told to it does. ``epoch`` is
+    that of the newest plan that asked for it."""
 
     name: str
     kind: Kind
     replicas: int
     mark: str
+    epoch: int = 0
 
 
 class Backend(Protocol):
@@ -19,6 +23,17 @@ class Backend(Protocol):
 
     #: Seconds between two looks at what runs when nothing changes.
     resync: float
+
+    @property
+    def leads(self) -> bool:
+        """Whether this planner may change anything: of several, one does."""
+
+    @property
+    def trouble(self) -> OmnibusError | None:
+        """Why it cannot be told who does."""
+
+    async def lead(self, tell: Callable[[], None]) -> None:
+        """See to it until cancelled; ``tell`` is called when ``leads`` changes, and trouble comes or goes."""
 
     def mark(self, wanted: Wanted) -> str:
         """What ``Running.mark`` of these executors is."""
@@ -29,8 +44,8 @@ class Backend(Protocol):
     async def start(self, wanted: Wanted) -> None:
         """Create the workload."""
 
-    async def scale(self, running: Running, replicas: int) -> None:
-        """Let ``replicas`` of it run."""
+    async def scale(self, running: Running, wanted: Wanted) -> None:
+        """Let as many of it run as are wanted, for the plan that wants them. Nobody is replaced."""
 
     async def change(self, running: Running, wanted: Wanted) -> None:
         """Tell it what it is to be from now on; its executors are replaced one by one."""

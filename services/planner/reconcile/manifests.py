@@ -1,9 +1,10 @@
 """Workloads of a cluster from the operator's templates.
 
-The file holds a JSON object: by service, or under ``default`` for all others, a Deployment or StatefulSet that runs
-one executor in its first container. Names, replicas, selector, what tells an executor who it is, and its GPUs are
-filled in, and in a node selector ``{gpu}`` becomes the type of the GPUs; executors without one have no such selector.
-All else, such as image and volumes, stays as it is.
+The file holds a JSON object: by ``model/option``, by service, or under ``default`` for all others, a Deployment or
+StatefulSet that runs one executor in its first container, or a LeaderWorkerSet whose leader does. Names, replicas,
+selector, labels, what tells an executor who it is, and its GPUs are filled in, and in a node selector ``{gpu}``
+becomes the type of the GPUs; executors without one have no such selector. The pods of a LeaderWorkerSet have equal
+shares of an executor's GPUs. All else, such as image and volumes, stays as it is.
 """
 
 import json
@@ -18,7 +19,8 @@ from omnibus.errors import BadRequest
 from omnibus.wanted import ID, Kind, Wanted
 from services.planner.reconcile.backend import Running
 
-KINDS = ("Deployment", "StatefulSet")
+GROUPS = "LeaderWorkerSet"
+KINDS = ("Deployment", "StatefulSet", GROUPS)
 DEFAULT = "default"
 GPU = "nvidia.com/gpu"
 #: What stands for the type of GPUs in a node selector.
@@ -26,10 +28,16 @@ TYPE = "{gpu}"
 #: Labels and annotations of ours begin with this.
 OURS = "omnibus/"
 MANAGED = {"app.kubernetes.io/managed-by": "omnibus-planner"}
+EPOCH = f"{OURS}epoch"
+#: What executors with GPUs are told unless the template says otherwise.
+DEVICE, PARALLEL = "OMNIBUS_EXECUTOR_DEVICE", "OMNIBUS_VLLM_TENSOR_PARALLEL"
 
 _UNFIT = re.compile(r"[^a-z0-9]+")
+_LABELLED = re.compile(r"[^A-Za-z0-9._-]+")
 #: Characters of a name before its hash: pods get a tail of their own, and 63 are allowed.
 _NAMED = 36
+#: Characters of a label's value.
+_LABEL = 63
 
 Manifest = dict[str, Any]
 
@@ -51,16 +59,21 @@ class Templates:
         self._manifests: dict[str, Manifest] = found
         self._path = path
 
-    def of(self, service: str) -> Manifest:
-        manifest = self._manifests.get(service) or self._manifests.get(DEFAULT)
+    def of(self, wanted: Wanted) -> Manifest:
+        """The template of these executors. Raises ``BadRequest`` when there is none, or it does not suit them."""
+        kind, service = wanted.kind, wanted.service
+        found = (self._manifests.get(each) for each in (f"{kind.model}/{kind.option}", service, DEFAULT))
+        manifest = next((each for each in found if each is not None), None)
         if manifest is None:
             raise BadRequest(f"{self._path} has no template for {service!r} and none under {DEFAULT!r}")
+        if wanted.gpus % _size(manifest):
+            raise BadRequest(f"{kind}: {wanted.gpus} GPUs cannot be shared out to groups of {_size(manifest)} pods")
         return manifest
 
 
 def mark(template: Manifest, wanted: Wanted) -> str:
     """What differs when the executors have to be replaced; not for another number of them."""
-    asked = [wanted.gpu] if wanted.gpu and _selects(template["spec"]["template"]["spec"]) else []
+    asked = [wanted.gpu] if wanted.gpu and any(_selects(pod["spec"]) for pod in _pods(template)) else []
     told = json.dumps([template, wanted.env, wanted.gpus, *asked], sort_keys=True)
     return blake2b(told.encode(), digest_size=8).hexdigest()
 
@@ -72,22 +85,34 @@ def name(release: str, kind: Kind) -> str:
     return f"{plain}-{digest}"
 
 
-def workload(template: Manifest, release: str, wanted: Wanted) -> Manifest:
-    """The manifest of ``wanted``."""
+def workload(template: Manifest, release: str, wanted: Wanted, owner: Manifest | None = None) -> Manifest:
+    """The manifest of ``wanted``, which goes when ``owner`` does."""
     made = deepcopy(template)
     called = name(release, wanted.kind)
     selector = {f"{OURS}release": release, f"{OURS}executor": called}
+    said = {f"{OURS}model": _label(wanted.kind.model), f"{OURS}option": _label(wanted.kind.option)}
     about = {**dict(zip(_ABOUT, wanted.kind, strict=True)), f"{OURS}mark": mark(template, wanted)}
     meta = made.setdefault("metadata", {})
     meta["name"] = called
-    _add(meta, "labels", {**MANAGED, **selector})
+    if owner is not None:
+        meta["ownerReferences"] = [owner]
+    _add(meta, "labels", {**MANAGED, **selector, **said, EPOCH: str(wanted.epoch)})
     _add(meta, "annotations", about)
-    made["spec"] |= {"replicas": wanted.replicas, "selector": {"matchLabels": selector}}
-    pod = made["spec"]["template"]
-    _add(pod.setdefault("metadata", {}), "labels", selector)
-    _tell(pod["spec"]["containers"][0], wanted)
-    _place(pod["spec"], wanted.gpu if wanted.gpus else "")
+    made["spec"]["replicas"] = wanted.replicas
+    if made["kind"] != GROUPS:
+        made["spec"]["selector"] = {"matchLabels": selector}
+    pods = _pods(made)
+    for pod in pods:
+        _add(pod.setdefault("metadata", {}), "labels", {**selector, **said})
+        _share(pod["spec"]["containers"][0], wanted.gpus // _size(made))
+        _place(pod["spec"], wanted.gpu if wanted.gpus else "")
+    _tell(pods[0]["spec"]["containers"][0], wanted)
     return made
+
+
+def scaled(wanted: Wanted) -> Manifest:
+    """What another number of executors, or another plan that wants them, changes."""
+    return {"metadata": {"labels": {EPOCH: str(wanted.epoch)}}, "spec": {"replicas": wanted.replicas}}
 
 
 def running(found: Manifest) -> Running | None:
@@ -97,7 +122,9 @@ def running(found: Manifest) -> Running | None:
     if not all(key in about for key in (*_ABOUT, f"{OURS}mark")):
         return None
     kind = Kind(*(about[key] for key in _ABOUT))
-    return Running(str(meta["name"]), kind, int(found["spec"].get("replicas", 1)), about[f"{OURS}mark"])
+    epoch = str((meta.get("labels") or {}).get(EPOCH, ""))
+    replicas = int(found["spec"].get("replicas", 1))
+    return Running(str(meta["name"]), kind, replicas, about[f"{OURS}mark"], int(epoch) if epoch.isdigit() else 0)
 
 
 _ABOUT = tuple(f"{OURS}{field}" for field in Kind._fields)
@@ -107,13 +134,42 @@ def _add(meta: Manifest, field: str, values: Mapping[str, str]) -> None:
     meta[field] = {**(meta.get(field) or {}), **values}
 
 
+def _label(text: str) -> str:
+    """``text`` as the value of a label, where it cannot be told apart from some others."""
+    return _LABELLED.sub("-", text)[:_LABEL].strip("-._")
+
+
 def _tell(container: Manifest, wanted: Wanted) -> None:
     told: dict[str, Manifest] = {name: {"name": name, "value": _plain(value)} for name, value in wanted.env.items()}
     told[ID] = {"name": ID, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
-    container["env"] = [each for each in container.get("env") or [] if each["name"] not in told] + list(told.values())
-    if wanted.gpus:
+    kept = [each for each in container.get("env") or [] if each["name"] not in told]
+    for name, value in _usual(wanted).items():
+        if all(each["name"] != name for each in kept):
+            told[name] = {"name": name, "value": value}
+    container["env"] = kept + list(told.values())
+
+
+def _usual(wanted: Wanted) -> dict[str, str]:
+    return {DEVICE: "cuda", PARALLEL: str(wanted.gpus)} if wanted.gpus else {}
+
+
+def _share(container: Manifest, gpus: int) -> None:
+    if gpus:
         resources = container.setdefault("resources", {})
-        resources["limits"] = {**(resources.get("limits") or {}), GPU: str(wanted.gpus)}
+        resources["limits"] = {**(resources.get("limits") or {}), GPU: str(gpus)}
+
+
+def _pods(manifest: Manifest) -> list[Manifest]:
+    """The pod templates, that of the executor first."""
+    if manifest["kind"] != GROUPS:
+        return [manifest["spec"]["template"]]
+    group = manifest["spec"]["leaderWorkerTemplate"]
+    return [group["leaderTemplate"], group["workerTemplate"]]
+
+
+def _size(manifest: Manifest) -> int:
+    """Pods of one executor."""
+    return int(manifest["spec"]["leaderWorkerTemplate"].get("size", 1)) if manifest["kind"] == GROUPS else 1
 
 
 def _selects(pod: Manifest) -> bool:
@@ -134,8 +190,12 @@ def _plain(value: str) -> str:
 
 def _check(manifest: Any, where: str) -> None:
     try:
-        good = manifest["kind"] in KINDS and bool(manifest["spec"]["template"]["spec"]["containers"][0])
-    except (KeyError, IndexError, TypeError):
+        good = manifest["kind"] in KINDS and all(pod["spec"]["containers"][0] for pod in _pods(manifest))
+        good = good and _size(manifest) > 0
+    except (KeyError, IndexError, TypeError, ValueError):
         good = False
     if not good:
-        raise BadRequest(f"{where} must be a {' or '.join(KINDS)} with a container in spec.template.spec.containers")
+        raise BadRequest(
+            f"{where} must be a {' or '.join(KINDS[:2])} with a container in spec.template.spec.containers, or a "
+            f"{GROUPS} with leaderTemplate and workerTemplate in spec.leaderWorkerTemplate"
+        )

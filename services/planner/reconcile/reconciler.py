@@ -39,6 +39,7 @@ class Reconciler:
     async def run(self) -> None:
         """Follow and work until cancelled."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._backend.lead(self._changed.set))
             group.create_task(self._work())
             async for stand in self._store.plan_changes():
                 await self._take(stand)
@@ -89,8 +90,7 @@ class Reconciler:
         while True:
             self._changed.clear()
             try:
-                await self._reconcile()
-                await self._tell("", 0.0)
+                await self._work_once()
                 wait, pause = self._backend.resync, AGAIN
             except OmnibusError as error:
                 wait, pause = pause, min(2 * pause, LONGEST)
@@ -101,12 +101,25 @@ class Reconciler:
             except TimeoutError:
                 continue
 
+    async def _work_once(self) -> None:
+        if self._backend.leads:
+            await self._reconcile()
+            await self._tell("", 0.0)
+        elif self._backend.trouble is not None:
+            raise self._backend.trouble
+        elif self._told:
+            await self._tell("", 0.0)
+        else:
+            self._told = None  # what is wrong is for the one that leads to say
+
     async def _reconcile(self) -> None:
-        """Do all that can be done; the first failure is raised at the end."""
+        """Do all that can be done while this planner leads; the first failure is raised at the end."""
         if not self._plans:
             return
         failures = list[OmnibusError]()
         for step in steps(wanted(*self._plans), await self._backend.running(), self._backend.mark):
+            if not self._backend.leads:
+                return
             try:
                 await self._do(step)
             except OmnibusError as error:
@@ -119,8 +132,8 @@ class Reconciler:
         match step:
             case Start(wanted):
                 await self._backend.start(wanted)
-            case Scale(running, replicas):
-                await self._backend.scale(running, replicas)
+            case Scale(running, wanted):
+                await self._backend.scale(running, wanted)
             case Change(running, wanted):
                 await self._backend.change(running, wanted)
             case Stop(running):
@@ -145,8 +158,10 @@ def said(step: Step) -> str:
     match step:
         case Start(wanted):
             return f"start {wanted.replicas} of {wanted.kind}"
-        case Scale(running, replicas):
-            return f"{running.kind}: {running.replicas} become {replicas}"
+        case Scale(running, wanted) if running.replicas == wanted.replicas:
+            return f"{running.kind}: still {wanted.replicas} at epoch {wanted.epoch}"
+        case Scale(running, wanted):
+            return f"{running.kind}: {running.replicas} become {wanted.replicas}"
         case Change(running, wanted):
             return f"replace the executors of {running.kind}: {wanted.replicas} of another template"
         case Stop(running):

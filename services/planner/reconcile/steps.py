@@ -13,7 +13,7 @@ class Start(NamedTuple):
 
 class Scale(NamedTuple):
     running: Running
-    replicas: int
+    wanted: Wanted
 
 
 class Change(NamedTuple):
@@ -46,6 +46,6 @@ def steps(wanted: Mapping[Kind, Wanted], running: Sequence[Running], mark: Calla
             more.append(Start(asked))
         elif known.mark != mark(asked):
             more.append(Change(known, asked))
-        elif known.replicas != asked.replicas:
-            (more if known.replicas < asked.replicas else fewer).append(Scale(known, asked.replicas))
+        elif (known.replicas, known.epoch) != (asked.replicas, asked.epoch):
+            (more if known.replicas <= asked.replicas else fewer).append(Scale(known, asked))
     return more + fewer

@@ -16,6 +16,20 @@ class Delivery(NamedTuple):
     refused: bool = False
 
 
+class StreamState(NamedTuple):
+    """A stream of JetStream. ``limit`` is in bytes, negative for none; ``last`` counts all that ever came.
+
+    ``consumers`` are the durable ones: what each has still to get, and what it got and has not acknowledged.
+    """
+
+    name: str
+    messages: int
+    bytes: int
+    limit: int
+    last: int
+    consumers: Mapping[str, tuple[int, int]]
+
+
 class Stored(NamedTuple):
     """A message that a stream has kept. ``number`` counts the stream's messages from 1."""
 
@@ -82,6 +96,9 @@ class Bus(Protocol):
 
     async def records(self, subject: str, stream: Stream = INVOCATIONS) -> list[Delivery]:
         """All stored records on ``subject``, oldest first."""
+
+    async def streams(self) -> list[StreamState]:
+        """All streams and how far their consumers are. Raises ``BusUnavailable``."""
 
     async def latest(self, stream: Stream, count: int, below: int = 0) -> list[Stored]:
         """At most ``count`` messages: the last of ``stream``, or the last before number ``below``; oldest first.

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from itertools import count
 from typing import Any
 
-from omnibus.bus import Delivery, Handler, Responder, Stored, asking
+from omnibus.bus import Delivery, Handler, Responder, Stored, StreamState, asking
 from omnibus.bus.subjects import INVOCATIONS, Stream
 from omnibus.errors import BusUnavailable, TooLarge
 from omnibus.settings import BusSettings
@@ -126,6 +126,9 @@ class MemoryBus:
 
     def _kept(self, stream: Stream) -> list[Stored]:
         return [kept for keeps, kept in self._records.values() if keeps == stream]
+
+    async def streams(self) -> list[StreamState]:
+        return []
 
     async def drain(self) -> None:
         for task in list(self._tasks):

@@ -119,6 +119,8 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     done: tuple[int, ...] = ()
     #: Whether what it has computed lately costs it little when it is asked for again.
     keeps: bool = False
+    #: Invocations that it works on side by side before others wait inside it; 0: it does not say.
+    slots: int = 0
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):

@@ -22,9 +22,11 @@ from nats.aio.msg import Msg
 from nats.micro.request import Request
 from nats.micro.service import EndpointConfig
 
-from omnibus.bus import Delivery, Handler, Responder, Stored, asking
+from omnibus.bus import Delivery, Handler, Responder, Stored, StreamState, asking
+from omnibus.bus.permissions import inbox
 from omnibus.bus.subjects import INVOCATIONS, Stream
-from omnibus.errors import BusUnavailable, DeadlineExceeded, Fatal, NotFound, ProtocolError, TooLarge
+from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, Fatal, NotFound, ProtocolError, TooLarge
+from omnibus.metrics import PROCESS
 from omnibus.settings import BusSettings, public
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,8 @@ class _Connection(Client):
         if handler is None:
             await super()._process_msg(sid, subject, reply, data, headers)
             return
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
         refused = bool(headers) and not data and NO_RESPONDERS in headers[:16]
         known = await self._process_headers(headers) if headers and not refused else None
         try:
@@ -100,7 +104,7 @@ class NatsBus:
         connection = _Connection()
         options: dict[str, Any] = {"user": settings.user, "password": settings.password} if settings.user else {}
         if settings.tls_ca:
-            options["tls"] = ssl.create_default_context(cafile=settings.tls_ca)
+            options["tls"] = _tls(settings)
         try:
             async with asyncio.timeout(settings.connect_timeout):
                 await connection.connect(
@@ -111,7 +115,7 @@ class NatsBus:
                     pending_size=BUFFER,
                     allow_reconnect=True,
                     error_cb=_log_error,
-                    inbox_prefix=b"_INBOX",
+                    inbox_prefix=inbox(settings.user).encode(),
                     skip_subject_validation=True,
                     **options,
                 )
@@ -123,6 +127,7 @@ class NatsBus:
             raise Fatal(
                 f"NATS server {version} is too old: Omnibus needs {OLDEST_SERVER[0]}.{OLDEST_SERVER[1]} or newer"
             )
+        _tell(connection)
         return cls(connection, settings)
 
     @property
@@ -270,6 +275,19 @@ class NatsBus:
             found.append(Delivery(message.subject or subject, message.data or b""))
             sequence = (message.seq or 0) + 1
 
+    async def streams(self) -> list[StreamState]:
+        try:
+            return [await self._stream(info) for info in await self._js.streams_info()]
+        except (nats.errors.Error, TimeoutError) as error:
+            raise BusUnavailable(f"cannot look at the streams: {error or 'timed out'}") from error
+
+    async def _stream(self, info: nats.js.api.StreamInfo) -> StreamState:
+        name, state = str(info.config.name), info.state
+        found = await self._js.consumers_info(name) if state.consumer_count else []
+        durable = {each.name: each for each in found if each.config.durable_name}  # others have made-up names
+        consumers = {key: (each.num_pending or 0, each.num_ack_pending or 0) for key, each in durable.items()}
+        return StreamState(name, state.messages, state.bytes, info.config.max_bytes or -1, state.last_seq, consumers)
+
     async def latest(self, stream: Stream, count: int, below: int = 0) -> list[Stored]:
         try:
             state = (await self._js.stream_info(stream.name)).state
@@ -289,10 +307,10 @@ class NatsBus:
     async def _get(self, stream: Stream, wanted: dict[str, Any]) -> list[Stored]:
         """Direct gets of many messages, which nats-py does not have."""
         arrived: asyncio.Queue[Delivery] = asyncio.Queue()
-        inbox, found = self._nc.new_inbox(), list[Stored]()
-        stop = await self.subscribe(inbox, arrived.put_nowait)
+        reply, found = self._nc.new_inbox(), list[Stored]()
+        stop = await self.subscribe(reply, arrived.put_nowait)
         try:
-            self.publish(f"$JS.API.DIRECT.GET.{stream.name}", json.dumps(wanted).encode(), reply=inbox)
+            self.publish(f"$JS.API.DIRECT.GET.{stream.name}", json.dumps(wanted).encode(), reply=reply)
             async with asyncio.timeout(WITHIN):
                 while (headers := (delivery := await arrived.get()).headers) and "Nats-Sequence" in headers:
                     found.append(Stored(int(headers["Nats-Sequence"]), headers["Nats-Subject"], delivery.data))
@@ -321,6 +339,26 @@ class NatsBus:
                 await self._nc.close()
         except (TimeoutError, nats.errors.Error, BusUnavailable):
             log.warning("NATS did not take the last messages before closing")
+
+
+def _tls(settings: BusSettings) -> ssl.SSLContext:
+    """Raises ``BadRequest`` for files that cannot be read."""
+    try:
+        context = ssl.create_default_context(cafile=settings.tls_ca)
+        if settings.tls_cert:
+            context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
+    except (OSError, ssl.SSLError) as error:
+        raise BadRequest(f"the files of OMNIBUS_BUS_TLS_CA, _CERT, _KEY cannot be used: {error}") from error
+    return context
+
+
+def _tell(connection: _Connection) -> None:
+    """From now on metrics are of this connection; a service has one."""
+    counts = connection.stats
+    PROCESS.bus.one(lambda: connection.is_connected)
+    PROCESS.reconnects.one(lambda: counts["reconnects"])
+    PROCESS.messages.by(lambda: {("in",): counts["in_msgs"], ("out",): counts["out_msgs"]})
+    PROCESS.bytes.by(lambda: {("in",): counts["in_bytes"], ("out",): counts["out_bytes"]})
 
 
 async def _log_error(error: Exception) -> None:

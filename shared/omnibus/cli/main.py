@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from omnibus import __version__
+from omnibus.cli import guarding
 from omnibus.errors import OmnibusError
 
 
@@ -36,7 +37,7 @@ def _command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
         return _app(options)
     if options.command == "plan":
         return _plan(options)
-    if options.command in ("models", "profile", "top"):
+    if options.command in ("models", "profile", "top", *guarding.COMMANDS):
         return _learn(options)
     return _look(options)
 
@@ -84,6 +85,8 @@ def _learn(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
         from omnibus.cli.profile import profile_model
 
         return profile_model(options)
+    if options.command in guarding.COMMANDS:
+        return guarding.command(options)
     from omnibus.cli.top import top
 
     return top(options)
@@ -102,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     _add_models(commands)
     _add_profile(commands)
+    guarding.add(commands)
     return parser
 
 
@@ -129,10 +133,12 @@ def _add_demo(commands: Any) -> None:
     demo.add_argument("--audio", metavar="FILE", help="a sound of your own")
     demo.add_argument("--video", metavar="FILE", help="a video of your own")
     demo.add_argument("--prompt", default="What do you see and hear?", help="the question")
-    demo.add_argument("--model", default="qwen2.5-omni-world", help="the model to ask (default qwen2.5-omni-world)")
+    demo.add_argument("--model", default="qwen2.5-omni-tiny", help="the model to ask (default qwen2.5-omni-tiny)")
+    demo.add_argument("--seed", type=int, help="which scene is drawn (default any)")
     demo.add_argument(
-        "--out", metavar="FILE", default="answer.wav", help="where the spoken answer goes (default answer.wav)"
-    )
+        "--out", metavar="FILE", default="answer.wav",
+        help="where the spoken answer goes, and beside it, as .png, what is drawn (default answer.wav)",
+    )  # fmt: skip
 
 
 def _add_look(commands: Any) -> None:

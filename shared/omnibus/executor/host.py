@@ -55,6 +55,7 @@ class ExecutorService:
             tasks=tasks,
             credits=wanted.credits,
             origin=wanted.origin or catalog.origin(wanted.family, wanted.checkpoint),
+            slots=min(wanted.batch, wanted.credits),
         )
 
     async def startup(self) -> None:

@@ -18,6 +18,7 @@ class Identity:
     tasks: Mapping[str, str]  # unit task name to component
     credits: int
     origin: str = ""  # of the plan that asked for it; empty when none did
+    slots: int = 0  # invocations of a batch
 
     def status(
         self,
@@ -45,4 +46,5 @@ class Identity:
             keeps=keeps,
             busy=busy,
             done=done,
+            slots=self.slots,
         )

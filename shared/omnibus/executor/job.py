@@ -14,6 +14,7 @@ from omnibus.executor.channels import Channel, Piece
 from omnibus.executor.contract import Item
 from omnibus.executor.moments import Moment
 from omnibus.graph import HANDLE, REF, Invocation, as_ref, refs
+from omnibus.metrics import TRANSFER
 from omnibus.tensors.client import Block, TensorClient
 from omnibus.tensors.handle import Handle
 
@@ -30,15 +31,34 @@ class Sibling(Protocol):
 class _Output:
     """Where one output goes: jobs in this process, executors elsewhere, the gateway."""
 
-    __slots__ = ("closed", "edges", "gateway", "local", "readers", "seq")
+    __slots__ = ("closed", "edges", "gateway", "local", "moved", "pieces", "readers", "seconds", "seq", "targets")
 
-    def __init__(self, local: list[Sibling], edges: list[str], readers: int, gateway: bool) -> None:
+    def __init__(
+        self, local: list[Sibling], edges: list[str], readers: int, gateway: bool, targets: tuple[str, ...]
+    ) -> None:
         self.local = local
         self.edges = edges
         self.readers = readers
         self.gateway = gateway
+        self.targets = targets  # components that read it elsewhere, and the gateway
+        self.moved = self.pieces = 0  # bytes and tensors written for them, which took ``seconds``
+        self.seconds = 0.0
         self.seq = 0
         self.closed = False
+
+    def wrote(self, size: int, began: float) -> None:
+        """A tensor of ``size`` bytes is in the arena; ``began`` is of ``time.perf_counter``."""
+        self.seconds += time.perf_counter() - began
+        self.moved += size
+        self.pieces += 1
+
+    def tell(self, source: str) -> None:
+        """Count what was written, and begin anew."""
+        if self.pieces:
+            for target in self.targets:
+                TRANSFER.count(source, target, self.moved, self.seconds, self.pieces)
+            self.moved = self.pieces = 0
+            self.seconds = 0.0
 
 
 class LiveJob:
@@ -82,10 +102,15 @@ class LiveJob:
                 edges=[subjects.edge(executor) for executor in dict.fromkeys(elsewhere)],
                 readers=len(elsewhere) + (output in asked),
                 gateway=output in asked,
+                targets=self._targets([node for node in nodes if node not in siblings], output in asked),
             )
             self.answers = self.answers or output in asked
             if elsewhere and self.next_edge is None:
                 self.next_edge = subjects.edge(elsewhere[0])
+
+    def _targets(self, nodes: Sequence[int], asked: bool) -> tuple[str, ...]:
+        components = dict.fromkeys(self._invocation.nodes[node].component for node in nodes)
+        return (*components, "gateway") if asked else tuple(components)
 
     # What the runner reads
 
@@ -201,10 +226,12 @@ class LiveJob:
             return
         handle = None
         if array is not None and target.readers:
+            began = time.perf_counter()
             self._nbytes += array.nbytes
             handle = await self._tensors.put(
                 array, invocation=self.invocation, deadline=self.deadline + GRACE, readers=target.readers
             )
+            target.wrote(array.nbytes, began)
         self._pass_on(output, target, Item(data, array), handle, last=last)
 
     async def rows(self, output: str, count: int, width: int, dtype: str) -> "Rows":
@@ -293,6 +320,8 @@ class LiveJob:
 
     def release(self) -> None:
         """Give back every view, and every block that was not finished."""
+        for target in self._outputs.values():
+            target.tell(self.node.component)
         for handle in self._views:
             self._tensors.release(handle)
         self._views.clear()
@@ -327,7 +356,9 @@ class Rows:
         if end > self._count or rows.shape[1:] != (self._width,):
             raise ValueError(f"rows {rows.shape} at {start} do not fit a block of {(self._count, self._width)}")
         if self._block is not None:
+            began = time.perf_counter()
             self._block.array[start:end] = rows
+            self._target.wrote(rows.nbytes, began)
             self._job._nbytes += rows.nbytes
         self._cursor = end
         handle = self._block.handle if self._block is not None else None

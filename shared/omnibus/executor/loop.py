@@ -24,6 +24,7 @@ from omnibus.bus.comeback import Comeback
 from omnibus.bus.messages import Busy, Chunk, End, ExecutorStatus, Failed, Hop
 from omnibus.bus.outbox import Outbox
 from omnibus.errors import DeadlineExceeded, OmnibusError, ProtocolError, StageFailed
+from omnibus.executor import metering
 from omnibus.executor.channels import Piece
 from omnibus.executor.confirm import Confirmations
 from omnibus.executor.contract import Item, Runner
@@ -79,7 +80,10 @@ class Executor:
         for runner in self._runners.values():
             await runner.load()
         me = self.identity
-        EXECUTOR.inflight.set_function(lambda: len(self._live))
+        EXECUTOR.inflight.one(lambda: len(self._live))
+        EXECUTOR.credits.one(lambda: me.credits)
+        EXECUTOR.about.labels(me.id, me.model, me.option, me.node).set(1)
+        metering.watch(self._runners)
         for component in self._runners:
             EXECUTOR.busy.labels(component).set_function(partial(self._busy, component))
         await self._bus.subscribe(subjects.task("*", me.id), self._take)
@@ -171,6 +175,7 @@ class Executor:
                 return
             self._stop(invocation.id)
         if self._state != "ready" or len(self._live) >= self.identity.credits or not self._serving():
+            EXECUTOR.refused.inc()
             self._reply(invocation, Busy(invocation.id, self.identity.id, invocation.attempt))
             return
         self._begin(invocation, delivery.headers)
@@ -205,8 +210,7 @@ class Executor:
             hop = job.finish()
             self._report(live, job, hop)
             tracing.node(live.trace, live.invocation, hop)
-            EXECUTOR.seconds(component).observe(hop.end - hop.taken)
-            EXECUTOR.done(component, "ok").inc()
+            EXECUTOR.finished(component, hop.taken, hop.ready, hop.first, hop.end)
             self._done[component] += 1
         except OmnibusError as error:
             self._fail(live, job, error)
@@ -236,7 +240,7 @@ class Executor:
         error.stage = error.stage or job.node.component
         error.executor = self.identity.id
         error.attempt = live.invocation.attempt
-        EXECUTOR.done(job.node.component, error.code).inc()
+        EXECUTOR.done(self.identity.tasks.get(job.node.task, ""), error.code).inc()
         tracing.node(live.trace, live.invocation, job.times(), error.code)
         self._reply(live.invocation, Failed(job.invocation, job.index, error.problem(), live.invocation.attempt))
 

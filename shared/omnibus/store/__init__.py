@@ -1,5 +1,5 @@
-"""The store on Redis or Valkey: plans by epoch, the registered apps, profiles of models, what was said aloud, and
-jobs.
+"""The store on Redis or Valkey: plans by epoch, the registered apps, profiles of models, what was said aloud, jobs,
+and API keys.
 
 Keys, under ``<prefix>:``
 
@@ -15,9 +15,10 @@ Keys, under ``<prefix>:``
 ``job:<kind>:<id>``                              hash: a job, its request, status, owner and outcome, until it expires
 ``jobs:<kind>:made``, ``:due``, ``:ends``        ids of jobs by when they came, are due for a worker, are forgotten
 ``jobs:<kind>:life``                             a random word that is gone when the store has lost everything
+``keys``, ``keys:life``                          hash of a key's SHA-256 to ``KeyRecord``; a random word as above
 
-Channels ``plan``, ``apps``, ``profiles`` and ``jobs:<kind>`` announce changes. Each change is one function on the
-server that refuses whoever is late, so that two writers cannot cross; a profile is the last writer's.
+Channels ``plan``, ``apps``, ``profiles``, ``jobs:<kind>`` and ``keys`` announce changes. Each change is one
+function on the server that refuses whoever is late, so that two writers cannot cross; a profile is the last writer's.
 """
 
 from omnibus.store.apps import AppConflict
@@ -25,6 +26,7 @@ from omnibus.store.apps import Apps as _Apps
 from omnibus.store.connection import REREAD
 from omnibus.store.jobs import JobRecord, JobRules
 from omnibus.store.jobs import Jobs as _Jobs
+from omnibus.store.keys import Keys as _Keys
 from omnibus.store.plans import Past, PlanLed, PlanProblem, StaleEpoch, Stand, mark
 from omnibus.store.plans import Plans as _Plans
 from omnibus.store.profiles import Profiles as _Profiles
@@ -47,5 +49,5 @@ __all__ = [
 ]
 
 
-class Store(_Plans, _Apps, _Profiles, _Sayings, _Jobs):
+class Store(_Plans, _Apps, _Profiles, _Sayings, _Jobs, _Keys):
     """A connection to the store. Every call is bounded by ``settings.timeout`` seconds."""

@@ -11,7 +11,7 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
-from omnibus.errors import StoreUnavailable
+from omnibus.errors import BadRequest, StoreUnavailable
 from omnibus.settings import StoreSettings, public
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ class Connection:
             socket_connect_timeout=settings.timeout,
             retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 2),
             health_check_interval=10,
+            **_tls(settings),
         )
 
     async def open(self) -> None:
@@ -105,6 +106,15 @@ class Connection:
             except (RedisError, OSError, StoreUnavailable) as error:
                 log.warning("store: %s; reading the %s again when it is back", error, channel)
                 await asyncio.sleep(AGAIN)
+
+
+def _tls(settings: StoreSettings) -> dict[str, Any]:
+    """Arguments that only a URL of TLS takes. Raises ``BadRequest`` where files are named and the URL has none."""
+    named = {"ssl_ca_certs": settings.tls_ca, "ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
+    given = {name: path for name, path in named.items() if path}
+    if given and not settings.url.startswith("rediss://"):
+        raise BadRequest("OMNIBUS_STORE_TLS_CA is set, so OMNIBUS_STORE_URL must begin with rediss://")
+    return given
 
 
 def _cancellations() -> int:

@@ -13,10 +13,11 @@ _SAID = "audio:"
 
 
 class Said(msgspec.Struct, frozen=True):
-    """A spoken answer: its text, and the Unix seconds at which it is forgotten."""
+    """A spoken answer: its text, the Unix seconds at which it is forgotten, and the tenant whose it is, if any."""
 
     transcript: str
     expires: float
+    tenant: str = ""
 
 
 _encode = msgspec.json.Encoder().encode

@@ -14,6 +14,7 @@ from omnibus.bus.nats import NatsBus
 from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, OmnibusError
 from omnibus.heard import Gateways, ReadyExecutors
 from omnibus.plan import Plan
+from omnibus.scrape import sweep
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
 from omnibus.up import infra, orders
@@ -33,6 +34,8 @@ PLAN_WITHIN = 30.0  # seconds
 READY_WITHIN = 180.0  # seconds for all executors to load
 APPS_DIR = "OMNIBUS_GATEWAY_APPS_DIR"
 ADMIN = "OMNIBUS_GATEWAY_ADMIN_TOKEN"
+#: Where services say at which port Prometheus finds them; by default a directory of the run.
+METRICS_DIR = "OMNIBUS_SERVICE_METRICS_DIR"
 #: What the nursery imports once for all executors.
 SHARED = (
     "omnibus_models.warm",
@@ -101,6 +104,7 @@ class Stack:
     async def _start(self) -> None:
         run = self._stack.enter_context(RunDirectory(passing=self._passing))
         self.directory = run.path
+        self.metrics_dir = os.environ.get(METRICS_DIR) or str(run.path / "metrics")
         self._nursery_socket = str(run.path / "nursery.sock")
         (run.path / "models.json").write_text(self._models)
         self._choose_ports()
@@ -172,6 +176,7 @@ class Stack:
             "OMNIBUS_SIDECAR_NODE": f"{NODE}-{os.getpid()}",
             "OMNIBUS_PLANNER_MODELS": str(self.directory / "models.json"),
             "OMNIBUS_GATEWAY_MEDIA_DIR": str(self.directory / "media"),
+            METRICS_DIR: self.metrics_dir,
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_VERBOSITY": "error",
             "OMP_NUM_THREADS": "1",
@@ -243,6 +248,7 @@ class Stack:
             raise DeadlineExceeded(f"not ready within {seconds:g} s: {missing}") from None
 
     async def _exited(self, exit: Exit) -> None:
+        sweep(self.metrics_dir)
         spec = self.supervisor.specs.get(exit.name)
         executor = spec.env.get(ID) if spec is not None else None
         if executor is not None and self._bus is not None:

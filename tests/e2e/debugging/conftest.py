@@ -68,6 +68,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, received
         str(apps),
         "--app",
         str(apps / "brittle.py"),
+        OMNIBUS_GATEWAY_RECORD="stages",
         OTEL_EXPORTER_OTLP_ENDPOINT=received.url,
         OTEL_BSP_SCHEDULE_DELAY="100",  # milliseconds
     ) as system:

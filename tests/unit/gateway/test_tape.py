@@ -78,7 +78,7 @@ class Arena:
     """Counts what is open."""
 
     def __init__(self) -> None:
-        self.memory = np.arange(12, dtype=np.float32).reshape(6, 2)
+        self.memory: np.ndarray = np.arange(12, dtype=np.float32).reshape(6, 2)
         self.open = 0
 
     def view(self, _: Handle) -> np.ndarray:
@@ -141,7 +141,7 @@ def test_a_tape_that_lost_a_chunk_is_not_kept():
 
 def test_what_numpy_does_not_know_is_not_kept():
     arena = Arena()
-    arena.memory = np.zeros(3, np.uint16)
+    arena.memory = np.zeros((1, 3), np.uint16)
     tape = Tape(0, "rows", arena.view, arena.release)
     tape.take(chunk(0, handle=HANDLE, last=True))
 

@@ -44,6 +44,7 @@ def test_every_area_has_a_name_of_its_own():
         (GatewaySettings, "OMNIBUS_GATEWAY_DEADLINE", "2.5", "deadline", 2.5),
         (ExecutorSettings, "OMNIBUS_EXECUTOR_ID", "17", "id", "17"),
         (ServiceSettings, "OMNIBUS_SERVICE_METRICS_PORT", "9000", "metrics_port", 9000),
+        (ServiceSettings, "OMNIBUS_SERVICE_METRICS_DIR", "/t", "metrics_dir", "/t"),
     ],
 )
 def test_a_variable_sets_its_field(kind: type[Settings], variable: str, text: str, field: str, value: Any):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from omnibus.errors import BadRequest, Retryable
@@ -15,7 +16,8 @@ from omnibus.wanted import Wanted, wanted
 from services.planner import reconcile
 from services.planner.reconcile import Kubernetes
 from services.planner.reconcile.cluster import ClusterRefused, ClusterUnavailable
-from tests.unit.planner.cluster import CERTIFICATE, TOKEN, FakeCluster, serving
+from tests.kube.api import Api, Object
+from tests.kube.serve import CERTIFICATE, TOKEN, Door, serving
 
 IMAGE = "omnibus-llm:1"
 
@@ -30,19 +32,24 @@ def template(kind: str = "Deployment", image: str = IMAGE) -> dict[str, Any]:
 
 
 @pytest.fixture
-def cluster() -> FakeCluster:
-    return FakeCluster()
+def door() -> Door:
+    return Door(Api())
 
 
 @pytest.fixture
-def settings(cluster: FakeCluster, tmp_path: Path) -> Iterator[KubernetesSettings]:
+def cluster(door: Door) -> Api:
+    return door.api
+
+
+@pytest.fixture
+def settings(door: Door, tmp_path: Path) -> Iterator[KubernetesSettings]:
     account = tmp_path / "account"
     account.mkdir()
     for name, text in {"token": f"{TOKEN}\n", "namespace": "ns\n", "ca.crt": CERTIFICATE.read_text()}.items():
         (account / name).write_text(text)
     templates = tmp_path / "templates.json"
     templates.write_text(json.dumps({"default": template()}))
-    with serving(cluster) as url:
+    with serving(door) as url:
         yield KubernetesSettings(url=url, account=str(account), template=str(templates), timeout=5.0)
 
 
@@ -60,15 +67,21 @@ def asked(
     return found
 
 
-async def test_what_is_started_is_a_workload_of_its_own_and_is_found_again(backend: Kubernetes, cluster: FakeCluster):
+def told(cluster: Api) -> str:
+    """All workloads as they were told to be."""
+    made = [{**one, "metadata": {**one["metadata"], "resourceVersion": ""}} for one in cluster.objects.values()]
+    return json.dumps(made, sort_keys=True)
+
+
+async def test_what_is_started_is_a_workload_of_its_own_and_is_found_again(backend: Kubernetes, cluster: Api):
     one = asked(2, gpus=1)
 
     await backend.start(one)
     (found,) = await backend.running()
 
     assert (found.kind, found.replicas, found.mark) == (one.kind, 2, backend.mark(one))
-    ((path, made),) = cluster.objects.items()
-    assert path == f"deployments/{found.name}"
+    ((name, made),) = cluster.of("Deployment").items()
+    assert name == found.name
     assert found.name.startswith("omnibus-org-model-a-l-x-")
     assert len(found.name) <= 46
     assert made["spec"]["minReadySeconds"] == 3
@@ -78,7 +91,7 @@ async def test_what_is_started_is_a_workload_of_its_own_and_is_found_again(backe
     assert labels["team"] == "a"
 
 
-async def test_an_executor_is_told_who_it_is(backend: Kubernetes, cluster: FakeCluster):
+async def test_an_executor_is_told_who_it_is(backend: Kubernetes, cluster: Api):
     await backend.start(asked(gpus=2, checkpoint="$(HOME)$"))
 
     (made,) = cluster.objects.values()
@@ -95,7 +108,7 @@ async def test_an_executor_is_told_who_it_is(backend: Kubernetes, cluster: FakeC
 
 
 async def test_a_node_selector_names_the_type_of_the_gpus_where_the_template_asks_for_it(
-    settings: KubernetesSettings, cluster: FakeCluster
+    settings: KubernetesSettings, cluster: Api
 ):
     asks = template()
     asks["spec"]["template"]["spec"]["nodeSelector"] = {"disk": "ssd", "accelerator": "nvidia-{gpu}"}
@@ -117,19 +130,20 @@ def test_without_such_a_selector_the_type_of_the_gpus_replaces_nobody(backend: K
     assert backend.mark(known) == backend.mark(named)
 
 
-async def test_replicas_are_patched_alone(backend: Kubernetes, cluster: FakeCluster):
+async def test_replicas_are_patched_alone(backend: Kubernetes, cluster: Api):
     await backend.start(asked(1))
     (found,) = await backend.running()
-    before = json.dumps(cluster.objects)
+    before = told(cluster)
 
-    await backend.scale(found, 4)
+    await backend.scale(found, msgspec.structs.replace(asked(4), epoch=7))
 
-    assert [each.replicas for each in await backend.running()] == [4]
+    assert [(each.replicas, each.epoch) for each in await backend.running()] == [(4, 7)]
     assert cluster.changes[-1] == ("PATCH", "deployments")
-    assert json.dumps(cluster.objects) == before.replace('"replicas": 1', '"replicas": 4')
+    after = before.replace('"replicas": 1', '"replicas": 4').replace('"omnibus/epoch": "1"', '"omnibus/epoch": "7"')
+    assert told(cluster) == after
 
 
-async def test_a_workload_that_is_gone_already_may_be_stopped(backend: Kubernetes, cluster: FakeCluster):
+async def test_a_workload_that_is_gone_already_may_be_stopped(backend: Kubernetes, cluster: Api):
     await backend.start(asked())
     (found,) = await backend.running()
 
@@ -140,7 +154,7 @@ async def test_a_workload_that_is_gone_already_may_be_stopped(backend: Kubernete
 
 
 async def test_another_template_makes_another_mark_and_is_put_in_place(
-    settings: KubernetesSettings, backend: Kubernetes, cluster: FakeCluster
+    settings: KubernetesSettings, backend: Kubernetes, cluster: Api
 ):
     await backend.start(asked())
     Path(settings.template).write_text(json.dumps({"llm": template(image="omnibus-llm:2")}))
@@ -150,14 +164,14 @@ async def test_another_template_makes_another_mark_and_is_put_in_place(
     await newer.change(found, asked(3))
 
     assert backend.mark(asked()) == backend.mark(asked(3)) == found.mark != newer.mark(asked())
-    ((path, made),) = cluster.objects.items()
-    assert path == f"deployments/{found.name}"
+    ((name, made),) = cluster.of("Deployment").items()
+    assert name == found.name
     assert made["spec"]["template"]["spec"]["containers"][0]["image"] == "omnibus-llm:2"
     assert [each.mark for each in await newer.running()] == [newer.mark(asked())]
 
 
 async def test_a_workload_may_become_one_of_the_other_kind(
-    settings: KubernetesSettings, backend: Kubernetes, cluster: FakeCluster
+    settings: KubernetesSettings, backend: Kubernetes, cluster: Api
 ):
     await backend.start(asked())
     Path(settings.template).write_text(json.dumps({"default": template("StatefulSet")}))
@@ -166,17 +180,18 @@ async def test_a_workload_may_become_one_of_the_other_kind(
 
     await newer.change(found, asked())
 
-    assert list(cluster.objects) == [f"statefulsets/{found.name}"]
+    assert list(cluster.of("StatefulSet")) == [found.name]
+    assert cluster.of("Deployment") == {}
 
 
-async def test_what_is_not_ours_is_not_seen(settings: KubernetesSettings, backend: Kubernetes, cluster: FakeCluster):
+async def test_what_is_not_ours_is_not_seen(settings: KubernetesSettings, backend: Kubernetes, cluster: Api):
     await backend.start(asked())
-    (path,) = cluster.objects
-    labels = cluster.objects[path]["metadata"]["labels"]
-    cluster.objects["deployments/strange"] = {"metadata": {"name": "strange", "labels": labels}, "spec": {}}
-    cluster.objects["deployments/other"] = {"metadata": {"name": "other", "labels": {}}, "spec": {}}
+    ((path, made),) = cluster.objects.items()
+    for name, labels in {"strange": made["metadata"]["labels"], "other": {}}.items():
+        there: Object = {"kind": "Deployment", "metadata": {"name": name, "labels": labels}, "spec": {}}
+        cluster.objects[f"{path.rpartition('/')[0]}/{name}"] = there
 
-    assert [each.name for each in await backend.running()] == [path.partition("/")[2]]
+    assert [each.name for each in await backend.running()] == [made["metadata"]["name"]]
     other = KubernetesSettings(
         **{**{name: getattr(settings, name) for name in settings.__struct_fields__}, "release": "b"}
     )
@@ -228,15 +243,15 @@ async def test_the_token_is_read_anew_each_time(settings: KubernetesSettings, ba
     ],
 )
 async def test_a_refusal_is_typed_and_says_what_was_asked(
-    backend: Kubernetes, cluster: FakeCluster, status: int, body: bytes, kind: type, said: str
+    backend: Kubernetes, door: Door, status: int, body: bytes, kind: type, said: str
 ):
-    cluster.refusals.append((status, body))
+    door.refusals.append((status, body))
 
     with pytest.raises(kind, match=said) as caught:
         await backend.running()
 
     assert isinstance(caught.value, Retryable) == (kind is ClusterUnavailable)
-    assert cluster.tokens == {f"Bearer {TOKEN}"}
+    assert door.tokens == {f"Bearer {TOKEN}"}
 
 
 async def test_a_cluster_that_is_not_there_is_said(settings: KubernetesSettings):

@@ -16,7 +16,9 @@ def mark(_: Wanted) -> str:
 
 
 def running(**replicas: int) -> list[Running]:
-    return [Running(f"w-{kind.option}", kind, each.replicas, "mark") for kind, each in asked(**replicas).items()]
+    return [
+        Running(f"w-{kind.option}", kind, each.replicas, "mark", each.epoch) for kind, each in asked(**replicas).items()
+    ]
 
 
 def test_what_is_as_wanted_is_left_alone():
@@ -33,8 +35,16 @@ def test_what_is_missing_starts_and_what_nobody_wants_stops_last():
 
 def test_other_numbers_are_scaled_more_before_fewer():
     many, few = running(A=3, B=1)
+    fewer, more = asked(A=1, B=4).values()
 
-    assert steps(asked(A=1, B=4), [many, few], mark) == [Scale(few, 4), Scale(many, 1)]
+    assert steps(asked(A=1, B=4), [many, few], mark) == [Scale(few, more), Scale(many, fewer)]
+
+
+def test_what_another_plan_wants_as_well_is_told_so():
+    (there,) = running(L=2)
+    (wanted,) = asked(L=2).values()
+
+    assert steps(asked(L=2), [there._replace(epoch=0)], mark) == [Scale(there._replace(epoch=0), wanted)]
 
 
 def test_what_is_told_otherwise_is_changed_whatever_its_number():

@@ -43,6 +43,7 @@ async def test_a_system_without_models_is_ready_at_every_gateway_and_leaves_noth
     assert {one["OMNIBUS_GATEWAY_ADMIN_TOKEN"] for one in gateways} == {state.admin_token}
     assert {one["OMNIBUS_GATEWAY_APPS_DIR"] for one in gateways} == {str(tmp_path)}
     assert not any("OMNIBUS_GATEWAY_ADMIN_TOKEN" in one for one in others)
+    assert {one["OMNIBUS_SERVICE_METRICS_DIR"] for one in [*gateways, *others]} == {f"{state.directory}/metrics"}
     assert all_gone(list(pids.values()))
 
 

@@ -1,0 +1,61 @@
+{{/* What the schema cannot say: values that contradict each other are refused, and the message says what to do. */}}
+{{- define "omnibus.checks" -}}
+{{- $several := or .Values.gateway.autoscaling.enabled (gt (int .Values.gateway.replicas) 1) -}}
+{{- with .Values.gateway.media -}}
+{{- if and $several (eq .kind "emptyDir") -}}
+{{- fail "gateway.media.kind=emptyDir is for one gateway: files and videos of one would be unknown to the others. Set gateway.replicas=1 without autoscaling, or use a claim" -}}
+{{- end -}}
+{{- if and $several (eq .kind "claim") (not .claim) (not $.Values.placement.oneNode) (ne .accessMode "ReadWriteMany") -}}
+{{- fail "gateways on several machines share their media: set gateway.media.accessMode=ReadWriteMany, or gateway.media.claim" -}}
+{{- end -}}
+{{- end -}}
+{{- range $server := list "nats" "valkey" -}}
+{{- $own := index $.Values $server -}}
+{{- if and (not $own.enabled) (not $own.url) -}}
+{{- fail (printf "%s.enabled=false needs %s.url, the URL of your own server" $server $server) -}}
+{{- end -}}
+{{- if and $own.enabled $own.url -}}
+{{- fail (printf "%s.url is for a server of your own: set %s.enabled=false as well" $server $server) -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.checkpoints -}}
+{{- if and (eq .kind "hostPath") (not .hostPath) -}}
+{{- fail "checkpoints.kind=hostPath needs checkpoints.hostPath, a directory that every machine with executors has" -}}
+{{- end -}}
+{{- if and .tiny (ne .kind "emptyDir") -}}
+{{- fail "checkpoints.tiny builds tiny checkpoints beside each executor: set checkpoints.kind=emptyDir" -}}
+{{- end -}}
+{{- if and .download (eq .kind "none") -}}
+{{- fail "checkpoints.download needs a place for what is downloaded: set checkpoints.kind" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.models.existingConfigMap .Values.models.models -}}
+{{- fail "models.models and models.existingConfigMap both declare models: leave one of them empty" -}}
+{{- end -}}
+{{- if ne .Values.executors.scaling "planner" -}}
+{{- if .Values.models.existingConfigMap -}}
+{{- fail (printf "executors.scaling=%s makes executors of models.models: declare them there, or let the planner scale" .Values.executors.scaling) -}}
+{{- end -}}
+{{- range $model, $declared := .Values.models.models -}}
+{{- if or $declared.planned (not $declared.options) -}}
+{{- fail (printf "executors.scaling=%s needs models.models.%s.options; only executors.scaling=planner runs planned models" $.Values.executors.scaling $model) -}}
+{{- end -}}
+{{- range $option, $runs := $declared.options -}}
+{{- if not (and $runs.components $runs.service) -}}
+{{- fail (printf "executors.scaling=%s needs components and service of models.models.%s.options.%s" $.Values.executors.scaling $model $option) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq .Values.executors.scaling "keda") (not .Values.executors.keda.prometheus) -}}
+{{- fail "executors.scaling=keda needs executors.keda.prometheus, the URL of the Prometheus that it asks" -}}
+{{- end -}}
+{{- end -}}
+{{- range $key, $option := .Values.executors.options -}}
+{{- if and $option.group (not ($.Capabilities.APIVersions.Has "leaderworkerset.x-k8s.io/v1")) -}}
+{{- fail (printf "executors.options.%s.group needs LeaderWorkerSet, which this cluster does not have: install it, or leave group out" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.metrics.serviceMonitor (not (.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) -}}
+{{- fail "metrics.serviceMonitor needs the Prometheus operator, which this cluster does not have: install it, or set it to false" -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,60 @@
+"""In front of everything: who asks is known by the API key, and what a key may not is refused before it is read."""
+
+from secrets import token_hex
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from omnibus.errors import OmnibusError, Unauthorized
+from omnibus.metrics import GATEWAY
+from services.gateway.admin import Admin, bearer
+from services.gateway.exchange import problem
+from services.gateway.tenancy.book import Book
+from services.gateway.tenancy.limits import Limits
+from services.gateway.tenancy.tenant import NOBODY, Tenant, acting
+
+#: What is behind the gate, besides everything below ``/v1/``.
+_GUARDED = ("/docs", "/openapi.json")
+#: What has a guard of its own: files by ids that nobody can guess, and the console by the admin token.
+_OWN_GUARD = ("/v1/files/", "/v1/console/")
+
+
+class Gate:
+    """Asks for keys in front of ``application``."""
+
+    def __init__(self, application: ASGIApp, admin: Admin, book: Book, limits: Limits) -> None:
+        self._application = application
+        self._admin = admin
+        self._book = book
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not guarded(scope["path"]):
+            await self._application(scope, receive, send)
+            return
+        try:
+            tenant = self._who(dict(scope["headers"]).get(b"authorization", b"").decode("latin-1"))
+            if tenant.key is None:
+                with acting(tenant):
+                    await self._application(scope, receive, send)
+                return
+            with self._limits.inside(tenant.key), acting(tenant):
+                await self._application(scope, receive, send)
+        except OmnibusError as error:  # the application answers its own: these are the gate's
+            GATEWAY.outcome("", error.code).inc()
+            await problem(send, error, f"req-{token_hex(8)}")
+
+    def _who(self, authorization: str) -> Tenant:
+        """Raises ``Unauthorized``."""
+        if self._admin.known(authorization):
+            return NOBODY
+        record = self._book.find(bearer(authorization))
+        if record is None:
+            raise Unauthorized("send an API key of this gateway as `Authorization: Bearer <key>`")
+        return Tenant(record.tenant, record.weight, record)
+
+
+def guarded(path: str) -> bool:
+    """Whether a key is asked for. Health, readiness and metrics are for probes, which hold none."""
+    if path.startswith("/v1/"):
+        return not path.startswith(_OWN_GUARD)
+    return path.startswith(_GUARDED)

@@ -1,0 +1,58 @@
+"""How evenly an answer comes: the time between tokens, and whether its sound can be played while it is made."""
+
+import time
+from math import inf
+
+from omnibus.metrics import GATEWAY
+
+
+class Pace:
+    """Notes when pieces of one answer leave; a client who plays its sound begins with the first piece.
+
+    ``created`` is when the request came, Unix seconds.
+    """
+
+    __slots__ = (
+        "_born", "_heard", "_last", "_longest", "_pauses", "_pieces", "_plays_until", "_said", "_seconds", "_silence",
+    )  # fmt: skip
+
+    def __init__(self, created: float) -> None:
+        self._born = time.monotonic() - (time.time() - created)
+        self._said = self._last = 0.0  # when the first and the last text left
+        self._longest = 0.0
+        self._pieces = 0
+        self._heard = 0.0  # when the last sound left
+        self._seconds = 0.0
+        self._plays_until = inf
+        self._pauses, self._silence = 0, 0.0
+
+    def text(self) -> None:
+        """Some text leaves now."""
+        now = time.monotonic()
+        if self._pieces:
+            self._longest = max(self._longest, now - self._last)
+        else:
+            self._said = now
+        self._last = now
+        self._pieces += 1
+
+    def sound(self, seconds: float) -> None:
+        """So many seconds of sound leave now."""
+        now = self._heard = time.monotonic()
+        late = now - self._plays_until
+        if late > 0:
+            self._pauses += 1
+            self._silence += late
+        self._plays_until = (now if late > 0 or not self._seconds else self._plays_until) + seconds
+        self._seconds += seconds
+
+    def tell(self, model: str, tokens: int) -> None:
+        """All has left; its text has so many ``tokens``."""
+        if self._pieces > 1:
+            GATEWAY.tbt.labels(model).observe((self._last - self._said) / max(1, max(tokens, self._pieces) - 1))
+            GATEWAY.pause.labels(model).observe(self._longest)
+        if self._seconds:
+            GATEWAY.factor.labels(model).observe((self._heard - self._born) / self._seconds)
+            GATEWAY.underruns.labels(model).inc(self._pauses)
+            GATEWAY.silence.labels(model).inc(self._silence)
+            GATEWAY.sound.labels(model).inc(self._seconds)

@@ -1,0 +1,162 @@
+"""Admission: a request waits here, not in an executor, until it is its tenant's turn and there is room for it.
+
+Executors take their work in the order in which it comes, so whoever sends most would get most. Here each executor is
+given as many requests as it batches and no more; the rest wait in one short queue per tenant, in which the order is
+``services.gateway.tenancy.fair``'s. A request waits once: what a graph sends later on goes at once, and is counted.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from omnibus.errors import Overloaded
+from omnibus.settings import GatewaySettings
+from services.gateway.route import Router
+from services.gateway.scope import Assignment
+from services.gateway.tenancy.costs import Cost, Costs
+from services.gateway.tenancy.fair import WAITING, Fair, Turn
+from services.gateway.tenancy.limits import Limits
+from services.gateway.tenancy.tenant import Tenant
+
+#: Seconds that the count of places is good for.
+COUNTED = 0.25
+
+
+class Grant:
+    """A request's turn: give it back by ``close``."""
+
+    def __init__(self, admission: "Admission", fair: Fair, turn: Turn, tenant: Tenant) -> None:
+        self._admission = admission
+        self._fair = fair
+        self._turn = turn
+        self._tenant = tenant
+        self._expected = turn.cost
+        self.used = 0.0  # GPU-seconds
+
+    def add(self, seconds: float) -> None:
+        """Another segment of the request is expected to cost so much; it does not wait."""
+        self._expected += seconds
+        self._admission.charge(self._tenant, seconds)
+
+    def close(self, used: float) -> None:
+        """The request is over and has used ``used`` GPU-seconds. Closing twice is harmless."""
+        if self._expected >= 0:
+            self._admission.end(self._fair, self._turn, self._tenant, used, self._expected)
+            self._expected = -1.0
+
+
+class Admission:
+    """One gateway's queues: one for each model, or set of models that serve a request together."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        router: Router,
+        costs: Costs,
+        limits: Limits,
+        gateways: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.costs = costs
+        self._settings = settings
+        self._router = router
+        self._limits = limits
+        self._gateways = gateways
+        self._clock = clock
+        self._queues: dict[str, Fair] = {}
+        self._places: dict[tuple[str, frozenset[str]], tuple[float, int]] = {}
+
+    def queue(self, model: str) -> Fair:
+        found = self._queues.get(model)
+        if found is None:
+            found = self._queues[model] = Fair(self._settings.admit_queue)
+        return found
+
+    async def enter(
+        self, tenant: Tenant, assignment: Assignment, cost: Cost, left: float, patient: bool = False
+    ) -> Grant:
+        """Wait for the turn of a request that has ``left`` seconds; a ``patient`` one waits as long as that.
+
+        Raises ``Overloaded`` when its tenant's queue is full, its key's GPU-seconds are used up, or its turn does not
+        come in time.
+        """
+        if tenant.key is not None:
+            self._limits.of(tenant.key).check(self._clock())
+        fair = self.queue(assignment.model)
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        slots = self._slots(assignment)
+        turn = fair.come(tenant.name, tenant.weight, cost.seconds, slots, lambda: _wake(woken), patient)
+        self._go_on(fair)
+        if turn.state == WAITING:
+            await self._wait(fair, turn, woken, left if patient else min(left, self._settings.admit_wait))
+        self.charge(tenant, cost.seconds)
+        return Grant(self, fair, turn, tenant)
+
+    async def _wait(self, fair: Fair, turn: Turn, woken: "asyncio.Future[None]", seconds: float) -> None:
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await woken
+        except TimeoutError:
+            if turn.state != WAITING:  # its turn came in the same moment
+                return
+            fair.leave(turn)
+            self._go_on(fair)  # it may have held up others, who need less room
+            raise Overloaded(
+                f"it was not this request's turn within {seconds:g} s: its tenant has sent more than its share",
+                retry_after=turn.line.retry_after,
+            ) from None
+        except BaseException:
+            fair.leave(turn)
+            fair.over(turn, 0.0)
+            self._go_on(fair)
+            raise
+
+    def charge(self, tenant: Tenant, seconds: float) -> None:
+        """GPU-seconds that are expected, or known, to be used; negative ones are given back."""
+        if tenant.key is not None:
+            self._limits.of(tenant.key).use(seconds, self._clock())
+
+    def end(self, fair: Fair, turn: Turn, tenant: Tenant, used: float, expected: float) -> None:
+        self.charge(tenant, used - expected)
+        fair.over(turn, used)
+        self._go_on(fair)
+
+    def _go_on(self, fair: Fair) -> None:
+        while (turn := fair.next(self._clock())) is not None:
+            if turn.begin is not None:
+                turn.begin()
+
+    # Room
+
+    def _slots(self, assignment: Assignment) -> int:
+        """Requests that may be at work: what the scarcest of its stages batches, divided among the gateways."""
+        least = min(self._at_work(part.model, part.used) for part in assignment.parts)
+        return max(1, -(-least // self._gateways()))
+
+    def _at_work(self, model: str, used: frozenset[str]) -> int:
+        key, now = (model, used), self._clock()
+        known = self._places.get(key)
+        if known is None or now >= known[0]:
+            known = self._places[key] = (now + COUNTED, self._count(model, used))
+            if len(self._places) > 4096:
+                self._places.clear()
+        return known[1]
+
+    def _count(self, model: str, used: frozenset[str]) -> int:
+        tasks = self._router.model(model).tasks
+        wanted = {component: tasks.get(component, "") for component in used}
+        places = dict.fromkeys(used, 0)
+        for status in self._router.members.statuses():
+            if status.state != "ready":
+                continue
+            takes = self._settings.admit or status.slots or status.credits
+            for component, task in wanted.items():
+                own = status.model == model and component in status.components
+                if own or (task and task in status.tasks):
+                    places[component] += takes
+        return min(places.values(), default=1)
+
+
+def _wake(woken: "asyncio.Future[None]") -> None:
+    if not woken.done():
+        woken.set_result(None)

@@ -1,0 +1,186 @@
+"""Whose turn it is: start-time fair queueing of GPU-seconds among tenants. Pure state: no clock, no waiting of its own.
+
+Start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996) with several requests at work at a time, SFQ(D) (Jin, Chase,
+Kaur: SIGMETRICS 2004). Each tenant has a mark: the GPU-seconds that it has used, divided by its weight, and is ahead of
+it by what its requests at work are expected to cost. The waiting tenant that is least far is next. What a request did
+cost is known when it is over, and counts from then on, as with the virtual token counter (Sheng et al.: Fairness in
+Serving Large Language Models, OSDI 2024). Who comes back after a pause begins at the lowest mark of those who wait, as
+there: a pause earns nothing, and what others have at work, right or wrong in its estimate, does not hold it up.
+
+While two tenants both wait, what they have used, divided by their weights, differs at most by what their requests at
+work cost and one request more, divided by their weights.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from omnibus.errors import Overloaded
+
+WAITING, WORKING, OVER = "waiting", "working", "over"
+#: Seconds between which a client that finds its queue full is told to try again.
+SOONEST, LATEST = 1.0, 60.0
+#: Part of the last pause in the mean of pauses between two turns of a tenant.
+_NEWEST = 0.2
+#: Tenants that are remembered before those that have nothing here are forgotten.
+_REMEMBERED = 1024
+
+
+class Turn:
+    """One request: waiting for its turn, at work, or over. ``begin`` is called when its turn comes."""
+
+    __slots__ = ("begin", "cost", "line", "slots", "state", "weight")
+
+    def __init__(self, line: "Line", weight: float, cost: float, slots: int, begin: Callable[[], None] | None) -> None:
+        self.line = line
+        self.weight = weight
+        self.cost = cost
+        self.slots = slots
+        self.state = WAITING
+        self.begin = begin
+
+
+class Line:
+    """One tenant. ``mark`` and ``ahead`` are in GPU-seconds per weight, ``pace`` in seconds between two turns."""
+
+    __slots__ = ("ahead", "last", "mark", "pace", "tenant", "turns", "waiting", "working")
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.mark = 0.0
+        self.ahead = 0.0
+        self.turns: deque[Turn] = deque()  # those that left are taken out when they are met
+        self.waiting = 0
+        self.working = 0
+        self.pace = 0.0
+        self.last = 0.0
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds in which about half of the queue has had its turn."""
+        return min(LATEST, max(SOONEST, self.pace * self.waiting / 2))
+
+    def first(self) -> Turn:
+        """The next one that still waits; there must be one."""
+        while self.turns[0].state != WAITING:
+            self.turns.popleft()
+        return self.turns[0]
+
+
+class Fair:
+    """The tenants of one model. ``queue`` requests of each may wait."""
+
+    def __init__(self, queue: int) -> None:
+        self.working = 0
+        self._queue = queue
+        self._lines: dict[str, Line] = {}
+        self._waiting: dict[str, Line] = {}  # lines in which somebody waits
+        self._last: Line | None = None  # whose turn was the last one
+
+    @property
+    def waiting(self) -> int:
+        return sum(line.waiting for line in self._waiting.values())
+
+    def served(self, tenant: str) -> float:
+        """The mark of ``tenant``: what it has used, in GPU-seconds per weight."""
+        line = self._lines.get(tenant)
+        return line.mark if line is not None else self._level
+
+    @property
+    def _level(self) -> float:
+        """Where one begins who comes now: with the lowest of those who wait, else with who was last."""
+        if self._waiting:
+            return min(map(_mark, self._waiting.values()))
+        return self._last.mark if self._last is not None else 0.0
+
+    def come(
+        self,
+        tenant: str,
+        weight: float,
+        cost: float,
+        slots: int,
+        begin: Callable[[], None] | None = None,
+        patient: bool = False,
+    ) -> Turn:
+        """A request of ``cost`` GPU-seconds, to be begun while fewer than ``slots`` are at work.
+
+        Raises ``Overloaded`` when as many wait as may, unless it is ``patient``. Call ``next`` afterwards.
+        """
+        line = self._lines.get(tenant)
+        if line is None:
+            line = self._lines[tenant] = Line(tenant)
+        if line.waiting >= self._queue and not patient:
+            raise Overloaded(
+                f"{line.waiting} requests of this tenant wait for their turn: try again later",
+                retry_after=line.retry_after,
+            )
+        if not line.waiting:
+            line.mark = max(line.mark, self._level)
+            line.turns.clear()
+            self._waiting[tenant] = line
+        turn = Turn(line, weight, cost, max(1, slots), begin)
+        line.turns.append(turn)
+        line.waiting += 1
+        return turn
+
+    def next(self, now: float) -> Turn | None:
+        """Begin the next request, if one waits and there is room; ``now`` is in seconds of any clock.
+
+        There is no overtaking: when the next one needs more room than there is, all wait.
+        """
+        if not self._waiting:
+            return None
+        line = min(self._waiting.values(), key=_far)
+        turn = line.first()
+        if self.working >= turn.slots:
+            return None
+        line.turns.popleft()
+        self._gone(line)
+        turn.state = WORKING
+        self.working += 1
+        line.working += 1
+        self._last = line
+        line.ahead += turn.cost / turn.weight
+        if line.last:
+            pause = now - line.last
+            line.pace += _NEWEST * (pause - line.pace) if line.pace else pause
+        line.last = now
+        return turn
+
+    def leave(self, turn: Turn) -> None:
+        """Who waited waits no more."""
+        if turn.state == WAITING:
+            turn.state = OVER
+            self._gone(turn.line)
+
+    def over(self, turn: Turn, used: float) -> None:
+        """A request is over that ``used`` so many GPU-seconds. Call ``next`` afterwards."""
+        if turn.state != WORKING:
+            return
+        turn.state = OVER
+        self.working -= 1
+        line = turn.line
+        line.working -= 1
+        line.mark += used / turn.weight
+        line.ahead = line.ahead - turn.cost / turn.weight if line.working else 0.0
+        if len(self._lines) > _REMEMBERED:
+            self._forget()
+
+    def _gone(self, line: Line) -> None:
+        line.waiting -= 1
+        if not line.waiting:
+            self._waiting.pop(line.tenant, None)
+
+    def _forget(self) -> None:
+        """Who has nothing here and no advance is nobody special."""
+        level = self._level
+        for tenant, line in list(self._lines.items()):
+            if not line.waiting and not line.working and line.mark <= level:
+                del self._lines[tenant]
+
+
+def _mark(line: Line) -> float:
+    return line.mark
+
+
+def _far(line: Line) -> float:
+    return line.mark + line.ahead

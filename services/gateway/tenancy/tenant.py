@@ -1,0 +1,46 @@
+"""Who the request is for that is being handled: known from its API key on, wherever its work is done."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from hashlib import sha256
+from typing import NamedTuple
+
+from omnibus.keys import KeyRecord
+
+
+class Tenant(NamedTuple):
+    """Who asks. ``name`` is empty where nobody is asked for keys, and for the operator; ``key`` is the one sent."""
+
+    name: str = ""
+    weight: float = 1.0
+    key: KeyRecord | None = None
+
+    def owns(self, name: str) -> bool:
+        """Whether what belongs to tenant ``name`` is this one's; the operator's is everything."""
+        return not self.name or name == self.name
+
+    def salt(self, common: str, isolate: bool) -> str:
+        """What tells apart that which is kept of this tenant's media from that of others."""
+        if not self.name or not isolate:
+            return common
+        return sha256(f"{len(common)}:{common}:{self.name}".encode()).hexdigest()[:32]
+
+
+NOBODY = Tenant()
+_current: ContextVar[Tenant] = ContextVar("tenant", default=NOBODY)
+
+
+def current() -> Tenant:
+    """The tenant of the request that is being handled."""
+    return _current.get()
+
+
+@contextmanager
+def acting(tenant: Tenant) -> Iterator[None]:
+    """What is done inside is done for ``tenant``, tasks that are begun there included."""
+    token = _current.set(tenant)
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -1,0 +1,46 @@
+"""JetStream's lag for Prometheus: NATS itself exports none."""
+
+import asyncio
+import logging
+
+from omnibus.bus import Bus, StreamState
+from omnibus.errors import BusUnavailable
+from omnibus.metrics import STREAMS
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks.
+LOOK = 5.0
+
+
+class Streams:
+    """The streams as they were when they were last looked at; none while they cannot be."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._found: list[StreamState] = []
+        self._silent = False
+        STREAMS.messages.by(lambda: {(each.name,): each.messages for each in self._found})
+        STREAMS.bytes.by(lambda: {(each.name,): each.bytes for each in self._found})
+        STREAMS.limit.by(lambda: {(each.name,): each.limit for each in self._found if each.limit > 0})
+        STREAMS.last.by(lambda: {(each.name,): each.last for each in self._found})
+        STREAMS.pending.by(lambda: {key: pending for key, (pending, _) in self._consumers().items()})
+        STREAMS.unacknowledged.by(lambda: {key: waiting for key, (_, waiting) in self._consumers().items()})
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK)
+
+    async def look(self) -> None:
+        try:
+            self._found, self._silent = await self._bus.streams(), False
+        except BusUnavailable as error:
+            self._found = []
+            if not self._silent:
+                log.warning("%s", error)
+            self._silent = True
+
+    def _consumers(self) -> dict[tuple[str, ...], tuple[int, int]]:
+        return {(each.name, name): counts for each in self._found for name, counts in each.consumers.items()}

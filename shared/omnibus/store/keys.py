@@ -1,0 +1,94 @@
+"""API keys: their hashes and limits, as operators wrote them."""
+
+import logging
+import secrets
+from collections.abc import AsyncIterator
+
+from omnibus import keys
+from omnibus.errors import BadRequest, Conflict, NotFound
+from omnibus.keys import KeyRecord
+from omnibus.settings import StoreSettings
+from omnibus.store.connection import Connection
+
+log = logging.getLogger(__name__)
+
+_KEYS, _LIFE = "keys", "keys:life"
+
+
+class Keys(Connection):
+    """Keys by the hash of them."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        super().__init__(settings)
+        self._unreadable: set[str] = set()
+
+    async def put_key(self, record: KeyRecord) -> None:
+        """Keep a new key. Raises ``BadRequest``, and ``Conflict`` when it is there already."""
+        keys.check(record)
+        if not await self._write(record):
+            raise Conflict(f"the key {record.id} is there already: revoke it first")
+
+    async def drop_key(self, id: str) -> KeyRecord:
+        """Revoke the key whose hash begins with ``id``. Raises ``NotFound``, and ``Conflict`` when several do."""
+        found = [record for record in (await self.keys()).values() if record.sha256.startswith(id)] if id else []
+        if len(found) > 1:
+            raise Conflict(f"{len(found)} keys begin with {id[:64]!r}: give more of it")
+        if not found:
+            raise NotFound(f"there is no key {id[:64]!r}: `omnibus keys list` shows them")
+        async with self._redis.pipeline(transaction=True) as both:
+            both.hdel(self._key(_KEYS), found[0].sha256)
+            both.publish(self._key(_KEYS), found[0].id)
+            await self._call(both.execute())
+        return found[0]
+
+    async def keys(self) -> dict[str, KeyRecord]:
+        """All keys by their hash. One that this build cannot read is logged and good for nothing."""
+        return (await self._read_keys())[1]
+
+    async def key_changes(self) -> AsyncIterator[dict[str, KeyRecord]]:
+        """All keys, at once and at each change. Reconnects by itself.
+
+        A store that lost everything gets back what this follower knew; one that was only revoked stays away.
+        """
+        life, known = "", dict[str, KeyRecord]()
+
+        async def read() -> dict[str, KeyRecord]:
+            nonlocal life, known
+            lives, found = await self._read_keys()
+            if life and lives != life:
+                log.warning("the store lost %d API keys: writing them again", len(known.keys() - found.keys()))
+                for lost in known.keys() - found.keys():
+                    await self._write(known[lost])
+                lives, found = await self._read_keys()
+            life, known = lives, found
+            return found
+
+        async for found in self._follow(_KEYS, read):
+            yield found
+
+    async def _write(self, record: KeyRecord) -> bool:
+        async with self._redis.pipeline(transaction=True) as all_at_once:
+            all_at_once.setnx(self._key(_LIFE), secrets.token_hex(8))
+            all_at_once.hsetnx(self._key(_KEYS), record.sha256, keys.encode(record))
+            all_at_once.publish(self._key(_KEYS), record.id)
+            _, new, _ = await self._call(all_at_once.execute())
+        return bool(new)
+
+    async def _read_keys(self) -> tuple[str, dict[str, KeyRecord]]:
+        async with self._redis.pipeline(transaction=True) as both:
+            both.get(self._key(_LIFE))
+            both.hgetall(self._key(_KEYS))
+            life, bodies = await self._call(both.execute())
+        found = {}
+        for field, body in bodies.items():
+            name = field.decode(errors="replace")
+            try:
+                record = keys.decode(body)
+                if record.sha256 != name:
+                    raise BadRequest("it is filed under another hash")
+                found[name] = record
+            except BadRequest as error:
+                if name not in self._unreadable:
+                    self._unreadable.add(name)
+                    log.error("the API key %s is left out: %s", name[:12], error)
+        return (life or b"").decode(), found

@@ -1,0 +1,100 @@
+"""What the bus says of JetStream's streams: how full they are, and how far durable consumers are behind."""
+
+from collections.abc import AsyncIterator
+
+import nats
+import pytest
+from nats.js.api import AckPolicy, ConsumerConfig
+
+from omnibus.bus import StreamState, subjects
+from omnibus.bus.memory import MemoryBus
+from omnibus.bus.nats import NatsBus
+from omnibus.errors import BusUnavailable
+from omnibus.metrics import STREAMS, exposition
+from omnibus.settings import BusSettings
+from omnibus.told import REGISTRY
+from services.planner.streams import Streams
+from tests.unit.sidecar.node import until
+
+RECORD = subjects.record("chat", "a-1")
+LIMIT = 1 << 20
+
+
+@pytest.fixture
+async def bus(nats_url: str) -> AsyncIterator[NatsBus]:
+    made = await NatsBus.connect(BusSettings(url=nats_url), "test")
+    for old in await made._js.streams_info():
+        await made._js.delete_stream(str(old.config.name))
+    await made.open_records(60.0, LIMIT)
+    yield made
+    await made.drain()
+
+
+async def stored(bus: NatsBus, count: int) -> StreamState:
+    """The one stream, once it keeps so many messages."""
+    found: list[StreamState] = []
+
+    async def there() -> bool:
+        found[:] = await bus.streams()
+        return found[0].messages == count
+
+    await until(there)
+    return found[0]
+
+
+async def test_a_stream_says_what_it_keeps(bus: NatsBus):
+    for number in range(3):
+        bus.record(RECORD, b"x" * 100, f"{number}")
+
+    found = await stored(bus, 3)
+
+    assert (found.name, found.limit, found.last, dict(found.consumers)) == (subjects.INVOCATIONS.name, LIMIT, 3, {})
+    assert found.bytes >= 300
+
+
+async def test_a_durable_consumer_says_how_far_it_is_and_others_are_left_out(bus: NatsBus, nats_url: str):
+    client = await nats.connect(nats_url)
+    stream = client.jetstream()
+    await stream.add_consumer(
+        subjects.INVOCATIONS.name, ConsumerConfig(durable_name="slow", ack_policy=AckPolicy.EXPLICIT)
+    )
+    await stream.add_consumer(subjects.INVOCATIONS.name, ConsumerConfig(ack_policy=AckPolicy.EXPLICIT))
+    for number in range(3):
+        bus.record(RECORD, b"x", f"{number}")
+    await stored(bus, 3)
+    reader = await stream.pull_subscribe_bind("slow", subjects.INVOCATIONS.name)
+    await reader.fetch(1)
+
+    [found] = await bus.streams()
+
+    assert dict(found.consumers) == {"slow": (2, 1)}
+    await client.close()
+
+
+async def test_the_planner_tells_prometheus(bus: NatsBus):
+    bus.record(RECORD, b"x", "1")
+    await stored(bus, 1)
+    watch = Streams(bus)
+
+    await watch.look()
+
+    stream = {"stream": subjects.INVOCATIONS.name}
+    assert REGISTRY.get_sample_value("omnibus_stream_messages", stream) == 1
+    assert REGISTRY.get_sample_value("omnibus_stream_limit_bytes", stream) == LIMIT
+
+
+async def test_streams_that_cannot_be_seen_are_not_told(bus: NatsBus):
+    watch = Streams(bus)
+    await watch.look()
+    await bus.drain()
+
+    await watch.look()
+
+    assert not any(line.startswith(b"omnibus_stream_") for line in exposition().splitlines())
+    with pytest.raises(BusUnavailable):
+        await bus.streams()
+    STREAMS.messages.by(None)
+
+
+async def test_the_bus_of_one_process_has_none():
+    assert await MemoryBus().streams() == []

@@ -1,0 +1,196 @@
+"""Stands for the ``nats`` CLI on machines that lack it: the commands of docs/debugging.md, and the bytes that it sends.
+
+Written after the CLI's source (natscli, July 2026): flags, defaults, how long it waits and what ends its waits. What it
+does not know is an error, so that a command which the CLI would refuse is found here too, as far as this goes.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from typing import Any
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+TIMEOUT = 5.0  # seconds: the CLI's --timeout
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def duration(text: str) -> float:
+    number = text.rstrip("msh")
+    return float(number) * _UNITS[text[len(number) :]]
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="nats", allow_abbrev=False)
+    commands = made.add_subparsers(dest="command", required=True)
+    sub = commands.add_parser("sub", allow_abbrev=False)
+    sub.add_argument("subjects", nargs="*")
+    for flag in ("--raw", "--headers-only", "--all", "--terminate-at-end"):
+        sub.add_argument(flag, action="store_true")
+    sub.add_argument("--count", type=int, default=0)
+    sub.add_argument("--stream", default="")
+    for name in ("pub", "req"):
+        one = commands.add_parser(name, allow_abbrev=False)
+        one.add_argument("subject")
+        one.add_argument("body", nargs="?")
+        one.add_argument("-H", "--header", action="append", default=[])
+        one.add_argument("--no-templates", action="store_true")
+        if name == "req":
+            one.add_argument("--raw", action="store_true")
+            one.add_argument("--replies", type=int, default=1)
+            one.add_argument("--reply-timeout", type=duration, default=0.3)
+            one.add_argument("--wait-for-empty", action="store_true")
+    stream = commands.add_parser("stream", allow_abbrev=False).add_subparsers(dest="action", required=True)
+    view = stream.add_parser("view", allow_abbrev=False)
+    get = stream.add_parser("get", allow_abbrev=False)
+    purge = stream.add_parser("purge", allow_abbrev=False)
+    for one in (view, get, purge):
+        one.add_argument("stream")
+    view.add_argument("--subject", required=True)
+    get.add_argument("--last-for", required=True)
+    purge.add_argument("--subject", required=True)
+    purge.add_argument("--force", action="store_true", required=True)  # else it asks
+    service = commands.add_parser("service", allow_abbrev=False).add_subparsers(dest="action", required=True)
+    service.add_parser("list")
+    for name in ("info", "stats"):
+        service.add_parser(name).add_argument("service")
+    return made
+
+
+async def main() -> int:
+    options = parser().parse_args()
+    nc = await nats.connect(os.environ["NATS_URL"])
+    try:
+        run = {"sub": subscribe, "pub": publish, "req": request, "stream": stream, "service": service}
+        return await run[options.command](nc, options)
+    finally:
+        await nc.close()
+
+
+def show(message: Msg, options: argparse.Namespace) -> None:
+    if options.raw:
+        print(message.data.decode() or "nil body", flush=True)
+        return
+    headers = "".join(f"{name}: {value}\n" for name, value in (message.headers or {}).items())
+    body = "" if options.headers_only else f"{message.data.decode()}\n"
+    print(f'[#] Received on "{message.subject}"\n{headers}{body}', flush=True)
+
+
+async def subscribe(nc: Client, options: argparse.Namespace) -> int:
+    if options.all or options.stream:
+        return await consume(nc, options)
+    arrived: asyncio.Queue[Msg] = asyncio.Queue()
+    for subject in options.subjects:
+        await nc.subscribe(subject, cb=arrived.put)
+    await nc.flush()
+    count = 0
+    while not options.count or count < options.count:
+        show(await arrived.get(), options)
+        count += 1
+    return 0
+
+
+async def consume(nc: Client, options: argparse.Namespace) -> int:
+    """From a stream: an ephemeral consumer without acknowledgements. One subject; the stream is found by it."""
+    [subject] = options.subjects
+    js = nc.jetstream()
+    name = options.stream or await js.find_stream_name_by_subject(subject)
+    config = ConsumerConfig(ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.ALL, filter_subject=subject)
+    pulled = await js.pull_subscribe(subject, stream=name, config=config)
+    count = 0
+    while not options.count or count < options.count:
+        [message] = await pulled.fetch(1, timeout=60)
+        show(message, options)
+        count += 1
+        if options.terminate_at_end and not message.metadata.num_pending:
+            break
+    return 0
+
+
+def payload(options: argparse.Namespace) -> tuple[bytes, dict[str, str] | None]:
+    """The body as it is; without it, all of stdin. Names and values of headers are stripped."""
+    body = options.body.encode() if options.body is not None else sys.stdin.buffer.read()
+    if not options.no_templates and b"{{" in body:
+        raise SystemExit("the body would be taken for a template")
+    headers = dict(map(str.strip, header.split(":", 1)) for header in options.header)
+    return body, headers or None
+
+
+async def publish(nc: Client, options: argparse.Namespace) -> int:
+    body, headers = payload(options)
+    await nc.publish(options.subject, body, headers=headers)
+    await nc.flush()
+    return 0
+
+
+async def request(nc: Client, options: argparse.Namespace) -> int:
+    """The first reply within the timeout, others within the mean of their times and ``--reply-timeout``."""
+    body, headers = payload(options)
+    inbox = nc.new_inbox()
+    replies = await nc.subscribe(inbox)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await nc.publish(options.subject, body, reply=inbox, headers=headers)
+    wanted = 1 << 15 if options.wait_for_empty else options.replies
+    timeout, count, spent = TIMEOUT, 0, 0.0
+    while True:
+        try:
+            message = await replies.next_msg(timeout)
+        except nats.errors.TimeoutError:
+            return 0
+        if (message.headers or {}).get("Status") == "503":
+            print("No responders are available", file=sys.stderr)
+            return 0
+        print(message.data.decode() or "nil body", flush=True)
+        count += 1
+        spent += loop.time() - began
+        if count == wanted or (wanted and not message.data):
+            return 0
+        timeout = spent / count + options.reply_timeout if wanted else TIMEOUT - (loop.time() - began)
+
+
+async def stream(nc: Client, options: argparse.Namespace) -> int:
+    js = nc.jetstream()
+    if options.action == "purge":
+        await js.purge_stream(options.stream, subject=options.subject)
+    elif options.action == "get":
+        found = await js.get_last_msg(options.stream, options.last_for)
+        print(f"Item: {options.stream}#{found.seq} on Subject {found.subject}\n\n{(found.data or b'').decode()}\n")
+    else:
+        config = ConsumerConfig(ack_policy=AckPolicy.NONE, filter_subject=options.subject)
+        pulled = await js.pull_subscribe(options.subject, stream=options.stream, config=config)
+        for message in await pulled.fetch(10, timeout=2):
+            print(f"[{message.metadata.sequence.stream}] Subject: {message.subject}\n{message.data.decode()}\n")
+    return 0
+
+
+async def service(nc: Client, options: argparse.Namespace) -> int:
+    """Asks all instances, and takes what comes until none does for a moment."""
+    verb = {"list": "PING", "info": "INFO", "stats": "STATS"}[options.action]
+    name = f".{options.service}" if options.action != "list" else ""
+    inbox = nc.new_inbox()
+    replies = await nc.subscribe(inbox)
+    await nc.publish(f"$SRV.{verb}{name}", b"", reply=inbox)
+    timeout, found = TIMEOUT, list[dict[str, Any]]()
+    while True:
+        try:
+            message = await replies.next_msg(timeout)
+        except nats.errors.TimeoutError:
+            break
+        if (message.headers or {}).get("Status") == "503":
+            raise SystemExit("no service instances found")
+        found.append(json.loads(message.data))
+        timeout = 0.5
+    for each in found:
+        assert each["type"] == f"io.nats.micro.v1.{verb.lower()}_response"
+        print(json.dumps(each))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

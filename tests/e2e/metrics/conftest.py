@@ -1,0 +1,144 @@
+"""A system under load that meets everything that metrics tell of: speech, refusals, a lost executor, a slow consumer."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.js.api import AckPolicy, ConsumerConfig
+
+from omnibus.bus import subjects
+from tests.e2e.omni.speech import wanted
+from tests.e2e.questions import Question, ask, audio, image
+from tests.e2e.system import OMNI, ROOT, System, declaration, running
+from tests.observed import Emitted, samples
+
+WITHIN = 60.0  # seconds for metrics to tell what has happened
+INFLIGHT = 4
+BOTH = ask(image(2), audio(1.1, 1), "describe")
+SERVICES = {"gateway", "planner", "sidecar", "encoder", "llm", "generator"}
+
+
+class Observed(NamedTuple):
+    """What each target has told in the end, by service, and all of it together."""
+
+    texts: dict[str, list[str]]
+    emitted: Emitted
+
+
+def targets(system: System) -> dict[str, list[str]]:
+    """Where services say that they are, by service."""
+    found: dict[str, list[str]] = {}
+    for file in (Path(system.state.directory) / "metrics").glob("*.json"):
+        for each in json.loads(file.read_text()):
+            found.setdefault(each["labels"]["service"], []).extend(each["targets"])
+    return found
+
+
+async def scraped(system: System) -> dict[str, list[str]]:
+    async with httpx.AsyncClient(timeout=10) as http:
+        return {
+            service: [(await http.get(f"http://{at}/metrics")).text for at in places]
+            for service, places in targets(system).items()
+        }
+
+
+@pytest.fixture(scope="package")
+def system(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> Iterator[System]:
+    usual = declaration("qwen2_5_omni", omni_checkpoint)
+    options = {
+        "E": {"components": ["vision", "audio"], "service": "encoder"},
+        "L": {"components": ["thinker", "talker"], "service": "llm", "replicas": 2},
+        "V": {"components": ["vocoder"], "service": "generator"},
+    }
+    model = {**usual, "options": options, "paths": [{"options": ["E", "L", "V"]}]}
+    directory = tmp_path_factory.mktemp("metrics")
+    flags = ("--apps-dir", str(ROOT / "examples"), "--app", str(ROOT / "examples" / "shout.py"))
+    with running(directory, {OMNI: model}, *flags, OMNIBUS_GATEWAY_MAX_INFLIGHT=str(INFLIGHT)) as started:
+        yield started
+
+
+@pytest.fixture(scope="package")
+def observed(system: System) -> Observed:
+    return asyncio.run(observe(system))
+
+
+async def observe(system: System) -> Observed:
+    """Load the system, then read its metrics once they have told all of it."""
+    consumer = await _consumer(system)
+    async with system.http() as http:
+        for _ in range(2):  # the second time the media are known
+            await _answered(http, wanted(BOTH))
+        await _streamed(http, wanted(BOTH, "pcm16", stream=True))
+        assert (await http.post("/v1/apps/shout/invoke", json={"text": "hello"})).status_code == 200
+        assert (await http.post("/v1/chat/completions", json={**wanted(BOTH), "model": "nobody"})).status_code == 404
+        crowd = [
+            http.post("/v1/chat/completions", json=wanted(ask(f"hello {number}"))) for number in range(4 * INFLIGHT)
+        ]
+        codes = [answer.status_code for answer in await asyncio.gather(*crowd)]
+        assert set(codes) == {200, 429}
+        await _lost(system, http)
+    texts = await _told(system)
+    await consumer.close()
+    return Observed(texts, samples(text for found in texts.values() for text in found))
+
+
+async def _answered(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    answer = await http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+async def _streamed(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        lines = [line async for line in answer.aiter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+
+
+async def _lost(system: System, http: httpx.AsyncClient) -> None:
+    """One of two thinkers dies in the middle of a long answer, which the other one finishes."""
+    pids = await system.whole()
+    long = [ask(f"tell me of {number}") for number in range(INFLIGHT)]
+    begun = asyncio.Event()
+
+    async def tell(one: Question) -> None:
+        body = {**wanted(one), "max_tokens": 200, "modalities": ["text"], "audio": None, "stream": True}
+        async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            async for line in answer.aiter_lines():
+                if '"content":"' in line and '"content":""' not in line:
+                    begun.set()
+
+    async with asyncio.TaskGroup() as group:
+        for one in long:
+            group.create_task(tell(one))
+        await begun.wait()
+        [process] = [
+            one for one in system.processes() if one.pid == next(pids[id] for id in sorted(pids) if "-L-" in id)
+        ]
+        process.kill()
+    await system.whole()
+
+
+async def _consumer(system: System) -> Client:
+    """A durable consumer of the records that takes nothing, as a tool that hangs."""
+    client = await nats.connect(system.state.nats_url)
+    config = ConsumerConfig(durable_name="slow", ack_policy=AckPolicy.EXPLICIT)
+    await client.jetstream().add_consumer(subjects.INVOCATIONS.name, config)
+    return client
+
+
+async def _told(system: System) -> dict[str, list[str]]:
+    """The metrics once the planner has looked at the streams, and the gateway has told its load."""
+    end = time.monotonic() + WITHIN
+    while True:
+        texts = await scraped(system)
+        whole = samples(text for found in texts.values() for text in found)
+        if {"omnibus_stream_consumer_pending", "omnibus_rejected_total", "omnibus_moved_total"} <= whole.keys():
+            return texts
+        assert time.monotonic() < end, "not told in time"
+        await asyncio.sleep(0.2)

@@ -1,0 +1,112 @@
+"""What a load run really emits: from every service, and all that panels and alerts ask for."""
+
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from omnibus.told import REGISTRY
+from tests import observed as kept
+from tests.e2e.metrics.conftest import SERVICES, Observed
+from tests.e2e.system import OMNI
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+#: Models that the app of the run brings.
+APPS = {"shout", "echo"}
+#: Every label that there is, and why it has few values.
+FEW = {
+    "app": "registered apps",
+    "code": "the tree of errors",
+    "component": "components of models",
+    "consumer": "durable consumers",
+    "direction": "in and out",
+    "executor": "one of a process",
+    "how": "a few words",
+    "le": "buckets",
+    "model": "models of the plan",
+    "node": "one of a process",
+    "option": "options of the plan",
+    "outcome": "a few words",
+    "output": "outputs of tasks",
+    "path": "paths of the plan",
+    "quantity": "a few words",
+    "reason": "a few words",
+    "service": "six services",
+    "source": "components of models",
+    "state": "a few words",
+    "stream": "streams",
+    "target": "components of models",
+    "type": "request types of the plan",
+    "version": "one of a process",
+}
+
+
+def test_every_service_serves_its_metrics(observed: Observed):
+    assert set(observed.texts) == SERVICES
+    assert len(observed.texts["llm"]) >= 2
+    for service, texts in observed.texts.items():
+        for text in texts:
+            assert f'omnibus_ready{{service="{service}"}} 1.0' in text
+            assert re.search(r"^process_resident_memory_bytes ", text, re.MULTILINE)
+
+
+def test_a_gauge_is_told_by_the_one_who_knows_it(observed: Observed):
+    """A process that says 0 of what it does not know would make a minimum, or a difference, of all of them wrong."""
+    tellers: dict[str, set[str]] = {}
+    for service, texts in observed.texts.items():
+        for family in (family for text in texts for family in text_string_to_metric_families(text)):
+            if family.type == "gauge" and family.samples:
+                tellers.setdefault(family.name, set()).add(service)
+
+    executors = SERVICES - {"gateway", "planner", "sidecar"}
+    for name in ("omnibus_plan_epoch", "omnibus_plan_created_seconds", "omnibus_gateway_inflight"):
+        assert tellers[name] == {"gateway"}
+    assert tellers["omnibus_executor_inflight"] == tellers["omnibus_executor_credits"] == executors
+    assert tellers["omnibus_arena_leases"] == {"sidecar"}
+    assert tellers["omnibus_planner_epoch"] == tellers["omnibus_stream_bytes"] == {"planner"}
+
+
+def test_panels_and_alerts_ask_only_for_what_a_load_run_emits(observed: Observed):
+    assert kept.unanswered(kept.expressions(), observed.emitted) == []
+
+
+def test_values_that_queries_name_are_emitted(observed: Observed):
+    def values(metric: str, label: str) -> set[str]:
+        return {labels[label] for labels in observed.emitted[metric]}
+
+    assert {"text", "audio"} <= values("omnibus_first_output_seconds_bucket", "output")
+    assert {"hits", "misses"} <= values("omnibus_encoder_results_total", "how")
+    assert {"expired", "forced"} <= values("omnibus_arena_freed_total", "reason")
+    assert "gateway" in values("omnibus_rejected_total", "reason")
+    assert {"ok", "overloaded", "not_found"} <= values("omnibus_requests_total", "code")
+
+
+def test_edges_between_components_are_told_apart(observed: Observed):
+    edges = {(labels["source"], labels["target"]) for labels in observed.emitted["omnibus_transfer_bytes_total"]}
+
+    assert {("vision", "thinker"), ("audio", "thinker"), ("vocoder", "gateway"), ("gateway", "media")} <= edges
+
+
+def test_the_plan_and_what_came_have_the_same_labels(observed: Observed):
+    planned, came = (
+        {(labels["model"], labels["type"], labels["path"]) for labels in observed.emitted[name]}
+        for name in ("omnibus_path_planned_share", "omnibus_path_requests_total")
+    )
+
+    assert came == planned
+    assert (OMNI, "vision+audio+thinker+talker+vocoder", "E>L>V") in came
+
+
+def test_labels_have_few_values(observed: Observed):
+    labels = {label for series in observed.emitted.values() for one in series for label in one}
+    described = {label for family in REGISTRY.collect() for sample in family.samples for label in sample.labels}
+
+    assert labels | described <= FEW.keys()
+    assert {one["model"] for series in observed.emitted.values() for one in series if "model" in one} <= {
+        OMNI,
+        *APPS,
+        "",
+    }
+    assert {one["consumer"] for one in observed.emitted["omnibus_stream_consumer_pending"]} == {"slow"}
+    assert max(len(series) for name, series in observed.emitted.items() if not name.endswith("_bucket")) < 100

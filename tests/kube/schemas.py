@@ -1,0 +1,48 @@
+"""What Kubernetes takes, version by version, where an unknown field is a wrong one; of operators' kinds what is used."""
+
+import json
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
+
+VERSIONS = tuple(f"1.{minor}" for minor in range(28, 38))
+ADDED = Path(__file__).with_name("added.json")
+SCHEMAS = files("kubernetes_validate") / "kubernetes-json-schema"
+
+
+def faults(made: dict[str, Any], version: str) -> list[str]:
+    """What is wrong with an object for this version of Kubernetes; empty when nothing is."""
+    name = f"{made['kind']} {made['metadata'].get('name', '')}"
+    return [
+        f"{name}: {'.'.join(map(str, error.absolute_path))}: {error.message}"
+        for error in _validator(made["apiVersion"], made["kind"], version).iter_errors(made)
+    ]
+
+
+@cache
+def _validator(api: str, kind: str, version: str) -> Any:
+    schema = _added().get(f"{api}/{kind}") or _read(version, _file(api, kind))
+    return Draft202012Validator(schema, registry=_registry(version))
+
+
+def _file(api: str, kind: str) -> str:
+    group, _, number = api.rpartition("/")
+    return "-".join(filter(None, (kind.lower(), group.partition(".")[0], number)))
+
+
+@cache
+def _registry(version: str) -> Any:
+    return Resource.from_contents(_read(version, "_definitions")) @ Registry()
+
+
+def _read(version: str, name: str) -> Any:
+    return json.loads((SCHEMAS / f"v{version}.0-local-strict" / f"{name}.json").read_text())
+
+
+@cache
+def _added() -> dict[str, Any]:
+    return json.loads(ADDED.read_text())

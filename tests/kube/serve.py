@@ -1,0 +1,91 @@
+"""An ``Api`` over HTTPS or HTTP, in a thread of this process."""
+
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import yaml
+
+from tests.kube import protobuf
+from tests.kube.api import Api
+
+CERTIFICATE = Path(__file__).with_name("cluster.test.pem")  # for 127.0.0.1, valid until 2125
+TOKEN = "the token"
+
+
+class Door:
+    """What is between the wire and an ``Api``: ``refusals`` are answered first, but for leases; ``tokens`` were shown;
+    who asks for what is ``forbidden``, by a part of its path, may not."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+        self.refusals: list[tuple[int, bytes]] = []
+        self.tokens: set[str] = set()
+        self.forbidden: set[str] = set()
+        self._one = threading.Lock()
+
+    def answer(self, method: str, target: str, headers: Any, body: bytes) -> tuple[int, bytes]:
+        asked, told = urlsplit(target), headers.get("authorization", "")
+        self.tokens.add(told)
+        if self.refusals and "/leases" not in asked.path:
+            return self.refusals.pop(0)
+        if told != f"Bearer {TOKEN}":
+            return 401, json.dumps({"message": "Unauthorized"}).encode()
+        if any(part in asked.path for part in self.forbidden):
+            return 403, json.dumps({"message": f"{asked.path} is forbidden"}).encode()
+        with self._one:
+            media = headers.get("content-type", "")
+            status, found = self.api.answer(
+                method, unquote(asked.path), parse_qs(asked.query), _read(body, media) if body else None, media
+            )
+        return status, json.dumps(found).encode()
+
+
+def _read(body: bytes, media: str) -> Any:
+    if body.startswith(protobuf.MAGIC):
+        return protobuf.secret(body)
+    return yaml.safe_load(body) if media.endswith("yaml") else json.loads(body)
+
+
+@contextmanager
+def serving(door: Door, tls: bool = True) -> Iterator[str]:
+    """The URL of a server that answers for ``door``."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version, wbufsize = "HTTP/1.1", -1  # in one piece: a second packet would wait 40 ms for an answer
+
+        def _do(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            status, said = door.answer(self.command, self.path, self.headers, body)
+            self.send_response(status)
+            if status == 302:
+                self.send_header("location", "http://127.0.0.1:1/")
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _do
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    if tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(CERTIFICATE)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

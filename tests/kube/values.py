@@ -1,0 +1,70 @@
+"""The parts of the chart's ``values.schema.json`` that follow from the code: ``python -m tests.kube.values`` writes them.
+
+Which settings may be set, and what a declared model may say. What the chart itself sets is not among them.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from omnibus import settings
+from omnibus.plan import Option
+from services.planner.model import Declared
+from tests.kube.helm import CHART
+
+SCHEMA = CHART / "values.schema.json"
+#: Set by the chart, from other values.
+CHARTS = {
+    "bus": {"url", "user", "password", "tls_ca", "tls_cert", "tls_key"},
+    "store": {"url", "tls_ca", "tls_cert", "tls_key"},
+    "sidecar": {"socket", "node"},
+    "gateway": {"host", "port", "media_dir", "apps_dir", "admin_token", "salt", "tls_cert", "tls_key", "keys_file"},
+    "planner": {"models", "reconcile"},
+    "kubernetes": {"url", "account", "namespace", "template", "release", "owner", "lease"},
+    "executor": {
+        "id", "model", "family", "checkpoint", "download", "option", "origin", "components", "tasks", "source", "context",
+    },
+    "service": {"metrics_port", "metrics_dir", "metrics_host", "drain"},
+}  # fmt: skip
+
+
+def settable() -> dict[str, list[str]]:
+    """The fields of each area that values may set."""
+    found = {}
+    for area in sorted(settings.Settings.__subclasses__(), key=lambda each: each.area):
+        name = area.area.lower()
+        found[name] = sorted(set(area.__struct_fields__) - CHARTS.get(name, set()))
+    return found
+
+
+def parts() -> dict[str, Any]:
+    """Definitions of the schema that the code says."""
+    value = {"type": ["string", "number", "boolean"]}
+    areas = {area: _object(dict.fromkeys(fields, value)) for area, fields in settable().items()}
+    known = json.loads(SCHEMA.read_text())["$defs"]
+    option = known.get("option", {}).get("properties", {})
+    model = known.get("model", {}).get("properties", {})
+    return {
+        "settings": _object(areas),
+        "option": _object(_kept(option, Option.__struct_fields__)),
+        "model": {**_object(_kept(model, Declared.__struct_fields__)), "required": ["family", "checkpoint"]},
+    }
+
+
+def _kept(known: dict[str, Any], fields: Iterable[str]) -> dict[str, Any]:
+    """What the schema says of each field; of new ones nothing yet."""
+    return {field: known.get(field, {}) for field in fields}
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def main() -> None:
+    whole = json.loads(SCHEMA.read_text())
+    whole["$defs"] |= parts()
+    SCHEMA.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

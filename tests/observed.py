@@ -1,0 +1,85 @@
+"""Dashboards and alerts as they are committed, and what of their expressions a set of real metrics does not answer."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests import promql
+
+HERE = Path(__file__).parents[1] / "deploy" / "observability"
+#: Labels that Prometheus gives what it has scraped, and what it says by itself.
+OF_TARGETS, OF_PROMETHEUS = {"job", "instance", "service"}, {"up"}
+#: What only engines of vLLM say.
+VLLM = "vllm"
+
+#: Label sets by the name of a sample.
+Emitted = dict[str, list[dict[str, str]]]
+
+
+def alerts() -> dict[str, list[dict[str, Any]]]:
+    """Rules by the name of their group."""
+    return {group["name"]: group["rules"] for group in yaml.safe_load((HERE / "alerts.yml").read_text())["groups"]}
+
+
+def dashboards() -> dict[str, dict[str, Any]]:
+    return {file.stem: json.loads(file.read_text()) for file in sorted((HERE / "grafana/dashboards").glob("*.json"))}
+
+
+def expressions(vllm: bool = False) -> dict[str, str]:
+    """Every expression by where it stands; those for vLLM, or all others."""
+    found = {
+        f"{name}: {panel['title']}: {target['legendFormat']}": target["expr"]
+        for name, board in dashboards().items()
+        if (VLLM in name) == vllm
+        for panel in board["panels"]
+        for target in panel.get("targets", ())
+    }
+    rules = [rule for name, group in alerts().items() if (VLLM in name) == vllm for rule in group]
+    return found | {f"alert {rule['alert']}": rule["expr"] for rule in rules}
+
+
+def samples(texts: Iterable[str]) -> Emitted:
+    """All that these expositions hold."""
+    found: Emitted = {}
+    for text in texts:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found.setdefault(sample.name, []).append(dict(sample.labels))
+    return found
+
+
+def unanswered(expressions: Mapping[str, str], emitted: Emitted) -> list[str]:
+    """What they ask for and nobody emits, in words."""
+    return [f"{where}: {fault}" for where, text in expressions.items() for fault in _faults(promql.read(text), emitted)]
+
+
+def _faults(asked: promql.Asked, emitted: Emitted) -> Iterator[str]:
+    there = set(OF_TARGETS)
+    for selector in asked.selectors:
+        if selector.name in OF_PROMETHEUS:
+            continue
+        series = emitted.get(selector.name)
+        if not series:
+            yield f"nobody emits {selector.name}"
+            continue
+        there |= {label for labels in series for label in labels}
+        for matcher in selector.matchers:
+            yield from _unmatched(selector.name, matcher, series)
+    for label in asked.labels - there:
+        yield f"nothing in it has a label {label}"
+
+
+def _unmatched(name: str, matcher: promql.Matcher, series: list[dict[str, str]]) -> Iterator[str]:
+    values = {labels[matcher.label] for labels in series if matcher.label in labels}
+    if not values:
+        yield f"{name} has no label {matcher.label}"
+    elif matcher.sign == "=~" and "$" not in matcher.value:
+        try:
+            re.compile(matcher.value)
+        except re.error as error:
+            yield f"{matcher.value}: {error}"

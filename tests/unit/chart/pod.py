@@ -1,0 +1,55 @@
+"""The planner as its pod would run it: with the variables and files that the chart gives it."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from services.planner.service import PlannerService
+from tests.kube.api import Api, Object
+from tests.kube.serve import CERTIFICATE, TOKEN
+from tests.unit.chart.shapes import env
+
+
+class PlannerPod:
+    """``servers`` says where the bus, the store and the API server are in truth."""
+
+    def __init__(self, api: Api, directory: Path, servers: Mapping[str, str]) -> None:
+        self._api = api
+        self._directory = directory
+        self._servers = servers
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[PlannerService]:
+        """One that has started, until the end of the block."""
+        pod = self._api.of("Deployment")["om-planner"]["spec"]["template"]
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self._told(pod).items():
+                patch.setenv(name, value)
+            service = PlannerService()
+            try:
+                await service.startup()
+                yield service
+            finally:
+                await service.shutdown()
+
+    def _told(self, pod: Object) -> dict[str, str]:
+        told = {name: value for name, value in env(pod).items() if isinstance(value, str)}
+        for path, name in self._mounted(pod).items():
+            where = self._directory / path.strip("/")
+            where.mkdir(parents=True, exist_ok=True)
+            for file, text in self._api.of("ConfigMap")[name]["data"].items():
+                (where / file).write_text(text)
+            told = {key: value.replace(path, str(where)) for key, value in told.items()}
+        account = self._directory / "account"
+        account.mkdir(exist_ok=True)
+        for file, text in {"token": TOKEN, "namespace": "ns", "ca.crt": CERTIFICATE.read_text()}.items():
+            (account / file).write_text(text)
+        return {**told, **self._servers, "OMNIBUS_KUBERNETES_ACCOUNT": str(account)}
+
+    def _mounted(self, pod: Object) -> dict[str, str]:
+        """ConfigMaps by where they are mounted."""
+        maps = {each["name"]: each["configMap"]["name"] for each in pod["spec"]["volumes"] if "configMap" in each}
+        mounts = pod["spec"]["containers"][0]["volumeMounts"]
+        return {each["mountPath"]: maps[each["name"]] for each in mounts if each["name"] in maps}

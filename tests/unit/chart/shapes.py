@@ -1,0 +1,137 @@
+"""Values that tests render, and how they look at what comes out."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+from tests.kube.api import Api, Object
+from tests.kube.helm import Helm, Values, merge, overlay
+from tests.kube.serve import Door
+
+LLM = {"family": "qwen2_5_vl", "checkpoint": "Qwen/Qwen2.5-VL-7B-Instruct"}
+DECLARED = {
+    "models": {
+        "qwen": {
+            **LLM,
+            "options": {
+                "E": {"components": ["vision"], "service": "encoder"},
+                "L": {"components": ["thinker"], "service": "llm", "replicas": 2, "gpus": 2},
+            },
+            "paths": [{"options": ["E", "L"]}],
+        }
+    }
+}
+GROUP = {"qwen/L": {"service": "llm", "group": {"size": 2, "command": ["python", "-m", "worker"]}}}
+
+
+def values(*overlays: str, **more: Any) -> Values:
+    """Values of overlays and others; ``a__b=1`` is ``a: {b: 1}``."""
+    whole = overlay(*overlays)
+    for path, value in more.items():
+        for key in reversed(path.split("__")):
+            value = {key: value}
+        merge(whole, deepcopy(value))
+    return whole
+
+
+#: Every way in which the chart may be installed that differs in what it makes.
+SHAPES: dict[str, Values] = {
+    "as_it_is": {},
+    "cpu": values("values-cpu.yaml"),
+    "gpu": values("values-gpu.yaml", models=DECLARED),
+    "rdma": values("values-gpu.yaml", "values-rdma.yaml", models=DECLARED),
+    "own_servers": values(
+        nats={"enabled": False, "url": "tls://bus.example.com:4333", "tls": {"caSecret": "bus-ca"}},
+        valkey={"enabled": False, "url": "rediss://:$(STORE_PASSWORD)@store.example.com:6380/0"},
+        credentials={"existingSecret": "mine"},
+        models={"existingConfigMap": "my-models"},
+    ),
+    "keda": values(models=DECLARED, executors={"scaling": "keda", "keda": {"prometheus": "http://prometheus:9090"}}),
+    "hpa": values(models=DECLARED, executors={"scaling": "hpa"}),
+    "fixed": values("values-cpu.yaml", executors__scaling="none"),
+    "groups": values("values-gpu.yaml", models=DECLARED, executors__options=GROUP),
+    "fixed_groups": values(models=DECLARED, executors={"scaling": "none", "options": GROUP}),
+    "everything": values(
+        "values-gpu.yaml",
+        models={**DECLARED, "gpus": {"H100": {"count": 8, "memory_gb": 80}}, "profiles": {"qwen.json": {"v": 1}}},
+        image={"repository": "registry.example.com/omnibus", "tag": "v1", "pullSecrets": [{"name": "pull"}]},
+        gateway={
+            "autoscaling": {"enabled": True},
+            "ingress": {"host": "api.example.com", "className": "nginx", "tlsSecret": "tls"},
+            "apps": {"claim": "apps"},
+            "pod": {"priorityClassName": "high", "nodeSelector": {"pool": "a"}},
+        },
+        planner__replicas=2,
+        checkpoints={"download": True, "tokenSecret": {"name": "hub", "key": "token"}},
+        metrics={"serviceMonitor": True, "labels": {"release": "prometheus"}},
+        networkPolicy__clientsFrom=[{"namespaceSelector": {"matchLabels": {"edge": "true"}}}],
+        settings={"bus": {"record_bytes": 5 << 30}, "service": {"log_level": "DEBUG"}},
+        env={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://otel:4318"},
+    ),
+}
+
+
+class Site(NamedTuple):
+    url: str
+    door: Door
+    helm: Helm
+
+    @property
+    def api(self) -> Api:
+        return self.door.api
+
+
+class Renders:
+    """What the chart makes of values, each once."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._known: dict[str, list[Object]] = {}
+
+    def __call__(self, values: Values) -> list[Object]:
+        key = json.dumps(values, sort_keys=True)
+        if key not in self._known:
+            try:
+                self._known[key] = asyncio.run(self._site.helm.install("om", values))
+            finally:
+                self._site.api.objects.clear()
+        return deepcopy(self._known[key])
+
+
+def of(objects: Sequence[Object], kind: str) -> dict[str, Object]:
+    """The objects of ``kind`` by name."""
+    return {each["metadata"]["name"]: each for each in objects if each["kind"] == kind}
+
+
+def templates(objects: Sequence[Object]) -> dict[str, Object]:
+    """What the planner makes executors of, by service or option."""
+    maps = of(objects, "ConfigMap").values()
+    return next((json.loads(each["data"]["templates.json"]) for each in maps if "templates.json" in each["data"]), {})
+
+
+def whole(objects: Sequence[Object]) -> list[Object]:
+    """All objects, and workloads as the planner would complete its templates."""
+    found = list(objects)
+    for name, made in templates(objects).items():
+        made["metadata"]["name"] = name.replace("/", "-").lower()
+        if made["kind"] == "Deployment":
+            made["spec"]["selector"] = {"matchLabels": {"a": "b"}}
+        found.append(made)
+    return found
+
+
+def pods(objects: Sequence[Object]) -> Iterator[tuple[str, Object]]:
+    """Every pod template, with the name of its part."""
+    for each in whole(objects):
+        spec = each.get("spec") or {}
+        group = spec.get("leaderWorkerTemplate", {})
+        for found in (spec.get("template"), group.get("leaderTemplate"), group.get("workerTemplate")):
+            if found is not None:
+                yield found["metadata"]["labels"]["app.kubernetes.io/component"], found
+
+
+def env(pod: Object) -> dict[str, Any]:
+    """The variables of the first container; those that come from elsewhere as they are said."""
+    return {each["name"]: each.get("value", each.get("valueFrom")) for each in pod["spec"]["containers"][0]["env"]}

@@ -1,0 +1,83 @@
+"""Bad values are refused before anything is made, and the message says which and why."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.chart.shapes import DECLARED, GROUP, Renders, values
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"gatway": {}}, "additional properties 'gatway' not allowed"),
+        ({"gateway": {"replicas": 0}}, "/gateway/replicas.*minimum: got 0, want 1"),
+        ({"gateway": {"replicas": "two"}}, "/gateway/replicas.*got string, want integer"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy.*one of 'Always', 'IfNotPresent', 'Never'"),
+        ({"gateway": {"settings": {"gateway": {"dedline": 5}}}}, "/gateway/settings/gateway.*'dedline' not allowed"),
+        ({"settings": {"bus": {"url": "nats://x"}}}, "/settings/bus.*'url' not allowed"),
+        ({"checkpoints": {"size": "100 GB"}}, "/checkpoints/size.*does not match pattern"),
+        ({"executors": {"scaling": "magic"}}, "/executors/scaling.*'planner', 'keda', 'hpa', 'none'"),
+        ({"executors": {"options": {"L": {"service": "llm"}}}}, "/executors/options.*additional properties 'L' not allowed"),
+        ({"executors": {"options": {"a/L": {}}}}, "missing property 'service'"),
+        ({"executors": {"options": {"a/L": {"service": "llm", "group": {"size": 1, "command": ["a"]}}}}}, "size.*minimum"),
+        ({"executors": {"pod": {"hostNetwork": True}}}, "/executors/pod/hostNetwork"),
+        ({"executors": {"pod": {"securityContext": {}}}}, "/executors/pod/securityContext"),
+        ({"models": {"models": {"a": {"family": "qwen2_5_vl"}}}}, "/models/models/a.*missing property 'checkpoint'"),
+        ({"models": {"models": {"a": {"family": "f", "checkpoint": "c", "opitons": {}}}}}, "'opitons' not allowed"),
+        ({"nats": {"url": "nats://user:word@bus:4222"}}, "/nats/url.*does not match pattern"),
+        ({"valkey": {"url": "http://store"}}, "/valkey/url.*does not match pattern"),
+        ({"fullnameOverride": "Big"}, "/fullnameOverride.*does not match pattern"),
+        ({"sidecar": {"rdma": {"resource": "hca"}}}, "/sidecar/rdma/resource.*does not match pattern"),
+        ({"env": {"A-B": "x"}}, "/env.*'A-B' not allowed"),
+    ],
+    ids=lambda each: "" if isinstance(each, str) else None,
+)  # fmt: skip
+def test_a_value_of_a_wrong_shape_is_refused_by_its_place(rendered: Renders, wrong: dict[str, Any], said: str):
+    assert_refused(rendered, wrong, said)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (values(gateway__media__kind="emptyDir"), "gateway.media.kind=emptyDir is for one gateway"),
+        (values(placement__oneNode=False), "set gateway.media.accessMode=ReadWriteMany"),
+        (values(nats__enabled=False), "nats.enabled=false needs nats.url"),
+        (values(valkey__url="redis://store:6379/0"), "valkey.url is for a server of your own"),
+        (values(checkpoints__kind="hostPath"), "needs checkpoints.hostPath"),
+        (values(checkpoints__tiny=["qwen2_5_vl"]), "set checkpoints.kind=emptyDir"),
+        (values(checkpoints={"kind": "none", "download": True}), "needs a place for what is downloaded"),
+        (values(models={**DECLARED, "existingConfigMap": "mine"}), "both declare models"),
+        (values(executors__scaling="hpa", models__existingConfigMap="mine"), "makes executors of models.models"),
+        (
+            values(executors__scaling="none", models__models={"a": {"family": "f", "checkpoint": "c", "planned": {}}}),
+            "only executors.scaling=planner runs planned models",
+        ),
+        (
+            values(executors__scaling="none", models__models={"a": {"family": "f", "checkpoint": "c", "options": {"L": {}}}}),
+            "needs components and service of models.models.a.options.L",
+        ),
+        (values(executors__scaling="keda", models=DECLARED), "needs executors.keda.prometheus"),
+    ],
+)  # fmt: skip
+def test_values_that_contradict_each_other_are_refused_with_a_way_out(
+    rendered: Renders, wrong: dict[str, Any], said: str
+):
+    assert_refused(rendered, wrong, said)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (values(models=DECLARED, executors__options=GROUP), "needs LeaderWorkerSet, which this cluster does not have"),
+        (values(metrics__serviceMonitor=True), "needs the Prometheus operator, which this cluster does not have"),
+    ],
+)
+def test_what_this_cluster_cannot_do_is_refused(bare: Renders, wrong: dict[str, Any], said: str):
+    assert_refused(bare, wrong, said)
+
+
+def assert_refused(rendered: Renders, wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(Exception, match=f"(?s){said}") as caught:
+        rendered(wrong)
+    assert type(caught.value).__name__ == "InstallError"

@@ -1,0 +1,111 @@
+"""The bundled servers as the chart starts them: the real ones, with its configuration, users and passwords."""
+
+import base64
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from omnibus.bus import permissions
+from omnibus.bus.nats import NatsBus
+from omnibus.errors import BusUnavailable, StoreUnavailable
+from omnibus.settings import BusSettings, StoreSettings
+from omnibus.store import Store
+from omnibus.up import binaries, infra
+from tests.kube.api import Object
+from tests.unit.chart.shapes import SHAPES, Renders, env, of
+
+WITHIN = 5.0
+
+
+@pytest.fixture(scope="module")
+def objects(rendered: Renders) -> list[Object]:
+    return rendered(SHAPES["as_it_is"])
+
+
+@pytest.fixture(scope="module")
+def words(objects: list[Object]) -> dict[str, str]:
+    """What the secret says."""
+    (secret,) = of(objects, "Secret").values()
+    return {key: base64.b64decode(word).decode() for key, word in secret["data"].items()}
+
+
+@pytest.fixture(scope="module")
+def bus_url(objects: list[Object], words: dict[str, str], tmp_path_factory, run_server) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("bus")
+    server = infra.nats(directory)
+    text, config = of(objects, "ConfigMap")["om-nats"]["data"]["nats.conf"], directory / "nats.conf"
+    here = {"port: 4222": server.ports[0], "http: 8222": server.ports[1], "store_dir: /data": directory}
+    for line, value in here.items():
+        assert f"{line}\n" in text
+        text = text.replace(f"{line}\n", f"{line.partition(':')[0]}: {value}\n")
+    config.write_text(text)
+    spec = replace(server.spec, argv=(server.spec.argv[0], "-c", str(config)))
+    asked = env(of(objects, "StatefulSet")["om-nats"]["spec"]["template"])
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in asked.items():
+            patch.setenv(name, words[value["secretKeyRef"]["key"]])
+        server = replace(server, spec=spec)
+        with run_server(server):
+            yield server.url
+
+
+async def test_each_user_comes_in_with_its_own_password_alone(bus_url: str, words: dict[str, str]):
+    for user in permissions.permissions():
+        bus = await NatsBus.connect(BusSettings(url=bus_url, user=user, password=words[user]), user)
+        assert bus.connected
+        await bus.drain()
+    for user, password in (("gateway", words["llm"]), ("", "")):
+        with pytest.raises(BusUnavailable):
+            await NatsBus.connect(BusSettings(url=bus_url, user=user, password=password, connect_timeout=WITHIN), "x")
+
+
+async def test_a_gateway_finds_room_for_the_record(bus_url: str, words: dict[str, str]):
+    bus = await NatsBus.connect(BusSettings(url=bus_url, user="gateway", password=words["gateway"]), "gateway")
+
+    settings = BusSettings()
+    await bus.open_records(settings.record_seconds, settings.record_bytes)
+    await bus.drain()
+
+
+@pytest.fixture(scope="module")
+def store_url(objects: list[Object], words: dict[str, str], tmp_path_factory, run_server) -> Iterator[str]:
+    """As gateways are told it, but for the host."""
+    directory = tmp_path_factory.mktemp("store")
+    server = infra.valkey(directory)
+    (port,) = server.ports
+    bin = directory / "bin"
+    bin.mkdir()
+    (bin / "valkey-server").symlink_to(binaries.find(binaries.VALKEY))
+    made = of(objects, "StatefulSet")["om-valkey"]["spec"]["template"]
+    shell, option, script = made["spec"]["containers"][0]["command"]
+    assert "\ndir /data\n" in script
+    script = script.replace("\ndir /data\n", f"\ndir {directory}\nport {port}\nbind 127.0.0.1\n")
+    spec = replace(server.spec, argv=(shell, option, script), ready=partial(infra.valkey_ready, port))
+    told = env(of(objects, "Deployment")["om-gateway"]["spec"]["template"])["OMNIBUS_STORE_URL"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORE_PASSWORD", words["store"])
+        patch.setenv("PATH", f"{bin}:{os.environ['PATH']}")
+        with run_server(replace(server, spec=spec)):
+            yield told.replace("$(STORE_PASSWORD)", words["store"]).replace("om-valkey:6379", f"127.0.0.1:{port}")
+
+
+async def test_the_store_is_open_to_who_knows_its_password(store_url: str, words: dict[str, str]):
+    store = Store(StoreSettings(url=store_url))
+    assert await store.epoch() == 0
+    await store.close()
+
+    stranger = Store(StoreSettings(url=store_url.replace(words["store"], "guessed")))
+    with pytest.raises(StoreUnavailable):
+        await stranger.epoch()
+    await stranger.close()
+
+
+def test_no_list_of_processes_shows_the_password(objects: list[Object], words: dict[str, str]):
+    made = of(objects, "StatefulSet")["om-valkey"]["spec"]["template"]["spec"]["containers"][0]
+
+    assert words["store"] not in str(made)
+    assert Path(made["volumeMounts"][0]["mountPath"]) == Path("/data")

@@ -1,0 +1,85 @@
+"""Tenants that send requests to one machine, in simulated time: nothing here depends on how fast this computer is."""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
+from typing import NamedTuple
+
+from omnibus.errors import Overloaded
+from services.gateway.tenancy.fair import WAITING, Fair, Turn
+
+SLOTS = 8
+QUEUE = 64
+
+
+class Ask(NamedTuple):
+    """A request: when it comes, whose it is, what it is expected to cost and what it costs, in GPU-seconds."""
+
+    at: float
+    tenant: str
+    expected: float
+    costs: float
+
+
+class Seen(NamedTuple):
+    """What became of all: seconds from coming to the end by tenant, GPU-seconds given by tenant, and refusals."""
+
+    took: dict[str, list[float]]
+    given: dict[str, float]
+    refused: dict[str, int]
+
+
+def evenly(tenant: str, rate: float, seconds: float, costs: float = 0.1, expected: float = 0.0) -> list[Ask]:
+    """``rate`` requests in a second."""
+    return [Ask(number / rate, tenant, expected or costs, costs) for number in range(int(rate * seconds))]
+
+
+def play(
+    asks: Iterable[Ask],
+    weights: Mapping[str, float] | None = None,
+    slots: int = SLOTS,
+    queue: int = QUEUE,
+    fair: Fair | None = None,
+    until: float = float("inf"),
+    each: Callable[[Fair], None] = lambda _: None,
+) -> Seen:
+    """A machine that serves ``slots`` requests side by side, each at a ``slots``-th of its speed of one GPU.
+
+    ``each`` looks at the queue after every event. What is given counts up to second ``until``.
+    """
+    fair = fair or Fair(queue)
+    weights = weights or {}
+    order = count()
+    events: list[tuple[float, int, Ask | None, Turn | None]] = [(ask.at, next(order), ask, None) for ask in asks]
+    heapq.heapify(events)
+    came: dict[int, Ask] = {}
+    seen = Seen(defaultdict(list), defaultdict(float), defaultdict(int))
+    while events:
+        now, _, ask, turn = heapq.heappop(events)
+        if ask is not None:
+            try:
+                turn = fair.come(ask.tenant, weights.get(ask.tenant, 1.0), ask.expected, slots)
+                came[id(turn)] = ask
+            except Overloaded:
+                seen.refused[ask.tenant] += 1
+                continue
+        else:
+            assert turn is not None
+            own = came.pop(id(turn))
+            fair.over(turn, own.costs)
+            seen.took[own.tenant].append(now - own.at)
+            if now <= until:
+                seen.given[own.tenant] += own.costs
+        while (begun := fair.next(now)) is not None:
+            heapq.heappush(events, (now + came[id(begun)].costs * slots, next(order), None, begun))
+        each(fair)
+    return seen
+
+
+def p99(values: list[float]) -> float:
+    return sorted(values)[int(0.99 * (len(values) - 1))]
+
+
+def waiting(turn: Turn) -> bool:
+    return turn.state == WAITING

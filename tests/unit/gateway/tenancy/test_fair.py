@@ -1,0 +1,188 @@
+"""Turns among tenants, in simulated time."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnibus.errors import Overloaded
+from services.gateway.tenancy.fair import LATEST, SOONEST, WORKING, Fair
+from tests.unit.gateway.tenancy.crowd import SLOTS, Ask, evenly, p99, play, waiting
+
+SECONDS = 60.0
+
+
+def test_at_ten_to_one_above_capacity_both_get_their_share_and_the_light_ones_p99_stays_within_twice():
+    # One GPU does ten of these a second: twenty-two are asked for.
+    light, heavy = evenly("light", 2.0, SECONDS), evenly("heavy", 20.0, SECONDS)
+
+    alone = play(light)
+    both = play([*light, *heavy], until=SECONDS)
+
+    assert not both.refused["light"]
+    assert both.given["light"] == pytest.approx(2.0 * SECONDS * 0.1, rel=0.02)
+    assert both.given["heavy"] == pytest.approx(8.0 * SECONDS * 0.1, rel=0.02)
+    assert p99(both.took["light"]) <= 2 * p99(alone.took["light"])
+    assert both.refused["heavy"] > 0
+
+
+def test_without_turns_the_light_one_waits_behind_the_heavy_one():
+    light, heavy = evenly("light", 2.0, SECONDS), evenly("heavy", 20.0, SECONDS)
+    as_one = [ask._replace(tenant="all") for ask in (*light, *heavy)]
+
+    alone, together = play(light), play(as_one)
+
+    assert p99(together.took["all"]) > 5 * p99(alone.took["light"])
+
+
+def test_when_both_ask_for_more_than_there_is_each_gets_half():
+    both = play([*evenly("light", 20.0, SECONDS), *evenly("heavy", 200.0, SECONDS)], until=SECONDS)
+
+    assert both.given["light"] == pytest.approx(both.given["heavy"], rel=0.05)
+    assert both.given["light"] + both.given["heavy"] == pytest.approx(SECONDS, rel=0.05)
+
+
+def test_weights_divide_what_there_is():
+    both = play(
+        [*evenly("gold", 100.0, SECONDS), *evenly("plain", 100.0, SECONDS)], {"gold": 3.0, "plain": 1.0}, until=SECONDS
+    )
+
+    assert both.given["gold"] / both.given["plain"] == pytest.approx(3.0, rel=0.05)
+
+
+def test_it_is_gpu_seconds_that_are_shared_and_not_requests():
+    large = evenly("large", 20.0, SECONDS, costs=1.0)
+    small = evenly("small", 200.0, SECONDS, costs=0.02)
+
+    both = play([*large, *small], until=SECONDS)
+
+    assert both.given["large"] == pytest.approx(both.given["small"], rel=0.15)
+    assert len(both.took["small"]) > 10 * len(both.took["large"])
+
+
+def test_who_says_less_than_it_costs_gains_nothing_by_it():
+    honest = evenly("honest", 20.0, SECONDS)
+    liar = evenly("liar", 20.0, SECONDS, expected=0.001)
+
+    both = play([*honest, *liar], until=SECONDS)
+
+    assert both.given["liar"] == pytest.approx(both.given["honest"], rel=0.1)
+
+
+def test_whose_requests_cost_less_than_expected_does_not_hold_up_the_others():
+    light = evenly("light", 2.0, SECONDS)
+    heavy = evenly("heavy", 20.0, SECONDS, expected=1.0)  # ten times what they cost
+
+    alone, both = play(light), play([*light, *heavy])
+
+    assert p99(both.took["light"]) <= 2 * p99(alone.took["light"])
+
+
+def test_a_pause_earns_nothing():
+    fair = Fair(1000)
+    steady = evenly("steady", 20.0, 40.0)
+    back = [ask._replace(at=ask.at + 20.0) for ask in evenly("back", 20.0, 20.0)]
+
+    play([*steady, *[ask for ask in back if ask.at < 20.0]], fair=fair, until=20.0, queue=1000)
+    before = fair.served("steady")
+    begun = fair.come("back", 1.0, 0.1, SLOTS)
+
+    assert begun.line.mark >= before - 0.1 * SLOTS
+
+
+def test_nobody_who_waits_is_further_behind_than_what_is_at_work():
+    behind: list[float] = []
+    ever = set()
+
+    def look(fair: Fair) -> None:
+        marks = [fair.served(tenant) for tenant in ("a", "b") if fair._waiting.get(tenant)]
+        ever.add(len(marks))
+        if len(marks) == 2:
+            behind.append(abs(marks[0] - marks[1]))
+
+    play([*evenly("a", 30.0, 20.0, costs=0.3), *evenly("b", 90.0, 20.0, costs=0.05)], each=look)
+
+    assert 2 in ever
+    assert max(behind) <= 0.3 * SLOTS + 0.3
+
+
+def test_room_that_nobody_else_wants_is_given_away():
+    only = play(evenly("only", 100.0, SECONDS), until=SECONDS)
+
+    assert only.given["only"] == pytest.approx(SECONDS, rel=0.05)
+
+
+def test_a_full_queue_is_refused_and_says_when_to_come_again():
+    fair = Fair(2)
+    turns = [fair.come("a", 1.0, 1.0, 1) for _ in range(2)]
+    began = fair.next(10.0)
+    fair.come("a", 1.0, 1.0, 1)
+
+    with pytest.raises(Overloaded) as refused:
+        fair.come("a", 1.0, 1.0, 1)
+
+    assert (began is turns[0], began.state) == (True, WORKING)
+    assert SOONEST <= refused.value.retry_after <= LATEST
+    assert waiting(fair.come("b", 1.0, 1.0, 1))  # others have queues of their own
+
+
+def test_who_is_patient_waits_however_many_do():
+    fair = Fair(0)
+
+    assert waiting(fair.come("a", 1.0, 1.0, 1, patient=True))
+
+
+def test_who_leaves_takes_no_turn():
+    fair = Fair(10)
+    first, second = fair.come("a", 1.0, 1.0, 1), fair.come("a", 1.0, 1.0, 1)
+
+    fair.leave(first)
+
+    assert fair.next(0.0) is second
+    assert (fair.waiting, fair.working) == (0, 1)
+
+
+def test_what_is_over_twice_is_counted_once():
+    fair = Fair(10)
+    turn = fair.come("a", 1.0, 1.0, 1)
+    fair.next(0.0)
+
+    fair.over(turn, 3.0)
+    fair.over(turn, 3.0)
+    fair.leave(turn)
+
+    assert (fair.working, fair.served("a")) == (0, 3.0)
+
+
+def test_tenants_that_are_gone_are_forgotten():
+    fair = Fair(10)
+    for number in range(3000):
+        turn = fair.come(f"t{number}", 1.0, 1.0, 1)
+        fair.next(0.0)
+        fair.over(turn, 0.0)
+
+    assert len(fair._lines) < 2000
+
+
+asks = st.lists(
+    st.builds(
+        Ask,
+        st.floats(0, 5),
+        st.sampled_from("abc"),
+        st.floats(0.01, 1),
+        st.floats(0.01, 1),
+    ),
+    max_size=60,
+)
+
+
+@given(asks, st.integers(1, 6), st.integers(1, 20))
+@settings(deadline=None, max_examples=100)
+def test_every_request_is_answered_or_refused_and_nothing_is_left(crowd, slots, queue):
+    fair = Fair(queue)
+    most: list[int] = []
+
+    seen = play(crowd, slots=slots, fair=fair, each=lambda each: most.append(each.working))
+
+    assert sum(map(len, seen.took.values())) + sum(seen.refused.values()) == len(crowd)
+    assert (fair.waiting, fair.working) == (0, 0)
+    assert max(most, default=0) <= slots

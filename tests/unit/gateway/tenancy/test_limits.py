@@ -1,0 +1,186 @@
+"""Buckets, allowances of keys, and the number of gateways that share them: with a clock that the test turns."""
+
+import msgspec
+import pytest
+
+from omnibus.bus import Delivery
+from omnibus.bus.messages import GatewayStatus
+from omnibus.errors import Overloaded
+from omnibus.keys import KeyRecord, digest
+from services.gateway.tenancy.bucket import Bucket
+from services.gateway.tenancy.limits import AT_ONCE, Limits
+from services.gateway.tenancy.peers import SILENT, Peers
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def key(**limits) -> KeyRecord:
+    return KeyRecord(digest("omni-secret"), "search", **limits)
+
+
+def said(id: str, state: str = "ready") -> Delivery:
+    return Delivery("omnibus.event.gateway", msgspec.json.encode(GatewayStatus(id, 1, 1.0, state)))
+
+
+# Buckets
+
+
+def test_a_bucket_gives_what_is_in_it_and_fills_up_again():
+    bucket = Bucket(2.0, 3.0, 0.0)
+
+    for _ in range(3):
+        assert bucket.wait(1.0, 0.0) == 0
+        bucket.take(1.0, 0.0)
+
+    assert bucket.wait(1.0, 0.0) == pytest.approx(0.5)
+    assert bucket.wait(1.0, 0.5) == 0
+    assert bucket.wait(3.0, 100.0) == 0
+
+
+def test_a_clock_that_goes_back_gives_nothing():
+    bucket = Bucket(1.0, 1.0, 10.0)
+    bucket.take(1.0, 10.0)
+
+    assert bucket.wait(1.0, 5.0) == pytest.approx(1.0)
+
+
+# Keys
+
+
+def test_a_rate_is_kept_and_says_when_to_come_again():
+    clock = Clock()
+    allowance = Limits(lambda: 1, clock).of(key(rate=2.0, burst=2.0))
+    allowance.enter(clock.now)
+    allowance.enter(clock.now)
+
+    with pytest.raises(Overloaded, match="2 requests per second") as refused:
+        allowance.enter(clock.now)
+
+    assert refused.value.retry_after == pytest.approx(0.5)
+    clock.now += 0.5
+    allowance.enter(clock.now)
+
+
+def test_a_request_that_is_over_makes_room_for_another():
+    limits = Limits(lambda: 1, Clock())
+    record = key(concurrent=1)
+
+    with limits.inside(record), pytest.raises(Overloaded, match="1 requests at a time"):
+        limits.of(record).enter(100.0)
+
+    with limits.inside(record):
+        pass
+
+
+def test_gpu_seconds_that_were_used_have_to_be_earned_again():
+    clock = Clock()
+    allowance = Limits(lambda: 1, clock).of(key(gpu_seconds=0.5))
+    allowance.check(clock.now)
+    allowance.use(0.5 * AT_ONCE + 1.0, clock.now)
+
+    with pytest.raises(Overloaded, match="0.5 GPU-seconds per second") as refused:
+        allowance.check(clock.now)
+
+    assert refused.value.retry_after == pytest.approx(2.0)
+    clock.now += 2.0
+    allowance.check(clock.now)
+
+
+def test_no_limit_is_none():
+    clock = Clock()
+    allowance = Limits(lambda: 1, clock).of(key())
+
+    for _ in range(1000):
+        allowance.enter(clock.now)
+        allowance.use(1e6, clock.now)
+        allowance.check(clock.now)
+
+
+@pytest.mark.parametrize("gateways", [1, 2, 3, 5])
+def test_all_gateways_together_give_the_limit(gateways: int):
+    clock = Clock()
+    shares = [Limits(lambda: gateways, clock) for _ in range(gateways)]
+    record = key(rate=30.0, burst=30.0)
+    given = 0
+
+    for _ in range(200):  # ten seconds, each gateway asked for all that there is
+        clock.now += 0.05
+        for limits in shares:
+            for _ in range(5):
+                try:
+                    limits.of(record).enter(clock.now)
+                except Overloaded:
+                    break
+                given += 1
+
+    assert given == pytest.approx(10 * 30 + 30, abs=gateways + 1)
+
+
+def test_requests_at_a_time_are_divided_and_rounded_up():
+    clock = Clock()
+    record = key(concurrent=4)
+    entered = 0
+
+    for limits in [Limits(lambda: 3, clock) for _ in range(3)]:
+        with pytest.raises(Overloaded):
+            for _ in range(10):
+                limits.of(record).enter(clock.now)
+                entered += 1
+
+    assert 4 <= entered < 4 + 3
+
+
+def test_a_key_that_was_changed_has_its_new_limit_at_once():
+    clock = Clock()
+    limits = Limits(lambda: 1, clock)
+    limits.of(key(concurrent=1)).enter(clock.now)
+
+    limits.of(key(concurrent=2)).enter(clock.now)
+
+
+def test_keys_that_are_gone_are_forgotten_when_their_requests_are_over():
+    limits = Limits(lambda: 1, Clock())
+    record = key(concurrent=1)
+
+    with limits.inside(record):
+        limits.keep(set())
+        assert limits.of(record).inflight == 1
+    limits.keep(set())
+
+    assert limits.of(record).inflight == 0
+
+
+# Gateways
+
+
+def test_gateways_count_while_they_are_heard():
+    clock = Clock()
+    peers = Peers("me", clock)
+    assert peers.count == 1
+
+    peers.heard(said("other"))
+    peers.heard(said("me"))
+    assert peers.count == 2
+
+    clock.now += SILENT - 1
+    peers.heard(said("third"))
+    assert peers.count == 3
+
+    clock.now += 2
+    assert peers.count == 2
+    peers.heard(said("third", "gone"))
+    assert peers.count == 1
+
+
+def test_what_is_no_status_is_not_counted():
+    peers = Peers("me")
+
+    peers.heard(Delivery("omnibus.event.gateway", b"{}"))
+
+    assert peers.count == 1

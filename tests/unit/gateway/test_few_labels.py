@@ -1,0 +1,105 @@
+"""Whatever clients make up, metrics get no new labels of it; and what a gateway tells of its plan and executors."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from omnibus.graph import Node
+from services.gateway import metering
+from services.gateway.scope import Assignment, Part
+from tests.unit.gateway.house import VL, House, answered, house, image, question, text
+
+SAMPLES = dict[str, dict[tuple[str, ...], float]]
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> AsyncIterator[House]:
+    async with house(tmp_path) as made:
+        await made.all_of(VL)
+        metering.watch(made.settings, made.router, made.members, made.dispatcher)
+        yield made
+
+
+async def samples(home: House) -> SAMPLES:
+    found: SAMPLES = {}
+    for family in text_string_to_metric_families((await home.http.get("/metrics")).text):
+        for sample in family.samples:
+            labels = tuple(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found.setdefault(sample.name, {})[labels] = sample.value
+    return found
+
+
+async def bother(home: House, mark: str) -> None:
+    """Requests with a ``mark`` in all that a client may say."""
+    asked: list[tuple[str, Any]] = [
+        ("/v1/chat/completions", question(mark, "hello")),
+        ("/v1/chat/completions", question(VL, "hello", user=mark, metadata={mark: mark})),
+        ("/v1/chat/completions", question(VL, "hello", modalities=[mark])),
+        ("/v1/images/generations", {"model": mark, "prompt": mark}),
+        ("/v1/embeddings", {"model": mark, "input": mark}),
+        ("/v1/audio/speech", {"model": mark, "input": mark, "voice": mark}),
+        ("/v1/videos", {"model": mark, "prompt": mark}),
+        (f"/v1/apps/{mark}/invoke", {}),
+        (f"/{mark}", {}),
+    ]
+    for path, body in asked:
+        await home.http.post(path, json=body, headers={"x-omnibus-path": mark, "x-request-id": mark})
+
+
+async def test_what_clients_make_up_is_no_label(home: House):
+    answered(await home.ask())
+    await bother(home, "mark-0")
+    before = {name: set(series) for name, series in (await samples(home)).items()}
+
+    for number in range(1, 5):
+        await bother(home, f"mark-{number}")
+
+    after = {name: set(series) for name, series in (await samples(home)).items()}
+    assert after == before
+    assert not [labels for series in after.values() for labels in series if any("mark-" in each for each in labels)]
+
+
+async def test_a_path_is_told_with_its_planned_share(home: House):
+    answered(await home.ask(content=[text("what is this?"), image()]))
+    found = await samples(home)
+
+    planned = found["omnibus_path_planned_share"]
+    of_type = {labels: share for labels, share in planned.items() if "type=vision+thinker" in labels}
+    assert sum(of_type.values()) == pytest.approx(1.0)
+    assert {labels for labels, count in found["omnibus_path_requests_total"].items() if f"model={VL}" in labels} >= {
+        labels for labels in planned if "type=vision+thinker" in labels and "path=E>L" in labels
+    }
+
+
+async def test_executors_are_counted_by_option_and_state(home: House):
+    found = (await samples(home))["omnibus_executors"]
+
+    assert found == {(f"model={VL}", f"option={option}", "state=ok"): 1.0 for option in ("E", "L", "EL")}
+
+
+async def test_work_on_its_way_is_none_when_all_is_answered(home: House):
+    answered(await home.ask())
+    await home.emptied()
+
+    assert set((await samples(home))["omnibus_outstanding_tokens"].values()) == {0.0}
+
+
+def part(model: str) -> Part:
+    return Part(model, "thinker", frozenset({"thinker"}), (0,), ("thinker",), model)
+
+
+async def test_a_graph_of_two_models_counts_on_a_path_of_each(home: House):
+    both = Assignment("a+b", "a=thinker,b=thinker", (part("a"), part("b")), tuple[Node, ...]())
+    before = (await samples(home))["omnibus_path_requests_total"]
+
+    metering.count_paths(both, "a=E>L,b=EL")
+    metering.count_paths(both, "of another shape")
+
+    after = (await samples(home))["omnibus_path_requests_total"]
+    assert {labels: count for labels, count in after.items() if labels not in before} == {
+        ("model=a", "path=E>L", "type=thinker"): 1.0,
+        ("model=b", "path=EL", "type=thinker"): 1.0,
+    }

@@ -1,0 +1,202 @@
+"""The compose files as data: what every container has, and that the layers fit one another and what they mount."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import observed
+
+ROOT = Path(__file__).parents[2]
+HERE = ROOT / "deploy" / "compose"
+BASE, GPU, OBSERVABILITY = "compose.yaml", "compose.gpu.yaml", "compose.observability.yaml"
+LAYERS = [BASE, GPU, OBSERVABILITY]
+PORT = 9400
+#: It has no program that could look.
+UNWATCHED = {"jaeger"}
+#: It ends by itself.
+ONCE = {"models"}
+
+
+def load(name: str) -> dict[str, Any]:
+    return yaml.safe_load((HERE / name).read_text())
+
+
+def services(*names: str) -> dict[str, dict[str, Any]]:
+    """The services of these layers laid over one another; environments and volumes are added up."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        for service, told in load(name)["services"].items():
+            known = found.setdefault(service, {})
+            env = {**known.get("environment", {}), **told.get("environment", {})}
+            volumes = [*known.get("volumes", []), *told.get("volumes", [])]
+            known.update(told)
+            known.update({"environment": env, "volumes": volumes})
+    return found
+
+
+ALL = services(*LAYERS)
+OURS = {name for name, service in services(BASE).items() if "build" in service} - ONCE
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_compose_v1_reads_it(name: str):
+    layer = load(name)
+
+    assert layer["version"] == "3.8"
+    assert {key for key in layer if not key.startswith("x-")} <= {"version", "services", "volumes"}
+
+
+@pytest.mark.parametrize("layer", [GPU, OBSERVABILITY])
+def test_a_layer_changes_services_that_there_are(layer: str):
+    base = services(BASE)
+    fresh = {name for name, service in services(layer).items() if name not in base}
+
+    assert all("image" in ALL[name] for name in fresh)
+    assert fresh == ({"prometheus", "grafana", "jaeger"} if layer == OBSERVABILITY else set())
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_every_container_has_limits(name: str):
+    service = ALL[name]
+
+    assert {"cpus", "mem_limit", "pids_limit"} <= service.keys()
+
+
+@pytest.mark.parametrize("name", sorted(ALL.keys() - ONCE))
+def test_every_container_that_stays_is_restarted_and_watched(name: str):
+    service = ALL[name]
+
+    assert service["restart"] == "unless-stopped"
+    assert ("healthcheck" in service) == (name not in UNWATCHED)
+
+
+@pytest.mark.parametrize("name", sorted(OURS | {"prometheus", "grafana", "jaeger"}))
+def test_containers_can_do_little(name: str):
+    service = ALL[name]
+
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "user" not in service
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_ports_are_published_on_loopback_alone(name: str):
+    assert all(port.startswith("127.0.0.1:") for port in ALL[name].get("ports", ()))
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_images_of_others_have_a_version(name: str):
+    image = ALL[name].get("image", "")
+
+    assert name in OURS | ONCE or re.search(r":-[\w./-]+:v?\d[\w.-]*\}$", image)
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_what_is_mounted_is_there(name: str):
+    named = {volume for layer in LAYERS for volume in load(layer).get("volumes", {})}
+    sources = [volume.split(":")[0] for volume in ALL[name]["volumes"]]
+
+    assert [source for source in sources if source not in named and not (HERE / source).exists()] == []
+    assert all(volume.endswith(":ro") for volume in ALL[name]["volumes"] if volume.startswith("."))
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_a_service_serves_metrics_and_is_watched_there(name: str):
+    service = services(BASE)[name]
+
+    assert service["environment"]["OMNIBUS_SERVICE_METRICS_PORT"] == str(PORT)
+    assert f"127.0.0.1/{PORT} && printf 'GET /readyz " in service["healthcheck"]["test"][-1]
+    assert not any(str(PORT) in port for port in service.get("ports", ()))
+
+
+def test_prometheus_asks_every_service_of_ours():
+    [job] = yaml.safe_load((observed.HERE / "prometheus.yml").read_text())["scrape_configs"]
+    [found] = job["dns_sd_configs"]
+
+    assert set(found["names"]) == OURS
+    assert found["port"] == PORT
+    assert {label["target_label"] for label in job["relabel_configs"]} == {"service"}
+
+
+@pytest.mark.parametrize("name", ["prometheus.yml", "prometheus.local.yml"])
+def test_both_prometheus_have_the_job_that_alerts_name(name: str):
+    config = yaml.safe_load((observed.HERE / name).read_text())
+
+    assert [job["job_name"] for job in config["scrape_configs"]] == ["omnibus"]
+    assert config["rule_files"] == ["alerts.yml"]
+
+
+def test_grafana_finds_the_dashboards_and_their_source():
+    provisioning = observed.HERE / "grafana/provisioning"
+    [provider] = yaml.safe_load((provisioning / "dashboards/omnibus.yaml").read_text())["providers"]
+    sources = yaml.safe_load((provisioning / "datasources/omnibus.yaml").read_text())["datasources"]
+    grafana = ALL["grafana"]
+    mounts = dict(volume.split(":")[:2] for volume in grafana["volumes"])
+    uids = set(re.findall(r'"uid": "(omnibus)"', json.dumps(observed.dashboards())))
+
+    assert mounts["../observability/grafana/dashboards"] == provider["options"]["path"]
+    assert mounts["../observability/grafana/provisioning"] == grafana["environment"]["GF_PATHS_PROVISIONING"]
+    assert Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]).stem in observed.dashboards()
+    assert uids <= {source["uid"] for source in sources}
+    assert {source["url"].split("//")[1].split(":")[0] for source in sources} <= ALL.keys()
+
+
+def test_all_services_send_their_traces_to_the_backend():
+    layer = services(OBSERVABILITY)
+
+    assert {layer[name]["environment"].get("OTEL_EXPORTER_OTLP_ENDPOINT") for name in OURS} == {"http://jaeger:4318"}
+    assert not any("OTEL_EXPORTER_OTLP_ENDPOINT" in service["environment"] for service in services(BASE).values())
+
+
+def test_executors_share_one_gpu_where_there_is_one():
+    layer = services(GPU)
+    executors = {name for name, service in services(BASE).items() if "OMNIBUS_EXECUTOR_MODEL" in service["environment"]}
+    reserved = {name: _devices(service) for name, service in layer.items() if "deploy" in service}
+
+    assert reserved.keys() == executors
+    assert all(devices["capabilities"] == ["gpu"] for devices in reserved.values())
+    assert {layer[name]["environment"]["OMNIBUS_EXECUTOR_DEVICE"] for name in executors} == {"cuda"}
+
+
+def _devices(service: Mapping[str, Any]) -> dict[str, Any]:
+    [devices] = service["deploy"]["resources"]["reservations"]["devices"]
+    return devices
+
+
+@pytest.mark.parametrize("layers", [[BASE], [BASE, GPU]])
+def test_shared_memory_holds_the_arena(layers: list[str]):
+    sidecar = services(*layers)["sidecar"]
+    arena = int(sidecar["environment"].get("OMNIBUS_SIDECAR_ARENA_MIB", "256"))
+
+    assert _mib(sidecar["shm_size"]) > arena
+    assert _mib(sidecar["mem_limit"]) > _mib(sidecar["shm_size"])
+
+
+def _mib(size: str) -> int:
+    return int(size[:-1]) * {"m": 1, "g": 1024}[size[-1]]
+
+
+def test_the_plan_asks_for_the_executors_that_there_are():
+    declared = json.loads((HERE / "models.json").read_text())["models"]
+    options = {
+        (model, option, tuple(spec["components"]))
+        for model, told in declared.items()
+        for option, spec in told["options"].items()
+    }
+    running = {
+        (
+            env["OMNIBUS_EXECUTOR_MODEL"],
+            env["OMNIBUS_EXECUTOR_OPTION"],
+            tuple(env["OMNIBUS_EXECUTOR_COMPONENTS"].split(",")),
+        )
+        for service in services(BASE).values()
+        if "OMNIBUS_EXECUTOR_MODEL" in (env := service["environment"])
+    }
+
+    assert running == options

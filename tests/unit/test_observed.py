@@ -1,0 +1,104 @@
+"""The dashboards and alerts as files: made from their description, whole, and each alert with a runbook."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from omnibus.errors import OmnibusError
+from tests import observed, promql
+
+ROOT = Path(__file__).parents[2]
+RULES = [rule for group in observed.alerts().values() for rule in group]
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("dashboards", observed.HERE / "dashboards.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    headings = re.findall(r"^#+ +(.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def kinds(of: type[OmnibusError] = OmnibusError) -> set[type[OmnibusError]]:
+    return {of}.union(*(kinds(kind) for kind in of.__subclasses__()))
+
+
+def test_the_dashboards_are_what_their_description_makes_of_them():
+    made = generator().files()
+    found = {file.name: file.read_text() for file in (observed.HERE / "grafana/dashboards").iterdir()}
+
+    assert found == made, f"run {sys.executable} deploy/observability/dashboards.py"
+
+
+@pytest.mark.parametrize("name", observed.dashboards())
+def test_panels_of_a_dashboard_lie_side_by_side(name: str):
+    panels = observed.dashboards()[name]["panels"]
+    taken = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+
+    assert len(taken) == len(set(taken))
+    assert max(x for x, _ in taken) < 24
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+@pytest.mark.parametrize("text", [*observed.expressions().values(), *observed.expressions(vllm=True).values()])
+def test_every_expression_can_be_read(text: str):
+    assert promql.read(text).selectors
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_an_alert_says_what_to_do(rule):
+    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+
+    assert anchor == rule["alert"].lower()
+    assert anchor in anchors(ROOT / page)
+    assert rule["annotations"]["summary"]
+    assert rule["labels"]["severity"] in ("page", "ticket")
+
+
+def test_alerts_have_names_of_their_own():
+    names = [rule["alert"] for rule in RULES]
+
+    assert len(set(names)) == len(names)
+
+
+def test_the_runbook_has_no_alert_that_is_gone():
+    page = (ROOT / "docs/operations.md").read_text()
+
+    assert set(re.findall(r"^### (Omnibus\w+)$", page, re.MULTILINE)) == {rule["alert"] for rule in RULES}
+
+
+def test_errors_are_those_that_are_our_fault():
+    [rule] = [rule for rule in RULES if rule["alert"] == "OmnibusErrors"]
+    [matcher] = promql.read(rule["expr"]).selectors[0].matchers
+    left_out = {kind.code for kind in kinds() if re.fullmatch(matcher.value, kind.code)}
+
+    assert matcher.sign == "!~"
+    assert left_out == {kind.code for kind in kinds() if kind.status < 500}
+    assert re.fullmatch(matcher.value, "ok")
+
+
+def test_what_is_missing_is_found():
+    emitted = {"a": [{"x": "1"}]}
+
+    assert observed.unanswered({"fine": 'sum by (x, instance) (a{x=~"."})'}, emitted) == []
+    assert observed.unanswered({"p": 'a{y="1"}', "q": "b", "r": "sum by (z) (a)"}, emitted) == [
+        "p: a has no label y",
+        "q: nobody emits b",
+        "r: nothing in it has a label z",
+    ]

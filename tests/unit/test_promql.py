@@ -1,0 +1,28 @@
+"""What an expression names."""
+
+import pytest
+
+from tests.promql import Bad, Matcher, Selector, read
+
+
+def test_metrics_are_told_from_functions_and_words():
+    asked = read(
+        'histogram_quantile(0.99, sum by (le, model) (rate(a_bucket{output="text"}[5m]))) > 1e3 and on () b == 0'
+    )
+
+    assert asked.selectors == (Selector("a_bucket", (Matcher("output", "=", "text"),)), Selector("b", ()))
+    assert asked.labels == {"le", "model"}
+
+
+def test_several_matchers_and_variables():
+    asked = read('sum(rate(a{x=~"$model", y!="a,}{"}[$__rate_interval])) / on (z) group_left (w) b offset 1h30m')
+
+    assert asked.selectors[0].matchers == (Matcher("x", "=~", "$model"), Matcher("y", "!=", "a,}{"))
+    assert [selector.name for selector in asked.selectors] == ["a", "b"]
+    assert asked.labels == {"z", "w"}
+
+
+@pytest.mark.parametrize("text", ["sum(a", "a)", "a{b}", "a{b=c}", "a # b", "1 + 2", 'a{b="c}'])
+def test_what_is_no_expression_is_refused(text: str):
+    with pytest.raises(Bad):
+        read(text)
