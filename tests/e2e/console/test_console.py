@@ -107,7 +107,7 @@ def test_a_picture_and_a_question_are_answered_in_text_and_sound(asking: Page):
 def test_the_microphone_is_heard(asking: Page):
     asking.get_by_role("combobox", name="Answer").select_option("text")
     asking.get_by_role("button", name="Microphone").click()
-    expect(asking.get_by_text("listening")).to_be_visible()
+    expect(asking.get_by_text("listening, 1 s")).to_be_visible()
     asking.get_by_role("button", name="Stop recording").click()
     expect(asking.get_by_text("microphone.wav")).to_be_visible()
 

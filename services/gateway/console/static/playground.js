@@ -142,7 +142,7 @@ export function playground(room) {
       return;
     }
     try {
-      stopped = await listen();
+      stopped = await listen((seconds) => fill(said, `listening, ${seconds} s`));
       mic.setAttribute("aria-pressed", "true");
       mic.textContent = "Stop recording";
       fill(said, "listening");

@@ -36,14 +36,20 @@ export async function asWav(blob) {
   return wav((await offline.startRendering()).getChannelData(0), SPOKEN);
 }
 
-/** Listens until `stop()`, which resolves to a WAV file. Raises when there is no microphone, or it may not be used. */
-export async function listen() {
+/**
+ * Listens until `stop()`, which resolves to a WAV file; `tell` hears of each second. Raises when there is no microphone,
+ * or it may not be used.
+ */
+export async function listen(tell) {
   if (!navigator.mediaDevices) throw new Error("A microphone needs https, or the address 127.0.0.1.");
   const stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1, echoCancellation: true } });
   const recorder = new MediaRecorder(stream);
   const chunks = [];
-  recorder.addEventListener("dataavailable", (event) => chunks.push(event.data));
-  recorder.start();
+  recorder.addEventListener("dataavailable", (event) => {
+    chunks.push(event.data);
+    if (recorder.state === "recording") tell(chunks.length);
+  });
+  recorder.start(1000);
   return async () => {
     const over = new Promise((resolve) => recorder.addEventListener("stop", resolve, { once: true }));
     recorder.stop();
