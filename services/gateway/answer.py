@@ -12,9 +12,9 @@ from omnibus.task import ChatOutput
 from services.gateway.arrivals import arrivals
 from services.gateway.collected import Collected
 from services.gateway.files import new
-from services.gateway.openai import answers
+from services.gateway.openai import answers, dialect
 from services.gateway.openai.schema import ChatRequest
-from services.gateway.openai.stream import DONE, ChatStream
+from services.gateway.openai.stream import DONE
 from services.gateway.run import Run
 from services.gateway.sounding import Sounding, render
 from services.gateway.spoken import Spoken
@@ -49,12 +49,12 @@ async def whole(
         id = new("audio_")
         expires = await _keep(keeper, id, got.text, data, request.audio.format)
         spoken = answers.Audio(id=id, data=data, expires_at=expires, transcript=got.text)
-    return answers.completion(
+    return dialect.shapes(request).completion(
         id=f"chatcmpl-{run.id}",
         model=run.model,
         created=int(run.created),
         text=got.text if request.writes or spoken is None else None,
-        finish_reason=got.finish,  # type: ignore[arg-type]
+        finish_reason=got.finish,
         usage=got.usage(),
         audio=spoken,
         fingerprint=f"epoch-{run.epoch}",
@@ -73,7 +73,7 @@ async def events(
 
     ``done`` is called with the status before the last frame leaves; with a ``keeper`` its sound may be referred to.
     """
-    stream = ChatStream(
+    stream = dialect.shapes(request).stream(
         f"chatcmpl-{run.id}",
         run.model,
         int(run.created),

@@ -256,5 +256,9 @@ def _params(request: ChatRequest) -> dict[str, Any]:
 def _speech(request: ChatRequest) -> dict[str, Any] | None:
     if not request.speaks or request.audio is None:
         return None
+    audio = request.audio
     how = GREEDY_SPEECH if request.temperature == 0 else SPEECH
-    return {**how, "max_codes": request.audio.max_tokens or SPEECH_CODES}
+    said = {name: value for name in how if (value := getattr(audio, name)) is not None}
+    if "top_k" in said:
+        said["top_k"] = max(0, said["top_k"])
+    return {**how, **said, "max_codes": audio.max_tokens or SPEECH_CODES}

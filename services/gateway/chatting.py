@@ -12,29 +12,39 @@ from omnibus.settings import GatewaySettings
 from services.gateway.apps.chats import Chats
 from services.gateway.chat import Chat
 from services.gateway.exchange import ClientLeft, Exchange, problem, while_connected
+from services.gateway.openai import dialect
 from services.gateway.openai.requests import parse_chat, read_body
 from services.gateway.openai.schema import ChatRequest
 
 log = logging.getLogger(__name__)
 
+_DIALECT = dialect.HEADER.encode()
 
 #: Answers a chat request that wants pictures.
 Draw = Callable[[ChatRequest, Scope, Receive, Send], Awaitable[None]]
+#: Reads a request that is in another dialect: the dialect's name, and the body.
+Translate = Callable[[str, bytes], ChatRequest]
 
 
 class ChatRoute:
     """Answers chat requests; ``apps`` are asked first, for their models are registered while others run.
 
-    ``draw`` answers those that want pictures.
+    ``draw`` answers those that want pictures, ``translate`` reads those that are in another dialect.
     """
 
     def __init__(
-        self, settings: GatewaySettings, chat: Chat, apps: Chats | None = None, draw: Draw | None = None
+        self,
+        settings: GatewaySettings,
+        chat: Chat,
+        apps: Chats | None = None,
+        draw: Draw | None = None,
+        translate: Translate | None = None,
     ) -> None:
         self._settings = settings
         self._chat = chat
         self._apps = apps
         self._draw = draw
+        self._translate = translate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         model = ""
@@ -43,7 +53,11 @@ class ChatRoute:
             length = headers.get(b"content-length", b"")
             declared = int(length) if length.isdigit() else None
             body = await read_body(chunks(receive), self._settings.max_body, declared)
-            wanted = parse_chat(body)
+            named = headers.get(_DIALECT)
+            if named is None or self._translate is None:
+                wanted = parse_chat(body)
+            else:
+                wanted = self._translate(named.decode("latin-1"), body)
             model = wanted.model
             if wanted.draws and self._draw is not None:
                 await self._draw(wanted, scope, receive, send)

@@ -24,9 +24,12 @@ from services.gateway.dispatch import Dispatcher
 from services.gateway.openai import openapi
 from services.gateway.openai.problems import error_body
 from services.gateway.route import Router
+from services.gateway.routes.models import ModelRoutes
 from services.gateway.routes.table import Table
 
 log = logging.getLogger(__name__)
+
+_LATER: dict[int | str, dict[str, Any]] = {503: {"description": "Some cannot: `missing` names them."}}
 
 
 class Frontend:
@@ -43,12 +46,14 @@ class Frontend:
         guard: Callable[[ASGIApp], ASGIApp] | None = None,
     ) -> None:
         self._settings = settings
-        self._chat = ChatRoute(settings, chat, apps.chats if apps is not None else None, table.draw)
+        self._chat = ChatRoute(settings, chat, apps.chats if apps is not None else None, table.draw, table.translate)
         self._router = router
         self._dispatcher = dispatcher
         self._table = table
         self._apps = apps
         self._guard = guard
+        if apps is not None:
+            table.serve(apps.chats)
 
     def application(self) -> ASGIApp:
         """Everything that this gateway answers."""
@@ -68,13 +73,15 @@ class Frontend:
 
     def _fastapi(self) -> FastAPI:
         app = FastAPI(title="Omnibus", version=__version__, docs_url="/docs", redoc_url=None)
-        app.add_api_route("/v1/models", self.models, methods=["GET"], summary="Models that this gateway serves")
         app.add_api_route("/health", self.health, methods=["GET"], summary="The process lives")
-        app.add_api_route("/readyz", self.readyz, methods=["GET"], summary="Every stage can make progress")
+        app.add_api_route(
+            "/readyz", self.readyz, methods=["GET"], summary="Every stage can make progress", responses=_LATER
+        )
         app.add_api_route("/version", self.version, methods=["GET"], summary="Version and plan epoch")
         app.add_route("/metrics", self.metrics, methods=["GET"], include_in_schema=False)
         for path in (openapi.PATH, *self._table.posts):
             app.add_route(path, _not_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+        ModelRoutes(self._router, self._apps.registry if self._apps is not None else None).add(app)
         self._table.files.add(app)
         self._table.videos.add(app)
         app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
@@ -91,15 +98,6 @@ class Frontend:
         return document.add(whole, self._apps.registry.records.values())
 
     # Routes
-
-    async def models(self) -> dict[str, Any]:
-        plan = self._router.plan
-        made = int(plan.created) if plan is not None else 0
-        known = {name: (made, "omnibus") for name, model in (plan.models.items() if plan else ()) if not model.apps}
-        for app in self._apps.registry.models() if self._apps is not None else ():
-            known.setdefault(app.model, (int(app.created), app.name))
-        about = [{"id": id, "object": "model", "created": at, "owned_by": by} for id, (at, by) in known.items()]
-        return {"object": "list", "data": about}
 
     async def health(self) -> dict[str, str]:
         return {"status": "ok"}

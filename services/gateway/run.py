@@ -34,8 +34,8 @@ from services.gateway.running import Running
 from services.gateway.scope import Assignment
 from services.gateway.streams import ResultStream
 from services.gateway.tenancy import tenant as tenants
-from services.gateway.tenancy.admission import Admission, Grant
-from services.gateway.tenancy.costs import Cost
+from services.gateway.tenancy.admission import Admission
+from services.gateway.tenancy.stay import Stay
 
 #: Segments that one request may have, and nodes of one segment.
 SEGMENTS, NODES = 256, 512
@@ -93,9 +93,7 @@ class Run:
         self._holds = False
         self._counted: list[Counted] = []  # of each segment
         self.tenant = tenants.current()
-        self.patient = False  # whether it waits for its turn as long as it has time, however many do
-        self._grant: Grant | None = None
-        self._costs: dict[int, Cost] = {}  # by the step of each segment, where tenants are admitted
+        self._stay = Stay(runs.admission, self.tenant) if runs.admission is not None else None
 
     @property
     def seed(self) -> int:
@@ -170,35 +168,23 @@ class Run:
 
     async def admit(self, segment: Segment, step: int = 0) -> None:
         """Wait for this request's turn, once. Raises ``Overloaded``. Who then sends nothing has to ``withdraw``."""
-        admission = self._runs.admission
-        if admission is None:
+        if self._stay is None:
             return
         assignment = self._runs.router.assign(segment.nodes, self.model)
-        cost = admission.costs.expect(assignment, segment.work)
-        if self._grant is None:
-            self._grant = await admission.enter(self.tenant, assignment, cost, self.left, self.patient)
-            if self.over:  # while it waited
-                self.withdraw()
-                raise self.failure or _over()
-        else:
-            self._grant.add(cost.seconds)
-        self._costs[step] = cost
+        await self._stay.enter(assignment, segment.work, step, self.left)
+        if self.over:  # while it waited
+            self.withdraw()
+            raise self.failure or _over()
 
     def withdraw(self) -> None:
         """Give the turn back: nothing is at work any more."""
-        if self._grant is not None:
-            self._grant.close(self._used())
+        if self._stay is not None:
+            self._stay.leave(self.segments)
 
-    def _used(self) -> float:
-        """GPU-seconds: what was answered by what it took, what was cut short as it was expected to take."""
-        admission, whole = self._runs.admission, 0.0
-        for running in self.segments:
-            cost = self._costs.get(running.invocation.step)
-            if cost is None or admission is None or isinstance(running.failure, Overloaded):
-                continue
-            answered = running.failure is None and all(stream.ended for stream in running.streams.values())
-            whole += admission.costs.used(cost, running) if answered else cost.seconds
-        return whole
+    def wait_patiently(self) -> None:
+        """Its client does not wait for it: it may take its turn as late as its deadline, however many wait."""
+        if self._stay is not None:
+            self._stay.patient = True
 
     def ticket(self, segment: Segment) -> Ticket:
         """Take the next number among requests of this kind; it is this request's name from now on."""

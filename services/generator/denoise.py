@@ -60,10 +60,11 @@ class DenoiseRunner(Hosted[Denoiser]):
 
     Inputs: ``embeds`` [1 or 2, T, W] and ``mask`` [1 or 2, T] of the prompt and the negative prompt, ``width``,
     ``height``, ``steps``, ``guidance``, ``seed``, ``every``, ``image``, latents of a picture to make this one of,
-    whose sides stand for a ``width`` or ``height`` of 0, and ``prior``, tokens of a picture to follow; for a video
-    also ``frames`` and ``fps``. Outputs: ``latents``, float32 [channels, frames, height, width], and where there is
-    one ``sound``, float32 [channels, time, bins]; streamed ``progress`` ``{"step", "steps"}`` after each step, and
-    ``preview`` the same with a uint8 [height, width, 3] after every ``every`` steps but the last.
+    and ``prior``, tokens of a picture to follow; for a video also ``frames`` and ``fps``. A ``width`` or ``height`` of
+    0 is that of ``image``, and without one what the model usually makes. Outputs: ``latents``, float32
+    [channels, frames, height, width], and where there is one ``sound``, float32 [channels, time, bins]; streamed
+    ``progress`` ``{"step", "steps"}`` after each step, and ``preview`` the same with a uint8 [height, width, 3] after
+    every ``every`` steps but the last.
     """
 
     def __init__(
@@ -131,19 +132,21 @@ class DenoiseRunner(Hosted[Denoiser]):
             wish = msgspec.convert(dict(job.inputs), _Wish)
         except msgspec.ValidationError as error:
             raise BadRequest(f"this picture cannot be made: {error}") from None
-        self._check(wish.width * wish.height, "width")
-        if wish.width * wish.height * wish.frames > self._settings.film:
-            raise TooLarge(f"a film may have {self._settings.film} pixels in all its frames", param="frames")
+        self._check(wish.width, wish.height, wish.frames)
         if job.wants("sound") and not self.model.sounds:
             raise BadRequest("this model makes no sound", param="sound")
         return wish
 
     def _picture(self, wish: _Wish, seed: int, image: Tensor | None) -> Picture:
-        height, width = (0, 0) if image is None else (side * self.model.unit for side in image.shape[2:])
-        self._check(width * height, "image")
+        width, height = self.model.usual
+        if image is not None:
+            height, width = (side * self.model.unit for side in image.shape[2:])
+            self._check(width, height, 1, "image")
+        width, height = wish.width or width, wish.height or height
+        self._check(width, height, wish.frames)
         return Picture(
-            width=wish.width or width,
-            height=wish.height or height,
+            width=width,
+            height=height,
             steps=wish.steps,
             seed=seed if wish.seed is None else wish.seed,
             guidance=wish.guidance,
@@ -151,9 +154,12 @@ class DenoiseRunner(Hosted[Denoiser]):
             fps=24.0 if wish.fps is None else wish.fps,
         )
 
-    def _check(self, pixels: int, param: str) -> None:
+    def _check(self, width: int, height: int, frames: int, param: str = "width") -> None:
+        pixels = width * height
         if pixels > self._settings.pixels:
             raise TooLarge(f"{pixels} pixels are over the limit of {self._settings.pixels}", param=param)
+        if pixels * frames > self._settings.film:
+            raise TooLarge(f"a film may have {self._settings.film} pixels in all its frames", param="frames")
 
     def _image(self, image: Any) -> Tensor | None:
         """A copy: the memory belongs to whoever sent it."""

@@ -13,21 +13,21 @@ from services.compute import Hosted, Source, by_size
 from services.generator.denoise import DenoiseSettings
 from services.generator.studio import Making, Studio
 
-_Whole = Annotated[int, msgspec.Meta(ge=1)]
+_Side = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt: str
-    width: _Whole
-    height: _Whole
+    width: _Side
+    height: _Side
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
 
 
 class PriorRunner(Hosted[Prior]):
     """A ``Runner`` for priors, batched over requests token by token.
 
-    Inputs: ``prompt``, ``width``, ``height``, ``seed``. Outputs: ``tokens``, float32 [1, 1, rows, columns]; streamed
-    ``progress`` ``{"step", "steps"}`` after each token.
+    Inputs: ``prompt``, ``width``, ``height``, ``seed``; a side of 0 is what the model usually makes. Outputs:
+    ``tokens``, float32 [1, 1, rows, columns]; streamed ``progress`` ``{"step", "steps"}`` after each token.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class PriorRunner(Hosted[Prior]):
 
     async def run(self, job: Job) -> None:
         wish = self._wish(job)
-        picture = Picture(wish.width, wish.height, 1, job.seed if wish.seed is None else wish.seed)
+        picture = self._picture(wish, job.seed)
         drawing = await self._compute(self.model.open, picture, wish.prompt)
         async with self._studio.making(Making(drawing)) as done:
             async for step in done:
@@ -62,11 +62,13 @@ class PriorRunner(Hosted[Prior]):
 
     def _wish(self, job: Job) -> _Wish:
         try:
-            wish = msgspec.convert(dict(job.inputs), _Wish)
+            return msgspec.convert(dict(job.inputs), _Wish)
         except msgspec.ValidationError as error:
             raise BadRequest(f"this picture cannot be made: {error}") from None
-        if wish.width * wish.height > self._settings.pixels:
-            raise TooLarge(
-                f"{wish.width * wish.height} pixels are over the limit of {self._settings.pixels}", param="width"
-            )
-        return wish
+
+    def _picture(self, wish: _Wish, seed: int) -> Picture:
+        width, height = self.model.usual
+        width, height = wish.width or width, wish.height or height
+        if width * height > self._settings.pixels:
+            raise TooLarge(f"{width * height} pixels are over the limit of {self._settings.pixels}", param="width")
+        return Picture(width, height, 1, seed if wish.seed is None else wish.seed)

@@ -11,7 +11,7 @@ from omnibus_models.contract import Sampling
 P = TypeVar("P")
 Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=2.0)]
 Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
-Penalty = Annotated[float, msgspec.Meta(gt=0.0, le=10.0)]
+Penalty = Annotated[float, msgspec.Meta(ge=0.01, le=10.0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 

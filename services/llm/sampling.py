@@ -8,6 +8,9 @@ from torch import Tensor
 
 from omnibus_models.contract import Sampling
 
+#: Below this, sampling chooses what is best, and dividing by it what is no number.
+COLD = 1e-5
+
 
 class Picker:
     """The choices of one request: its settings, its own random numbers and, for a penalty, what it has seen.
@@ -29,7 +32,7 @@ class Picker:
 
     @property
     def greedy(self) -> bool:
-        return self.settings.temperature == 0.0 or bool(self._script)
+        return self.settings.temperature < COLD or bool(self._script)
 
     def told(self, token: int) -> int:
         """The next token of the script, or ``token`` without one."""
@@ -90,7 +93,9 @@ def _sample(logits: Tensor, top_k: int, pickers: Sequence[Picker]) -> list[int]:
     best, ids = torch.topk(logits / temperatures, width, dim=-1)
     chances = best.softmax(-1)
     before = chances.cumsum(-1) - chances
-    chances = chances.masked_fill(before >= _column([picker.settings.top_p for picker in pickers], logits), 0.0)
+    beyond = before >= _column([picker.settings.top_p for picker in pickers], logits)
+    beyond[:, 0] = False  # the best one is always left, however small a share is wanted
+    chances = chances.masked_fill(beyond, 0.0)
     sums = chances.cumsum(-1)
     targets = _column([picker.draw() for picker in pickers], logits) * sums[:, -1:]
     last = (chances > 0).sum(-1, keepdim=True) - 1

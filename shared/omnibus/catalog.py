@@ -63,7 +63,15 @@ ASKED = {known.tiny: name for name, known in KNOWN.items() if known.tiny not in 
 WORLD = {"qwen2.5-omni-world": "qwen2_5_omni", "qwen-image-world": "qwen_image"}
 
 #: Tiny models that run when somebody asks for them as well, and the tiny model whose encoder each of them shares.
-TWINS = {"qwen2.5-vl-tiny-b": "qwen2.5-vl-tiny"}
+TWINS = {"qwen2.5-vl-tiny-b": "qwen2.5-vl-tiny", "gemma3-tiny-b": "gemma3-tiny"}
+
+#: Twins that are also larger than who they share with: sizes of one family, whose encoder is the same.
+LARGER = frozenset({"gemma3-tiny-b"})
+
+_RANDOM = {**TINY, **ASKED}
+
+#: All models that need no checkpoint of yours: name to family.
+LOCAL = {**_RANDOM, **{name: _RANDOM[shared] for name, shared in TWINS.items()}, **WORLD}
 
 
 def family(name: str) -> dict[str, Any]:
@@ -169,7 +177,7 @@ def twin(name: str, checkpoint: str) -> dict[str, Any]:
     """The declaration of the tiny model ``name``, whose images are encoded by the model it shares with."""
     shared = TWINS[name]
     return {
-        "family": TINY[shared],
+        "family": LOCAL[name],
         "checkpoint": checkpoint,
         "shares": {"vision": shared},
         "options": {"L": {"components": ["thinker"], "service": "llm"}},

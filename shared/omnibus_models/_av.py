@@ -111,6 +111,7 @@ class _Sampler:
         self._start: Fraction | None = None
         self._kept: list[NDArray[np.uint8]] = []
         self._seen = 0
+        self._decoded = 0  # pixels
         self._size = (0, 0)
         self.end = 0.0  # seconds
 
@@ -135,6 +136,10 @@ class _Sampler:
         self.end = float(time + (rate or 0))
         if self._seen > self._limits.frames:
             raise errors.TooLarge(f"the video has more than {self._limits.frames} frames; send a shorter one")
+        self._decoded += frame.width * frame.height
+        if self._decoded > self._limits.decoded:
+            most = f"{self._limits.decoded} pixels in all its frames"
+            raise errors.TooLarge(f"the video has more than {most}; send a smaller or shorter one")
         bounds.check_seconds(self.end, self._limits)
         return time
 

@@ -18,13 +18,15 @@ class Limits:
     """What one media file may cost. Anything above raises ``TooLarge``.
 
     ``pixels``: of an image or of one video frame. ``seconds``: of sound or video. ``frames``: decoded
-    from one video. ``sampled``: frames that reach the model, thinned out evenly, no error.
+    from one video, and ``decoded`` the pixels of all of them. ``sampled``: frames that reach the model, thinned out
+    evenly, no error.
     ``video_pixels``: sum over the sampled frames, which bounds memory (3 bytes each).
     """
 
     pixels: int = 50_000_000
     seconds: float = 300.0
     frames: int = 36_000
+    decoded: int = 40_000_000_000
     sampled: int = 64
     video_pixels: int = 128_000_000
 

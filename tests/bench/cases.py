@@ -46,7 +46,11 @@ GOODPUT = {STAGED: 1.18, SHAPED: 1.5}
 #: once, and how many milliseconds later the first token comes (at most).
 VLLM = {at_once: f"vllm.throughput_ratio.c{at_once}" for at_once in (1, 8, 32)}
 TTFT = "vllm.ttft_added_ms"
-RATIOS = {REGISTER: 1.5, SPEEDUP: 3.0, **ENCODER, **GENERATOR, **GOODPUT, **dict.fromkeys(VLLM.values(), 0.95)}
+#: How many times its 99th percentile alone the light tenant's is beside one that sends ten times as much (at most), and
+#: the part of its requests that are served (at least).
+LIGHT_P99, LIGHT_SERVED = "fair.light_p99_ratio", "fair.light_served"
+FAIR = {LIGHT_P99: 2.0, LIGHT_SERVED: 1.0}
+RATIOS = {**FAIR, REGISTER: 1.5, SPEEDUP: 3.0, **ENCODER, **GENERATOR, **GOODPUT, **dict.fromkeys(VLLM.values(), 0.95)}
 #: The Python that has vLLM (``make install-vllm``). Without it nothing is held against vLLM.
 VLLM_PYTHON = Path(__file__).parents[2] / os.environ.get("VLLM_VENV", ".venv-vllm") / "bin" / "python"
 #: Microseconds that recording and replaying may take.
@@ -126,7 +130,7 @@ PROFILED = (
 PROFILE = "profile"
 
 _BESIDE = (*VLLM.values(), TTFT) if VLLM_PYTHON.exists() else ()
-_ALONE = (REGISTER, SPEEDUP, *ENCODER, *GENERATOR, *PLANNER, *GOODPUT, *_BESIDE)
+_ALONE = (REGISTER, SPEEDUP, *ENCODER, *GENERATOR, *PLANNER, *GOODPUT, *FAIR, *_BESIDE)
 NAMES = (*CASES, COPY, SIDECAR, *MEMORY, *RECORD_REPLAY, *_ALONE)
 
 

@@ -16,6 +16,7 @@ from tests.bench.cases import (
     CASES,
     COPY,
     ENCODER,
+    FAIR,
     GENERATOR,
     GOODPUT,
     LIMITS,
@@ -44,6 +45,7 @@ _MODULES = {
     "generator": set(GENERATOR),
     "planner": set(PLANNER),
     "goodput": set(GOODPUT),
+    "fair": set(FAIR),
     "beside_vllm": {*VLLM.values(), TTFT},
 }
 _IDLE = 1.0  # seconds

@@ -9,7 +9,7 @@ from omnibus.registry import AppRecord
 from omnibus.task import ChatInput, ChatOutput
 from services.gateway.apps.calls import Call
 from services.gateway.apps.registry import Registry
-from services.gateway.chat import Chat
+from services.gateway.chat import Asked, Chat
 from services.gateway.openai.requests import parse_chat
 from services.gateway.openai.schema import ChatRequest
 from services.gateway.placing import MANY
@@ -61,6 +61,23 @@ class Chats:
         wanted = await self._input(run, request)
         _, worker = self._registry.worker(name)  # it may have been replaced while media were fetched
         return worker.chat(run, wanted, kind)
+
+    def open(self, name: str, seed: int | None = None, pinned: str = "") -> Run:
+        """A new request to app ``name`` that is a chat in the end. Raises ``Overloaded`` and ``StageUnavailable``."""
+        self._registry.worker(name)
+        return self._runs.open(name, seed=seed, pinned=pinned)
+
+    async def begin(self, name: str, run: Run, asked: Asked) -> tuple[ChatOutput, Call]:
+        """Hand what was ``asked`` to app ``name`` as part of ``run``; returns the text of its answer. Raises as
+        ``start``, and ``BadRequest`` for an app that writes none."""
+        wanted = await self._chat.place(asked, run.inputs, run.deadline, MANY, run.salt) if asked.bulky else asked.input
+        _, worker = self._registry.worker(name)
+        call = worker.chat(run, wanted)
+        streams = await call.outputs()
+        if "text" not in streams:
+            call.close()
+            raise BadRequest(f"the app {name} writes no text", param="model")
+        return ChatOutput(text=streams["text"], audio=None), call
 
     async def _input(self, run: Run, request: ChatRequest) -> ChatInput:
         asked = await self._chat.understand(request, None)

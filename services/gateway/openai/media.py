@@ -43,6 +43,8 @@ class Limits:
     pixels: int = 50_000_000  # of one image or video frame
     audio_seconds: float = 1800.0
     video_seconds: float = 600.0
+    frames: int = 36_000  # of one video
+    video_pixels: int = 40_000_000_000  # of all frames of one video, which all have to be decoded
 
 
 DEFAULT_LIMITS = Limits()
@@ -192,6 +194,8 @@ def _check_extent(extent: Extent, modality: str, limits: Limits, param: str) -> 
         raise TooLarge(f"The {modality} has more than {limits.pixels} pixels, the most accepted.", param=param)
     if modality != "audio" and not (extent.width and extent.height):
         raise BadMedia(f"The {modality} holds no picture.", param=param)
+    if modality == "video":
+        _check_frames(extent, limits, param)
     if modality == "image" or extent.seconds is None:
         return
     most = limits.audio_seconds if modality == "audio" else limits.video_seconds
@@ -199,3 +203,11 @@ def _check_extent(extent: Extent, modality: str, limits: Limits, param: str) -> 
         raise TooLarge(f"The {modality} is longer than {most:g} seconds, the most accepted.", param=param)
     if extent.seconds <= 0:
         raise BadMedia(f"The {modality} is empty.", param=param)
+
+
+def _check_frames(extent: Extent, limits: Limits, param: str) -> None:
+    if extent.frames > limits.frames:
+        raise TooLarge(f"The video has more than {limits.frames} frames, the most accepted.", param=param)
+    if extent.frames * extent.width * extent.height > limits.video_pixels:
+        most = f"{limits.video_pixels} pixels in all its frames"
+        raise TooLarge(f"The video has more than {most}, the most accepted: send it smaller or shorter.", param=param)

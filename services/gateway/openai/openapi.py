@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from omnibus.encoding.sound import MIME
-from services.gateway.openai import embeddings, files, images, speech, transcriptions, videos
+from services.gateway.openai import embeddings, files, images, models, speech, transcriptions, videos
 from services.gateway.openai.answers import ChatCompletion
 from services.gateway.openai.problems import ErrorBody
 from services.gateway.openai.schema import ChatRequest
@@ -29,6 +29,8 @@ _SHAPES = (
     ChatCompletion,
     ChatCompletionChunk,
     ErrorBody,
+    models.ModelObject,
+    models.ModelList,
     images.ImageRequest,
     images.EditForm,
     images.ImagesResponse,
@@ -74,6 +76,7 @@ def openapi_paths() -> dict[str, Any]:
         embeddings.PATH: {"post": _embeddings()},
         speech.PATH: {"post": _speech()},
         transcriptions.PATH: {"post": _transcription()},
+        **_models(),
         **_files(),
         **_videos(),
     }
@@ -138,6 +141,19 @@ def _transcription() -> dict[str, Any]:
     )
 
 
+def _models() -> dict[str, Any]:
+    listed = {"description": "Models of the plan and of apps.", "content": _json("ModelList")}
+    about = {"description": "About the model.", "content": _json("ModelObject")}
+    gone = {"404": _failure("There is no such model.")}
+    return {
+        models.PATH: {"get": _operation("list_models", "Models that this gateway serves.", "Models", {"200": listed})},
+        models.MODEL: {
+            "parameters": [_id("model")],
+            "get": _operation("show_model", "One model.", "Models", {"200": about, **gone}),
+        },
+    }
+
+
 def _files() -> dict[str, Any]:
     bytes_ = {"description": "The file.", "content": {"application/octet-stream": {"schema": _FILE}}}
     gone = {"404": _failure("There is no such file, or it was kept long enough.")}
@@ -166,7 +182,8 @@ def _videos() -> dict[str, Any]:
     early = {"400": _failure("The video is not completed."), **gone}
     body = {**_json("VideoRequest"), **_form("VideoRequest")}
     made = _post("create_video", "Have a video made of a text; the answer is its job.", "Videos", body, job)
-    listed = _operation("list_videos", "List videos.", "Videos", {"200": page, **gone})
+    wrong = {"400": _failure("The query cannot be used; `param` names the place.")}
+    listed = _operation("list_videos", "List videos.", "Videos", {"200": page, **wrong, **gone})
     return {
         videos.PATH: {"post": made, "get": {**listed, "parameters": _query(videos.ListQuery)}},
         videos.VIDEO: {

@@ -76,13 +76,18 @@ def parse_chat(body: bytes | bytearray | memoryview, *, app: bool = False) -> Ch
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
     except RecursionError:
         raise BadRequest("The request body is nested too deeply.") from None
+    check_chat(request)
+    return request
+
+
+def check_chat(request: ChatRequest) -> None:
+    """Raises ``BadRequest`` that names the first field which cannot be obeyed."""
     _check_supported(request)
     _check_audio(request)
     _check_images(request)
     _check_stream(request)
     for index, message in enumerate(request.messages):
-        _check_message(message, f"messages[{index}]")
-    return request
+        _check_message(message, f"messages[{index}]", request.draws)
 
 
 def _check_body(nbytes: int, limit: int) -> None:
@@ -130,11 +135,13 @@ def _check_stream(request: ChatRequest) -> None:
         raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
 
 
-def _check_message(message: Message, param: str) -> None:
+def _check_message(message: Message, param: str, draws: bool) -> None:
     if isinstance(message, (ToolMessage, FunctionMessage)):
         raise _unsupported(f"{param}.role")
     if isinstance(message, AssistantMessage):
         _check_assistant(message, param)
+        if not draws and message.content is None and message.refusal is None and message.audio is None:
+            raise BadRequest(f"Missing required parameter: '{param}.content'.", param=f"{param}.content")
 
 
 def _check_assistant(message: AssistantMessage, param: str) -> None:
@@ -142,8 +149,6 @@ def _check_assistant(message: AssistantMessage, param: str) -> None:
         raise _unsupported(f"{param}.tool_calls")
     if message.function_call is not None:
         raise _unsupported(f"{param}.function_call")
-    if message.content is None and message.refusal is None and message.audio is None:
-        raise BadRequest(f"Missing required parameter: '{param}.content'.", param=f"{param}.content")
 
 
 def _unsupported(param: str) -> BadRequest:

@@ -17,6 +17,10 @@ Modality = Literal["text", "audio", "image"]
 Size = Annotated[str, Meta(max_length=16, pattern=r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$")]
 Guidance = Annotated[float, Meta(ge=0, le=100)]
 Steps = Annotated[int, Meta(ge=1, le=1000)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Penalty = Annotated[float, Meta(ge=0.01, le=10)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
@@ -121,11 +125,16 @@ class VoiceId(Struct, frozen=True):
 
 
 class AudioOutput(Struct, frozen=True):
-    """``max_tokens`` is an extra: the most codec codes to speak, which bounds the seconds of sound."""
+    """``max_tokens`` is an extra: the most codec codes to speak, which bounds the seconds of sound. So are the fields
+    behind it: how they are sampled."""
 
     voice: Annotated[str, Meta(min_length=1, max_length=128)] | VoiceId
     format: SoundFormat
     max_tokens: Count | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    repetition_penalty: Penalty | None = None
 
 
 class ImageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -162,14 +171,14 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=4)] | None = None
 
     # Extras that other open servers accept too.
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    top_k: TopK | None = None
+    repetition_penalty: Penalty | None = None
     ignore_eos: bool | None = None
     image_config: ImageConfig | None = None
 

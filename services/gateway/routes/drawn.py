@@ -1,7 +1,8 @@
 """Chats that want pictures: ``modalities`` with ``image``, as other open servers have it.
 
-The one message is the prompt, and pictures in it are what a model that edits goes by. The answer has ``images`` beside
-its ``content``, which stays empty: a model that makes pictures writes none. A stream brings them all at once.
+What users and systems say is the prompt, message by message, and their pictures are what a model that edits goes by:
+such a model remembers nothing, so answers before are left out. The answer has ``images`` beside its ``content``, which
+stays empty: a model that makes pictures writes none. A stream brings them all at once.
 """
 
 import base64
@@ -14,12 +15,12 @@ from omnibus.settings import GatewaySettings
 from services.gateway.chat import Chat
 from services.gateway.exchange import JSON, about, while_connected
 from services.gateway.files import Files, url
-from services.gateway.openai import answers, images
+from services.gateway.openai import answers, dialect, images
 from services.gateway.openai.answers import Picture, PictureUrl
 from services.gateway.openai.conversation import MediaRef, conversation
 from services.gateway.openai.images import ImageRequest
-from services.gateway.openai.schema import ChatRequest, ImageConfig, UserMessage
-from services.gateway.openai.stream import DONE, ChatStream
+from services.gateway.openai.schema import AssistantMessage, ChatRequest, ImageConfig, UserMessage
+from services.gateway.openai.stream import DONE
 from services.gateway.painting import Drawn, Painters, check_count, drawn, renamed
 from services.gateway.routes.serving import base, conduct, pinned, serve
 from services.gateway.run import Run
@@ -72,13 +73,14 @@ class DrawnChats:
 
 async def _send(sending: Sending, run: Run, request: ChatRequest, made: Drawn, shown: list[Picture]) -> None:
     used = answers.usage(prompt_text=made.text, image=made.pixels // 256)
+    shapes = dialect.shapes(request)
     id, model, created = f"chatcmpl-{run.id}", run.model, int(run.created)
     text = "" if request.writes else None
     if not request.stream:
-        body = answers.drawn(id=id, model=model, created=created, text=text, usage=used, images=shown)
+        body = shapes.drawn(id=id, model=model, created=created, text=text, usage=used, images=shown)
         await sending.whole(200, JSON, body, about(run))
         return
-    frames = ChatStream(id, model, created, include_usage=request.wants_usage)
+    frames = shapes.stream(id, model, created, include_usage=request.wants_usage)
     await sending.begin(about(run))
     for frame in (frames.role(text), frames.images(shown), frames.finish("stop"), frames.usage(used)):
         await sending.part(frame)
@@ -87,17 +89,29 @@ async def _send(sending: Sending, run: Run, request: ChatRequest, made: Drawn, s
 
 def _asked(request: ChatRequest) -> tuple[str, list[MediaRef]]:
     """The prompt, and the pictures that go with it."""
-    if len(request.messages) != 1 or not isinstance(request.messages[0], UserMessage):
-        raise BadRequest("A picture is made of one message of the user: send that alone.", param="messages")
-    [message], refs = conversation(request)
+    if not any(isinstance(message, UserMessage) for message in request.messages):
+        raise BadRequest("A picture is made of what a user says: send a message of one.", param="messages")
+    messages, refs = conversation(request)
     for ref in refs:
         if ref.modality != "image":
             raise BadRequest(f"Pictures are made of text and pictures, not of {ref.modality}.", param=ref.param)
-    content = message["content"]
-    said = content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)
-    if not said.strip():
-        raise BadRequest("The message says nothing of the picture.", param="messages[0].content")
-    return said, refs
+    said = []
+    for place, (given, message) in enumerate(zip(request.messages, messages, strict=True)):
+        words = _words(message["content"])
+        if not isinstance(given, AssistantMessage):
+            said.append(words)
+        elif words.strip() or given.audio is not None:
+            raise BadRequest(
+                "A picture is made of what users say: leave answers in words out.", param=f"messages[{place}]"
+            )
+    prompt = "\n".join(each for each in said if each.strip())
+    if not prompt:
+        raise BadRequest("The messages say nothing of the picture.", param=f"messages[{len(messages) - 1}].content")
+    return prompt, refs
+
+
+def _words(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)
 
 
 def _wanted(request: ChatRequest, prompt: str) -> ImageRequest:

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from omnibus.encoding.sound import MIME, pcm16
-from omnibus.errors import OmnibusError, Rejected
+from omnibus.errors import BadRequest, OmnibusError, Rejected
 from omnibus.settings import GatewaySettings
 from omnibus.task import ChatOutput
+from services.gateway.apps.chats import Chats
 from services.gateway.arrivals import arrivals
 from services.gateway.chat import Asked as AskedOfModel
 from services.gateway.chat import Chat
@@ -40,6 +41,8 @@ class Speech(Route):
     def __init__(self, settings: GatewaySettings, chat: Chat) -> None:
         super().__init__(settings)
         self._chat = chat
+        #: Apps that are models.
+        self.apps: Chats | None = None
 
     async def answer(self, asked: Asked, sending: Sending) -> None:
         wanted = speech.parse(asked.body)
@@ -51,6 +54,10 @@ class Speech(Route):
             raise
 
     async def _speak(self, wanted: SpeechRequest, pinned: str, sending: Sending) -> None:
+        if self.apps is not None and self.apps.app(wanted.model):
+            raise BadRequest(
+                f"{wanted.model} is an app's, which says words of its own: ask it in a chat", param="model"
+            )
         run = self._chat.open(wanted.model, wanted.seed, pinned)
         sending.model = wanted.model
         voice = self._chat.voice(wanted.called, wanted.model)

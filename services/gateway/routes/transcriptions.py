@@ -1,16 +1,18 @@
 """``POST /v1/audio/transcriptions``: what is said in a sound, written by a model that chats and hears.
 
 It is a chat with a fixed instruction, greedy unless the client wants a temperature: ``SYSTEM``, then ``USER`` with what
-the client says of language and subject behind it, then the sound. The answer is the text.
+the client says of language and subject behind it, then the sound. The answer is the text. An app that is a model is
+asked for the same.
 """
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from omnibus.errors import OmnibusError, Rejected
 from omnibus.settings import GatewaySettings
 from omnibus.task import ChatOutput
+from services.gateway.apps.chats import Chats
 from services.gateway.arrivals import arrivals
 from services.gateway.chat import Asked as AskedOfModel
 from services.gateway.chat import Chat
@@ -39,28 +41,49 @@ class Transcriptions(Route):
     def __init__(self, settings: GatewaySettings, chat: Chat) -> None:
         super().__init__(settings)
         self._chat = chat
+        #: Apps that are models.
+        self.apps: Chats | None = None
 
     async def answer(self, asked: Asked, sending: Sending) -> None:
         form = multipart.parse(asked.body, asked.kind)
         form.only("file")
         wanted = transcriptions.parse(form.fields(*transcriptions.LISTS))
-        run = self._chat.open(wanted.model, wanted.seed, asked.pinned)
+        app = self.apps.app(wanted.model) if self.apps is not None else ""
+        run = self._opened(app, wanted, asked.pinned)
         sending.model = wanted.model
-        self._chat.require(wanted.model, "audio")
         part = form.file("file")
         limits = Limits(body_bytes=self._settings.max_body)
         [item] = await received([(part.data, part.mime)], "audio", limits, "file")
         try:
-            await self._write(wanted, item, run, sending)
+            await self._write(wanted, item, run, app, sending)
         except OmnibusError as error:
             if isinstance(error, Rejected):
                 error.param = "file" if error.param in ("", "media", "messages", "items") else error.param
             raise
 
-    async def _write(self, wanted: TranscriptionForm, item: Media, run: Run, sending: Sending) -> None:
-        got = Collected(run.model, run.created)
-        async with conduct(run, sending, got):
-            output = await self._chat.begin(run, _asked(wanted, item))
+    def _opened(self, app: str, wanted: TranscriptionForm, pinned: str) -> Run:
+        if self.apps is not None and app:
+            return self.apps.open(app, wanted.seed, pinned)
+        run = self._chat.open(wanted.model, wanted.seed, pinned)
+        self._chat.require(wanted.model, "audio")
+        return run
+
+    @asynccontextmanager
+    async def _begun(self, app: str, run: Run, asked: AskedOfModel) -> AsyncIterator[ChatOutput]:
+        """The streams of the answer."""
+        if self.apps is None or not app:
+            yield await self._chat.begin(run, asked)
+            return
+        output, call = await self.apps.begin(app, run, asked)
+        try:
+            yield output
+        finally:
+            call.close()
+
+    async def _write(self, wanted: TranscriptionForm, item: Media, run: Run, app: str, sending: Sending) -> None:
+        got = Collected(wanted.model, run.created)
+        asked = _asked(wanted, item)
+        async with conduct(run, sending, got), self._begun(app, run, asked) as output:
             if wanted.stream:
                 await stream(sending, run, _events(output, got), EVENTS, got)
                 return

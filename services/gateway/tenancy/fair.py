@@ -1,13 +1,14 @@
 """Whose turn it is: start-time fair queueing of GPU-seconds among tenants. Pure state: no clock, no waiting of its own.
 
 Start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996) with several requests at work at a time, SFQ(D) (Jin, Chase,
-Kaur: SIGMETRICS 2004). Each tenant has a mark: the GPU-seconds that it was given, divided by its weight. The waiting
-tenant with the lowest mark is next, and its mark goes up by what the request is expected to cost. When the request is
-over the mark is put right by what it did cost, as the virtual token counter does (Sheng et al.: Fairness in Serving
-Large Language Models, OSDI 2024). Who comes back after a pause begins where the others are: a pause earns nothing.
+Kaur: SIGMETRICS 2004). Each tenant has a mark: the GPU-seconds that it has used, divided by its weight, and is ahead of
+it by what its requests at work are expected to cost. The waiting tenant that is least far is next. What a request did
+cost is known when it is over, and counts from then on, as with the virtual token counter (Sheng et al.: Fairness in
+Serving Large Language Models, OSDI 2024). Who comes back after a pause begins at the lowest mark of those who wait, as
+there: a pause earns nothing, and what others have at work, right or wrong in its estimate, does not hold it up.
 
-While two tenants both wait, what they are given, divided by their weights, differs at most by what their largest
-requests at work cost, divided by their weights.
+While two tenants both wait, what they have used, divided by their weights, differs at most by what their requests at
+work cost and one request more, divided by their weights.
 """
 
 from collections import deque
@@ -39,13 +40,14 @@ class Turn:
 
 
 class Line:
-    """One tenant's requests. ``mark`` is in GPU-seconds per weight, ``pace`` in seconds between two turns."""
+    """One tenant. ``mark`` and ``ahead`` are in GPU-seconds per weight, ``pace`` in seconds between two turns."""
 
-    __slots__ = ("last", "mark", "pace", "tenant", "turns", "waiting", "working")
+    __slots__ = ("ahead", "last", "mark", "pace", "tenant", "turns", "waiting", "working")
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
         self.mark = 0.0
+        self.ahead = 0.0
         self.turns: deque[Turn] = deque()  # those that left are taken out when they are met
         self.waiting = 0
         self.working = 0
@@ -72,16 +74,23 @@ class Fair:
         self._queue = queue
         self._lines: dict[str, Line] = {}
         self._waiting: dict[str, Line] = {}  # lines in which somebody waits
-        self._mark = 0.0  # virtual time: the mark at which the last turn was given
+        self._last: Line | None = None  # whose turn was the last one
 
     @property
     def waiting(self) -> int:
         return sum(line.waiting for line in self._waiting.values())
 
     def served(self, tenant: str) -> float:
-        """The mark of ``tenant``: what it was given, in GPU-seconds per weight."""
+        """The mark of ``tenant``: what it has used, in GPU-seconds per weight."""
         line = self._lines.get(tenant)
-        return line.mark if line is not None else self._mark
+        return line.mark if line is not None else self._level
+
+    @property
+    def _level(self) -> float:
+        """Where one begins who comes now: with the lowest of those who wait, else with who was last."""
+        if self._waiting:
+            return min(map(_mark, self._waiting.values()))
+        return self._last.mark if self._last is not None else 0.0
 
     def come(
         self,
@@ -105,7 +114,7 @@ class Fair:
                 retry_after=line.retry_after,
             )
         if not line.waiting:
-            line.mark = max(line.mark, self._mark)
+            line.mark = max(line.mark, self._level)
             line.turns.clear()
             self._waiting[tenant] = line
         turn = Turn(line, weight, cost, max(1, slots), begin)
@@ -120,7 +129,7 @@ class Fair:
         """
         if not self._waiting:
             return None
-        line = min(self._waiting.values(), key=_mark)
+        line = min(self._waiting.values(), key=_far)
         turn = line.first()
         if self.working >= turn.slots:
             return None
@@ -129,8 +138,8 @@ class Fair:
         turn.state = WORKING
         self.working += 1
         line.working += 1
-        self._mark = max(self._mark, line.mark)
-        line.mark += turn.cost / turn.weight
+        self._last = line
+        line.ahead += turn.cost / turn.weight
         if line.last:
             pause = now - line.last
             line.pace += _NEWEST * (pause - line.pace) if line.pace else pause
@@ -151,7 +160,8 @@ class Fair:
         self.working -= 1
         line = turn.line
         line.working -= 1
-        line.mark += (used - turn.cost) / turn.weight
+        line.mark += used / turn.weight
+        line.ahead = line.ahead - turn.cost / turn.weight if line.working else 0.0
         if len(self._lines) > _REMEMBERED:
             self._forget()
 
@@ -162,10 +172,15 @@ class Fair:
 
     def _forget(self) -> None:
         """Who has nothing here and no advance is nobody special."""
+        level = self._level
         for tenant, line in list(self._lines.items()):
-            if not line.waiting and not line.working and line.mark <= self._mark:
+            if not line.waiting and not line.working and line.mark <= level:
                 del self._lines[tenant]
 
 
 def _mark(line: Line) -> float:
     return line.mark
+
+
+def _far(line: Line) -> float:
+    return line.mark + line.ahead

@@ -69,7 +69,7 @@ class Filming:
         request = _request(asked.model, task, asked.wish)
         with acting(Tenant(asked.tenant, asked.weight)):
             run = self._runs.open(APP, asked.model, seed=asked.wish["seed"], pinned=asked.path)
-        run.patient = True
+        run.wait_patiently()
         run.deadline = job.until
         try:
             async with _ending(run):

@@ -72,11 +72,16 @@ class Films:
     def _keep(self, id: str, draft: Path, thumbnail: bytes, until: float) -> None:
         self._sweep()
         picture = draft.with_suffix(f".picture{_DRAFT}")
-        with open(os.open(picture, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(thumbnail)
-        made: dict[Variant, Path] = {"thumbnail": picture, "video": draft}
+        made: dict[Variant, Path] = {"video": draft, "thumbnail": picture}
+        try:
+            with open(os.open(picture, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(thumbnail)
+            for path in made.values():
+                os.utime(path, (until, until))
+        except OSError:
+            picture.unlink(missing_ok=True)
+            raise
         for variant, path in made.items():
-            os.utime(path, (until, until))
             path.rename(self._path(id, variant))
 
     def _remove(self, id: str) -> None:

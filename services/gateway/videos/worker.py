@@ -94,14 +94,23 @@ class Worker:
             self._news.clear()
             since, owner, wait = loop.time(), token_hex(8), _AGAIN
             if self._filming.ready:
-                with suppress(StoreUnavailable):  # who follows the news says so
-                    found = await self._store.take_job(KIND, owner, seconds)
-                    if isinstance(found, JobRecord):
-                        return found, Lease(self._store, KIND, found.id, owner, seconds, since)
-                    wait = min(max(found, 0.01), REREAD)
+                found = await self._taken(owner)
+                if isinstance(found, JobRecord):
+                    return found, Lease(self._store, KIND, found.id, owner, seconds, since)
+                wait = min(max(found, 0.01), REREAD)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._news.wait()
+
+    async def _taken(self, owner: str) -> JobRecord | float:
+        """The job that is due, or the seconds until one may be."""
+        try:
+            return await self._store.take_job(KIND, owner, self._settings.video_lease)
+        except StoreUnavailable:  # who follows the news says so
+            return _AGAIN
+        except Exception:  # what cannot be read is not taken: all others are
+            log.exception("a video that is due cannot be taken")
+            return _LATER
 
     # One job
 
@@ -155,6 +164,8 @@ class Worker:
                 ours = await self._store.end_job(KIND, job.id, lease.owner, status, outcome, kept)  # type: ignore[arg-type]
                 break
             except StoreUnavailable as away:
+                if time.time() > job.expires:  # nobody asks for it any more
+                    return
                 log.warning("%s has %s, which the store does not know yet: %s", job.id, status, away)
                 await asyncio.sleep(_AGAIN)
         now = time.time()

@@ -50,10 +50,11 @@ def _gateway() -> Permissions:
             subjects.edge("*"),
             subjects.end("*"),
             subjects.RECORDS,
+            subjects.REPLAY,  # for who asks over HTTP
             *map(subjects.event, says),
             f"{subjects.event('deadletter')}.>",
             *(f"{_API}.STREAM.{call}.{stream}" for stream in STREAMS for call in _STREAM_CALLS),
-            *(f"{_API}.DIRECT.GET.{stream}" for stream in STREAMS),
+            *(f"{_API}.DIRECT.GET.{stream}{tail}" for stream in STREAMS for tail in ("", ".>")),
         ),
         (
             f"{ROOT}.reply.>",

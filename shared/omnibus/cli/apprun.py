@@ -63,8 +63,7 @@ def _chosen(options: argparse.Namespace) -> bool:
 async def _needed(app: Description) -> str:
     """Declarations of the tiny models whose unit tasks ``app`` calls. Raises ``BadRequest`` for other models."""
     named = dict.fromkeys(task.model for task in app.tasks if task.model and not task.own)
-    tiny = {*catalog.TINY, *catalog.ASKED, *catalog.TWINS, *catalog.WORLD}
-    others = [model for model in named if model not in tiny]
+    others = [model for model in named if model not in catalog.LOCAL]
     if others:
         raise BadRequest(f"{app.name} needs {', '.join(others)}: declare it in a file and name that with --models FILE")
     return await tiny_models(list(named)) if named else NONE

@@ -18,6 +18,7 @@ from omnibus.cli.check import load as load_app
 from omnibus.cli.tables import table
 from omnibus.cli.up import declarations
 from omnibus.errors import BadRequest, Rejected
+from omnibus.known import KNOWN
 from omnibus.profile import ModelProfile
 from omnibus.profiling import model, plot, run, trials, workload
 from omnibus.profiling.measure import Found, How
@@ -117,12 +118,18 @@ async def _declared(options: argparse.Namespace) -> tuple[str, str]:
         if app not in known and _is_app(app):
             return _one(app, [each for each in await _called(app) if each in known], options.model), declared
         return app, declared
-    if app in catalog.TINY or app in catalog.TWINS:
+    if app in catalog.LOCAL:
+        family = catalog.family(catalog.LOCAL[app])
+        model.chatting(app, family["components"], family["tasks"])  # before anything is built
         return app, await tiny_models([app])
+    if app in KNOWN:
+        raise BadRequest(
+            f"{app} is a family: name its tiny model, {KNOWN[app].tiny}, or one of yours and its file, --models FILE"
+        )
     if not _is_app(app):
-        named = ", ".join([*catalog.TINY, *catalog.TWINS])
+        named = ", ".join(catalog.LOCAL)
         raise BadRequest(f"no model and no app {app!r}; there is {named}, or name a file with --models FILE")
-    tiny = [each for each in await _called(app) if each in catalog.TINY or each in catalog.TWINS]
+    tiny = [each for each in await _called(app) if each in catalog.LOCAL]
     name = _one(app, tiny, options.model)
     return name, await tiny_models([name])
 

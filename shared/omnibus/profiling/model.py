@@ -1,7 +1,7 @@
 """The model that is measured: what its declaration and its family say of it."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -99,15 +99,36 @@ def find(name: str, declarations: str) -> Subject:
         raise BadRequest(f"the declaration of {name} cannot be read: {error}") from error
 
 
+def chatting(name: str, components: Sequence[str], tasks: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of ``components`` that answer chats, which a workload is made of. ``tasks`` are kinds by component.
+
+    Raises ``BadRequest`` when none does.
+    """
+    [chat, *_] = catalog.ways(components, tasks)
+    if catalog.CHATTING.isdisjoint(tasks.get(part) for part in chat):
+        raise BadRequest(
+            f"{name} does not chat, and only chats can be measured: it has {', '.join(components)}; choose a model "
+            "with a language model that answers"
+        )
+    return tuple(chat)
+
+
 def names(declarations: str) -> tuple[str, ...]:
     """All models that are declared. Raises ``BadRequest``."""
     return tuple(_models(declarations))
 
 
 def _subject(name: str, entry: dict[str, Any], models: Mapping[str, Any], family: Mapping[str, Any]) -> Subject:
-    components = msgspec.convert(entry.get("components") or list(family["components"]), tuple[str, ...])
+    whole = msgspec.convert(entry.get("components") or list(family["components"]), tuple[str, ...])
+    components = chatting(name, whole, family["tasks"])
     encoders = {key: part for key, part in family["encoders"].items() if part in components}
-    paths = [tuple(each["options"]) for each in entry.get("paths") or family["paths"]]
+    options = msgspec.convert(entry.get("options") or family["options"], dict[str, Option])
+    if components != whole:  # it makes pictures as well
+        tasks = {part: kind for part, kind in (entry.get("tasks") or {}).items() if part in components}
+        entry = {**entry, "components": list(components), "tasks": tasks}
+    other = {key for key, option in options.items() if {*option.components} & ({*whole} - {*components})}
+    ways = [tuple(each["options"]) for each in entry.get("paths") or family["paths"]]
+    paths = dict.fromkeys(tuple(each for each in way if each not in other) for way in ways)
     shares = msgspec.convert(entry.get("shares") or {}, dict[str, str])
     return Subject(
         name=name,
@@ -115,8 +136,8 @@ def _subject(name: str, entry: dict[str, Any], models: Mapping[str, Any], family
         checkpoint=str(entry.get("checkpoint", "")),
         components=components,
         encoders=msgspec.convert(entry.get("encoders") or encoders, dict[str, str]),
-        options=msgspec.convert(entry.get("options") or family["options"], dict[str, Option]),
-        paths=msgspec.convert(paths, tuple[tuple[str, ...], ...]),
+        options={key: option for key, option in options.items() if key not in other},
+        paths=msgspec.convert(list(paths), tuple[tuple[str, ...], ...]),
         shares=shares,
         declared=entry,
         others={other: _plain(models[other]) for other in shares.values() if other in models},

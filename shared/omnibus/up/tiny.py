@@ -25,20 +25,24 @@ async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> st
     """
     cache = cache or directory()
     alone = {**catalog.TINY, **catalog.ASKED}
-    known = [*alone, *catalog.TWINS, *catalog.WORLD]
-    if unknown := [name for name in only if name not in known]:
-        raise BadRequest(f"no tiny model {', '.join(unknown)}; there is {', '.join(known)}")
+    if unknown := [name for name in only if name not in catalog.LOCAL]:
+        raise BadRequest(f"no tiny model {', '.join(unknown)}; there is {', '.join(catalog.LOCAL)}")
     twins = {name: shared for name, shared in catalog.TWINS.items() if name in only}
     wanted = {*(only or catalog.TINY), *twins.values()}
     chosen = {name: family for name, family in alone.items() if name in wanted}
     await asyncio.gather(
         *(build(family, cache / family) for family in chosen.values()),
-        *(build(catalog.TINY[shared], cache / name, "--llm-seed", str(TWIN_SEED)) for name, shared in twins.items()),
+        *(build(catalog.LOCAL[name], cache / name, *_other(name)) for name in twins),
     )
     models = {name: catalog.declaration(family, str(cache / family)) for name, family in chosen.items()}
     trained = {name: family for name, family in catalog.WORLD.items() if name in only}
     models |= {name: catalog.declaration(family, str(TRAINED / family)) for name, family in trained.items()}
     return json.dumps({"models": {**models, **{name: catalog.twin(name, str(cache / name)) for name in twins}}})
+
+
+def _other(twin: str) -> list[str]:
+    """What the builder is told of a twin's LLM."""
+    return ["--llm-seed", str(TWIN_SEED), *(["--wide"] if twin in catalog.LARGER else [])]
 
 
 def directory() -> Path:

@@ -82,5 +82,10 @@ class Loaded:
     module: torch.nn.Module = field(repr=False)
 
     @property
+    def usual(self) -> tuple[int, int]:
+        """See ``Stepper``."""
+        return 1024, 1024
+
+    @property
     def parameters(self) -> int:
         return sum(p.numel() for p in self.module.parameters())

@@ -77,6 +77,10 @@ class Denoising(Protocol):
 class Stepper(Component, Protocol):
     """What makes pictures step by step, many at a time."""
 
+    @property
+    def usual(self) -> tuple[int, int]:
+        """Width and height of a picture when nobody says otherwise."""
+
     def step(self, batch: Sequence[Any]) -> None:
         """One step of each; all have one shape, none is done. All take it, or none when this raises.
 

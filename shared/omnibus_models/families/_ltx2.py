@@ -126,6 +126,11 @@ class Denoiser(Loaded):
         self._dtype: torch.dtype = module.proj_out.weight.dtype
         self.unit = geometry.unit
 
+    @property
+    def usual(self) -> tuple[int, int]:
+        """Those of the pipeline."""
+        return 768, 512
+
     def open(self, picture: Picture, guides: Sequence[Tensor]) -> Denoising:
         """Draw the noise and lay out the steps. A guidance of at most 1 switches guidance off, in all its forms."""
         shape = self._shape(picture)

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 from omnibus import errors
-from omnibus_models import loading, media
+from omnibus_models import media
 from omnibus_models.contract import Encoded, Loaded, Prepared
 from omnibus_models.families import _language
-
-_EYES = ("model.vision_tower", "model.multi_modal_projector")
-_MIND = ("model.language_model", "lm_head")
+from omnibus_models.families._vision_language import VisionLanguage
 
 
 class Thinker(_language.Thinker):
@@ -149,42 +147,16 @@ class TilingEncoder(VisionEncoder):
         return list(rows)
 
 
-class Family:
-    """See ``contract.Family``. ``architecture`` is the library's class."""
+class Family(VisionLanguage):
+    """See ``contract.Family``."""
 
-    name: ClassVar[str]
-    architecture: ClassVar[str]
+    eyes = ("model.vision_tower", "model.multi_modal_projector")
     modalities: ClassVar[tuple[str, ...]] = ("image",)
-    components = ("vision", "thinker")
     encoder: ClassVar[type[VisionEncoder]] = VisionEncoder
     thinker: ClassVar[type[Thinker]] = Thinker
 
-    def load(
-        self,
-        component: str,
-        checkpoint: Path,
-        device: str = "cpu",
-        dtype: str = "float32",
-        limits: media.Limits = media.DEFAULT,
-    ) -> Any:
-        """Load ``vision`` or ``thinker`` alone. ``limits`` bound the media that ``vision`` accepts."""
-        checkpoint = Path(checkpoint)
-        match component:
-            case "vision":
-                module = self._load(checkpoint, _MIND, device, dtype)
-                return self.encoder(module, checkpoint, self.modalities, limits)
-            case "thinker":
-                return self.thinker(self._load(checkpoint, _EYES, device, dtype), checkpoint, self.modalities)
-        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+    def _vision(self, module: Any, checkpoint: Path, limits: media.Limits) -> VisionEncoder:
+        return self.encoder(module, checkpoint, self.modalities, limits)
 
-    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
-        """See ``contract.Family``."""
-        checkpoint = Path(checkpoint)
-        module = self._load(checkpoint, (*_EYES, "model.language_model.layers", "lm_head"), "cpu", dtype)
+    def _thinker(self, module: Any, checkpoint: Path) -> Thinker:
         return self.thinker(module, checkpoint, self.modalities)
-
-    def _load(self, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
-        import transformers
-
-        cls = getattr(transformers, self.architecture)
-        return loading.load(cls, checkpoint, drop=drop, device=device, dtype=dtype)

@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from omnibus import errors
-from omnibus_models import loading, media
+from omnibus_models import media
 from omnibus_models.contract import Encoded
 from omnibus_models.families import _qwen
+from omnibus_models.families._vision_language import VisionLanguage
 
 _TYPES = {"text": 0, "image": 1, "video": 2}  # the library's mm_token_type_ids
 _MODALITIES = ("image", "video")
@@ -41,44 +41,15 @@ class Thinker(_qwen.Thinker):
         return {}
 
 
-class VisionLanguage:
-    """A family of one vision encoder and one language model, see ``contract.Family``.
+class Family(VisionLanguage):
+    """See ``contract.Family``."""
 
-    ``cls`` is the name of the whole model's class in the library.
-    """
+    eyes = ("model.visual",)
+    encoder: ClassVar[type[_qwen.VisionEncoder]] = _qwen.VisionEncoder
+    thinker: ClassVar[type[Thinker]] = Thinker
 
-    components = ("vision", "thinker")
+    def _vision(self, module: Any, checkpoint: Path, limits: media.Limits) -> _qwen.VisionEncoder:
+        return _qwen.vision_encoder(module, checkpoint, limits, {}, self.encoder)
 
-    def __init__(self, name: str, cls: str, thinker: type[Thinker] = Thinker) -> None:
-        self.name = name
-        self._cls = cls
-        self._thinker = thinker
-
-    def load(
-        self,
-        component: str,
-        checkpoint: Path,
-        device: str = "cpu",
-        dtype: str = "float32",
-        limits: media.Limits = media.DEFAULT,
-    ) -> Any:
-        """Load ``vision`` or ``thinker`` alone. ``limits`` bound the media that ``vision`` accepts."""
-        checkpoint = Path(checkpoint)
-        match component:
-            case "vision":
-                module = self._load(checkpoint, ["model.language_model", "lm_head"], device, dtype)
-                return _qwen.vision_encoder(module, checkpoint, limits, {})
-            case "thinker":
-                return self._thinker(self._load(checkpoint, ["model.visual"], device, dtype), checkpoint)
-        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
-
-    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
-        """See ``contract.Family``."""
-        checkpoint = Path(checkpoint)
-        drop = ["model.visual", "model.language_model.layers", "lm_head"]
-        return self._thinker(self._load(checkpoint, drop, "cpu", dtype), checkpoint)
-
-    def _load(self, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
-        import transformers
-
-        return loading.load(getattr(transformers, self._cls), checkpoint, drop=drop, device=device, dtype=dtype)
+    def _thinker(self, module: Any, checkpoint: Path) -> Thinker:
+        return self.thinker(module, checkpoint)

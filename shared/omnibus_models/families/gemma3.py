@@ -19,12 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from omnibus import errors
-from omnibus_models import loading, media
+from omnibus_models import media
 from omnibus_models.attention import Attention, BothWays
 from omnibus_models.contract import Encoded, Layout, Loaded, Prepared
 from omnibus_models.families import _language
-
-_TOWER, _PROJECTOR = "model.vision_tower", "model.multi_modal_projector"
+from omnibus_models.families._vision_language import MIND, VisionLanguage
 
 
 class Thinker(_language.Thinker):
@@ -117,32 +116,13 @@ class VisionEncoder(Loaded):
         return nn.functional.avg_pool2d(squares, size, size).flatten(2).transpose(1, 2)
 
 
-class Gemma3:
+class Gemma3(VisionLanguage):
     """See ``contract.Family``."""
 
     name = "gemma3"
-    components = ("vision", "thinker")
-
-    def load(
-        self,
-        component: str,
-        checkpoint: Path,
-        device: str = "cpu",
-        dtype: str = "float32",
-        limits: media.Limits = media.DEFAULT,
-    ) -> Any:
-        """Load ``vision`` or ``thinker`` alone. ``limits`` bound the media that ``vision`` accepts."""
-        checkpoint = Path(checkpoint)
-        match component:
-            case "vision":
-                from transformers import AutoImageProcessor
-
-                module = _load(checkpoint, ["model.language_model", "lm_head", _PROJECTOR], device, dtype)
-                images = AutoImageProcessor.from_pretrained(checkpoint, local_files_only=True)
-                return VisionEncoder(module, images, limits)
-            case "thinker":
-                return Thinker(_load(checkpoint, [_TOWER], device, dtype), checkpoint)
-        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+    architecture = "Gemma3ForConditionalGeneration"
+    eyes = ("model.vision_tower",)
+    mind = (*MIND, "model.multi_modal_projector")
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
         """See ``contract.Family``. Always ``Fatal``: engines that run the layers take rows as they are."""
@@ -151,11 +131,13 @@ class Gemma3:
             "declare services.engines:transformers for it"
         )
 
+    def _vision(self, module: Any, checkpoint: Path, limits: media.Limits) -> VisionEncoder:
+        from transformers import AutoImageProcessor
 
-def _load(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
-    from transformers import Gemma3ForConditionalGeneration
+        return VisionEncoder(module, AutoImageProcessor.from_pretrained(checkpoint, local_files_only=True), limits)
 
-    return loading.load(Gemma3ForConditionalGeneration, checkpoint, drop=drop, device=device, dtype=dtype)
+    def _thinker(self, module: Any, checkpoint: Path) -> Thinker:
+        return Thinker(module, checkpoint)
 
 
 FAMILY = Gemma3()

@@ -93,8 +93,7 @@ class TextEncoder(Loaded):
 class Denoiser(Drawer):
     """The language model as it makes pictures, see ``contract.Denoiser``. Its latents are tokens of the decoder.
 
-    A step is one token, so the number of steps is the model's own, whatever is asked for. So is the size: sides are
-    as they are, or 0.
+    A step is one token, so the number of steps is the model's own, whatever is asked for. Pictures have one size.
     """
 
     def __init__(self, module: Any, checkpoint: Path) -> None:
@@ -106,6 +105,11 @@ class Denoiser(Drawer):
         self._width: int = config.text_config.hidden_size
         self._context = _context(config)
         self._guidance = float(_either(module.generation_config.guidance_scale, GUIDANCE))
+
+    @property
+    def usual(self) -> tuple[int, int]:
+        """The only size there is."""
+        return self._side, self._side
 
     @torch.no_grad()
     def open(self, picture: Picture, guides: Sequence[Tensor]) -> Drawing:
@@ -140,7 +144,7 @@ class Denoiser(Drawer):
         if picture.frames != 1:
             raise errors.BadRequest("this model makes pictures, not videos: frames must be 1", param="frames")
         for name, pixels in (("width", picture.width), ("height", picture.height)):
-            if pixels not in (0, self._side):
+            if pixels != self._side:
                 raise errors.BadRequest(
                     f"this model makes pictures of {self._side}x{self._side}: {name} cannot be {pixels}", param=name
                 )

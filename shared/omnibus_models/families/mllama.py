@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from omnibus import errors
-from omnibus_models import loading, media
+from omnibus_models import media
 from omnibus_models.attention import Crossing
 from omnibus_models.contract import Encoded, Loaded, Prefill, Prepared, Prompt
 from omnibus_models.families import _language
+from omnibus_models.families._vision_language import VisionLanguage
 
 _TOGETHER = 4  # pictures that an answer sees: what is kept of each is as much as of thousands of tokens
-_ENCODER = ["model.vision_model", "model.multi_modal_projector"]
 
 
 class _Look(NamedTuple):
@@ -173,32 +173,12 @@ class VisionEncoder(Loaded):
         return [Encoded(row, item.meta) for row, item in zip(rows, batch, strict=True)]
 
 
-class Mllama:
+class Mllama(VisionLanguage):
     """See ``contract.Family``."""
 
     name = "mllama"
-    components = ("vision", "thinker")
-
-    def load(
-        self,
-        component: str,
-        checkpoint: Path,
-        device: str = "cpu",
-        dtype: str = "float32",
-        limits: media.Limits = media.DEFAULT,
-    ) -> Any:
-        """Load ``vision`` or ``thinker`` alone. ``limits`` bound the media that ``vision`` accepts."""
-        checkpoint = Path(checkpoint)
-        match component:
-            case "vision":
-                from transformers import AutoImageProcessor
-
-                module = _load(checkpoint, ["model.language_model", "lm_head"], device, dtype)
-                images = AutoImageProcessor.from_pretrained(checkpoint, local_files_only=True)
-                return VisionEncoder(module, images, limits)
-            case "thinker":
-                return Thinker(_load(checkpoint, _ENCODER, device, dtype), checkpoint)
-        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+    architecture = "MllamaForConditionalGeneration"
+    eyes = ("model.vision_model", "model.multi_modal_projector")
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
         """See ``contract.Family``. Always ``Fatal``: engines that run the layers have none that look aside."""
@@ -207,11 +187,13 @@ class Mllama:
             "declare services.engines:transformers for it"
         )
 
+    def _vision(self, module: Any, checkpoint: Path, limits: media.Limits) -> VisionEncoder:
+        from transformers import AutoImageProcessor
 
-def _load(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
-    from transformers import MllamaForConditionalGeneration
+        return VisionEncoder(module, AutoImageProcessor.from_pretrained(checkpoint, local_files_only=True), limits)
 
-    return loading.load(MllamaForConditionalGeneration, checkpoint, drop=drop, device=device, dtype=dtype)
+    def _thinker(self, module: Any, checkpoint: Path) -> Thinker:
+        return Thinker(module, checkpoint)
 
 
 FAMILY = Mllama()

@@ -1,8 +1,6 @@
 """Qwen2.5-Omni: vision and audio encoders, thinker, talker and vocoder, each loaded alone."""
 
 import dataclasses
-import inspect
-import json
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from omnibus import errors
 from omnibus_models import loading, media
 from omnibus_models.contract import Encoded, Loaded, Prefill, Prepared
-from omnibus_models.families import _qwen, _sound
+from omnibus_models.families import _omni, _qwen, _sound
 from omnibus_models.vocoding import Vocoding
 
 RATE = 24_000  # samples per second of the released vocoder; no configuration names it
@@ -177,103 +175,43 @@ class Vocoder(Loaded):
         )
 
 
-class Qwen25Omni:
+class Qwen25Omni(_omni.Omni):
     """See ``contract.Family``."""
 
     name = "qwen2_5_omni"
-    components = ("vision", "audio", "thinker", "talker", "vocoder")
-
-    def load(
-        self,
-        component: str,
-        checkpoint: Path,
-        device: str = "cpu",
-        dtype: str = "float32",
-        limits: media.Limits = media.DEFAULT,
-    ) -> Any:
-        """Load one component alone. ``limits`` bound the media that ``vision`` and ``audio`` accept."""
-        checkpoint = Path(checkpoint)
-        config = _config(checkpoint)
-        match component:
-            case "vision":
-                module = _thinker_part(config, checkpoint, ["audio_tower", "model", "lm_head"], device, dtype)
-                return _qwen.vision_encoder(module, checkpoint, limits, _video_options())
-            case "audio":
-                module = _thinker_part(config, checkpoint, ["visual", "model", "lm_head"], device, dtype)
-                return _audio_encoder(module, checkpoint, limits)
-            case "thinker":
-                module = _thinker_part(config, checkpoint, ["visual", "audio_tower"], device, dtype)
-                return Thinker(module, checkpoint, config.talker_config)
-            case "talker":
-                return _talker(config, checkpoint, device, dtype)
-            case "vocoder":
-                return _vocoder(config, checkpoint, device)
-        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+    library = "Qwen2_5Omni"
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
         """See ``contract.Family``."""
         checkpoint = Path(checkpoint)
-        config = _config(checkpoint)
-        module = _thinker_part(config, checkpoint, ["visual", "audio_tower", "model.layers", "lm_head"], "cpu", dtype)
+        config = self._config(checkpoint)
+        drop = ("visual", "audio_tower", "model.layers", "lm_head")
+        return self._thinker(self._part(config, checkpoint, drop, "cpu", dtype), checkpoint, config)
+
+    def _audio(self, module: Any, features: Any, limits: media.Limits) -> AudioEncoder:
+        # The extractor would cut off silently what is longer than its window.
+        seconds = min(limits.seconds, float(features.chunk_length))
+        return AudioEncoder(module, features, dataclasses.replace(limits, seconds=seconds))
+
+    def _thinker(self, module: Any, checkpoint: Path, config: Any) -> Thinker:
         return Thinker(module, checkpoint, config.talker_config)
 
+    def _talker(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Talker:
+        from transformers import Qwen2_5OmniTalkerForConditionalGeneration as TalkerModel
 
-def _config(checkpoint: Path) -> Any:
-    from transformers import Qwen2_5OmniConfig
+        module = loading.load(TalkerModel, checkpoint, device=device, dtype=dtype, config=config.talker_config)
+        return Talker(module, self._max_codes(checkpoint))
 
-    return Qwen2_5OmniConfig.from_pretrained(checkpoint, local_files_only=True)
+    def _vocoder(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Vocoder:
+        from transformers import Qwen2_5OmniToken2WavBigVGANModel as BigVGANModel
+        from transformers import Qwen2_5OmniToken2WavDiTModel as DiTModel
 
-
-def _thinker_part(config: Any, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
-    from transformers import Qwen2_5OmniThinkerForConditionalGeneration as ThinkerModel
-
-    return loading.load(ThinkerModel, checkpoint, drop=drop, device=device, dtype=dtype, config=config.thinker_config)
-
-
-def _audio_encoder(module: Any, checkpoint: Path, limits: media.Limits) -> AudioEncoder:
-    from transformers import AutoFeatureExtractor
-
-    features = AutoFeatureExtractor.from_pretrained(checkpoint, local_files_only=True)
-    # The extractor would cut off silently what is longer than its window.
-    seconds = min(limits.seconds, float(features.chunk_length))
-    return AudioEncoder(module, features, dataclasses.replace(limits, seconds=seconds))
-
-
-def _talker(config: Any, checkpoint: Path, device: str, dtype: str) -> Talker:
-    from transformers import Qwen2_5OmniTalkerForConditionalGeneration as TalkerModel
-
-    module = loading.load(TalkerModel, checkpoint, device=device, dtype=dtype, config=config.talker_config)
-    return Talker(module, _max_codes(checkpoint))
-
-
-def _vocoder(config: Any, checkpoint: Path, device: str) -> Vocoder:
-    from transformers import Qwen2_5OmniToken2WavBigVGANModel, Qwen2_5OmniToken2WavDiTModel
-
-    parts = config.token2wav_config
-    dit = loading.load(
-        Qwen2_5OmniToken2WavDiTModel, checkpoint, device=device, config=parts.dit_config, key_mapping=_DIT
-    )
-    bigvgan = loading.load(
-        Qwen2_5OmniToken2WavBigVGANModel, checkpoint, device=device, config=parts.bigvgan_config, key_mapping=_BIGVGAN
-    )
-    return Vocoder(nn.ModuleList([dit, bigvgan]), dit, bigvgan, _voices(checkpoint))
-
-
-def _video_options() -> dict[str, Any]:
-    # The joint processor overrides the video processor's own size with this one.
-    from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessorKwargs
-
-    return {"size": Qwen2_5OmniProcessorKwargs._defaults["videos_kwargs"]["size"]}
-
-
-def _max_codes(checkpoint: Path) -> int:
-    """``talker_max_new_tokens`` of the checkpoint, else the library's default."""
-    from transformers import Qwen2_5OmniForConditionalGeneration as Whole
-
-    path = Path(checkpoint) / "generation_config.json"
-    settings = json.loads(path.read_text()) if path.exists() else {}
-    default = inspect.signature(Whole.generate).parameters["talker_max_new_tokens"].default
-    return int(settings.get("talker_max_new_tokens", default))
+        parts = config.token2wav_config
+        dit = loading.load(DiTModel, checkpoint, device=device, config=parts.dit_config, key_mapping=_DIT)
+        bigvgan = loading.load(
+            BigVGANModel, checkpoint, device=device, config=parts.bigvgan_config, key_mapping=_BIGVGAN
+        )
+        return Vocoder(nn.ModuleList([dit, bigvgan]), dit, bigvgan, _voices(checkpoint))
 
 
 def audio_rows(frames: int) -> int:

@@ -14,4 +14,12 @@ class Thinker(_qwen_vl.Thinker):
         return {"second_per_grid_ts": _qwen.seconds_per_grid(media)}
 
 
-FAMILY = _qwen_vl.VisionLanguage("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", Thinker)
+class Qwen25VL(_qwen_vl.Family):
+    """See ``contract.Family``."""
+
+    name = "qwen2_5_vl"
+    architecture = "Qwen2_5_VLForConditionalGeneration"
+    thinker = Thinker
+
+
+FAMILY = Qwen25VL()

@@ -3,6 +3,14 @@
 Frames of a video are one position apart, however far apart in time they are.
 """
 
-from omnibus_models.families._qwen_vl import VisionLanguage
+from omnibus_models.families import _qwen_vl
 
-FAMILY = VisionLanguage("qwen2_vl", "Qwen2VLForConditionalGeneration")
+
+class Qwen2VL(_qwen_vl.Family):
+    """See ``contract.Family``."""
+
+    name = "qwen2_vl"
+    architecture = "Qwen2VLForConditionalGeneration"
+
+
+FAMILY = Qwen2VL()

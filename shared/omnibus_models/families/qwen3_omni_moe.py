@@ -1,7 +1,5 @@
 """Qwen3-Omni: vision and audio encoders, thinker, talker with its code predictor, and vocoder, each loaded alone."""
 
-import inspect
-import json
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from torch import Tensor
 from omnibus import errors
 from omnibus_models import loading, media
 from omnibus_models.contract import Encoded, Layout, Loaded, Prefill, Prepared
-from omnibus_models.families import _code2wav, _qwen, _qwen3, _qwen3_talker, _sound
+from omnibus_models.families import _code2wav, _omni, _qwen, _qwen3, _qwen3_talker, _sound
 from omnibus_models.families._qwen3_talker import Talker
 
 RATE = 24_000  # samples per second of the released vocoder; no configuration names it
@@ -173,39 +171,12 @@ class Vocoder(Loaded):
         return _code2wav.Vocoding(self.code2wav)
 
 
-class Qwen3OmniMoe:
+class Qwen3OmniMoe(_omni.Omni):
     """See ``contract.Family``."""
 
     name = "qwen3_omni_moe"
-    components = ("vision", "audio", "thinker", "talker", "vocoder")
-
-    def load(
-        self,
-        component: str,
-        checkpoint: Path,
-        device: str = "cpu",
-        dtype: str = "float32",
-        limits: media.Limits = media.DEFAULT,
-    ) -> Any:
-        """Load one component alone. ``limits`` bound the media that ``vision`` and ``audio`` accept."""
-        checkpoint = Path(checkpoint)
-        config = _config(checkpoint)
-        match component:
-            case "vision":
-                module = _thinker_part(config, checkpoint, ["audio_tower", "model", "lm_head"], device, dtype)
-                return _qwen.vision_encoder(module, checkpoint, limits, _video_options(), _qwen3.VisionEncoder)
-            case "audio":
-                module = _thinker_part(config, checkpoint, ["visual", "model", "lm_head"], device, dtype)
-                return _audio_encoder(module, checkpoint, limits)
-            case "thinker":
-                return Thinker(
-                    _thinker_part(config, checkpoint, ["visual", "audio_tower"], device, dtype), checkpoint, config
-                )
-            case "talker":
-                return _talker(config, checkpoint, device, dtype)
-            case "vocoder":
-                return _vocoder(config, checkpoint, device, dtype)
-        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+    library = "Qwen3OmniMoe"
+    encoder = _qwen3.VisionEncoder
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
         """See ``contract.Family``. Always ``Fatal``: other engines give rows of the last layer alone."""
@@ -214,64 +185,33 @@ class Qwen3OmniMoe:
             "declare services.engines:transformers for it"
         )
 
+    def _audio(self, module: Any, features: Any, limits: media.Limits) -> AudioEncoder:
+        return AudioEncoder(module, features, limits)
 
-def _config(checkpoint: Path) -> Any:
-    from transformers import Qwen3OmniMoeConfig
+    def _thinker(self, module: Any, checkpoint: Path, config: Any) -> Thinker:
+        return Thinker(module, checkpoint, config)
 
-    return Qwen3OmniMoeConfig.from_pretrained(checkpoint, local_files_only=True)
+    def _talker(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Talker:
+        from transformers import Qwen3OmniMoeForConditionalGeneration as Whole
 
+        # The library knows by the whole model alone how experts are stored.
+        drop = ["thinker", "code2wav"]
+        module = loading.load(Whole, checkpoint, drop=drop, device=device, dtype=dtype, config=config)
+        # The last of the frames never becomes one.
+        return Talker(module.talker, self._max_codes(checkpoint) - 1)
 
-def _thinker_part(config: Any, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
-    from transformers import Qwen3OmniMoeThinkerForConditionalGeneration as ThinkerModel
+    def _vocoder(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Vocoder:
+        from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-    return loading.load(ThinkerModel, checkpoint, drop=drop, device=device, dtype=dtype, config=config.thinker_config)
-
-
-def _audio_encoder(module: Any, checkpoint: Path, limits: media.Limits) -> AudioEncoder:
-    from transformers import AutoFeatureExtractor
-
-    features = AutoFeatureExtractor.from_pretrained(checkpoint, local_files_only=True)
-    return AudioEncoder(module, features, limits)
-
-
-def _talker(config: Any, checkpoint: Path, device: str, dtype: str) -> Talker:
-    from transformers import Qwen3OmniMoeForConditionalGeneration as Whole
-
-    # The library knows by the whole model alone how experts are stored.
-    drop = ["thinker", "code2wav"]
-    module = loading.load(Whole, checkpoint, drop=drop, device=device, dtype=dtype, config=config)
-    return Talker(module.talker, _max_codes(checkpoint))
-
-
-def _vocoder(config: Any, checkpoint: Path, device: str, dtype: str) -> Vocoder:
-    from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
-
-    module = loading.load(
-        Qwen3OmniMoeCode2Wav,
-        checkpoint,
-        device=device,
-        dtype=dtype,
-        config=config.code2wav_config,
-        key_mapping=_CODE2WAV,
-    )
-    return Vocoder(module, module, config.talker_config)
-
-
-def _video_options() -> dict[str, Any]:
-    # The joint processor overrides the video processor's own size with this one.
-    from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessorKwargs
-
-    return {"size": Qwen3OmniMoeProcessorKwargs._defaults["videos_kwargs"]["size"]}
-
-
-def _max_codes(checkpoint: Path) -> int:
-    """Frames of ``talker_max_new_tokens``, of the checkpoint or the library's: the last one never becomes a frame."""
-    from transformers import Qwen3OmniMoeForConditionalGeneration as Whole
-
-    path = Path(checkpoint) / "generation_config.json"
-    settings = json.loads(path.read_text()) if path.exists() else {}
-    default = inspect.signature(Whole.generate).parameters["talker_max_new_tokens"].default
-    return int(settings.get("talker_max_new_tokens", default)) - 1
+        module = loading.load(
+            Qwen3OmniMoeCode2Wav,
+            checkpoint,
+            device=device,
+            dtype=dtype,
+            config=config.code2wav_config,
+            key_mapping=_CODE2WAV,
+        )
+        return Vocoder(module, module, config.talker_config)
 
 
 def _places(counter: Any, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:

@@ -4,22 +4,15 @@ A video is written into the prompt frame by frame, each with the second at which
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from omnibus import errors
-from omnibus_models import loading, media
+from omnibus_models import media
 from omnibus_models.contract import Encoded, Prepared
-from omnibus_models.families import _qwen, _qwen3
-
-_TYPES = {"text": 0, "image": 1, "video": 2}  # the library's mm_token_type_ids
+from omnibus_models.families import _qwen3, _qwen_vl
 
 
-class Thinker(_qwen3.Thinker):
+class Thinker(_qwen3.Thinker, _qwen_vl.Thinker):
     """The language model of Qwen3-VL."""
 
     def _check_time(self, meta: Mapping[str, Any]) -> None:
@@ -39,19 +32,6 @@ class Thinker(_qwen3.Thinker):
             self._tokenizer.encode(f"<{float(second):.1f} seconds>", add_special_tokens=False) for second in seconds
         )
         return [id for time in times for id in (*time, *frame)]
-
-    def _positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
-        kinds = torch.zeros_like(ids)
-        for token, modality in self._placeholders.items():
-            kinds[ids == token] = _TYPES[modality]
-        module: Any = self.module
-        return module.model.get_rope_index(
-            ids,
-            mm_token_type_ids=kinds,
-            image_grid_thw=_qwen.grids(media, "image"),
-            video_grid_thw=_qwen.grids(media, "video"),
-            attention_mask=torch.ones_like(ids),
-        )
 
 
 class VisionEncoder(_qwen3.VisionEncoder):
@@ -73,41 +53,13 @@ def _seconds(count: int, fps: float, size: int) -> list[float]:
     return [(times[first] + times[first + size - 1]) / 2 for first in range(0, len(times), size)]
 
 
-class Qwen3VL:
+class Qwen3VL(_qwen_vl.Family):
     """See ``contract.Family``."""
 
     name = "qwen3_vl"
-    components = ("vision", "thinker")
-
-    def load(
-        self,
-        component: str,
-        checkpoint: Path,
-        device: str = "cpu",
-        dtype: str = "float32",
-        limits: media.Limits = media.DEFAULT,
-    ) -> Any:
-        """Load ``vision`` or ``thinker`` alone. ``limits`` bound the media that ``vision`` accepts."""
-        checkpoint = Path(checkpoint)
-        match component:
-            case "vision":
-                module = _load(checkpoint, ["model.language_model", "lm_head"], device, dtype)
-                return _qwen.vision_encoder(module, checkpoint, limits, {}, VisionEncoder)
-            case "thinker":
-                return Thinker(_load(checkpoint, ["model.visual"], device, dtype), checkpoint, ("image", "video"))
-        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
-
-    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
-        """See ``contract.Family``."""
-        checkpoint = Path(checkpoint)
-        drop = ["model.visual", "model.language_model.layers", "lm_head"]
-        return Thinker(_load(checkpoint, drop, "cpu", dtype), checkpoint, ("image", "video"))
-
-
-def _load(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
-    from transformers import Qwen3VLForConditionalGeneration
-
-    return loading.load(Qwen3VLForConditionalGeneration, checkpoint, drop=drop, device=device, dtype=dtype)
+    architecture = "Qwen3VLForConditionalGeneration"
+    encoder = VisionEncoder
+    thinker = Thinker
 
 
 FAMILY = Qwen3VL()

@@ -25,7 +25,7 @@ FAMILIES = tuple(
     for module in pkgutil.iter_modules(__path__)
     if not module.name.startswith("_") and module.name not in _HELPERS
 )
-_WIDE = ("qwen2", "qwen3", "qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "qwen3_vl", "llava")
+_WIDE = ("qwen2", "qwen3", "qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "qwen3_vl", "llava", "gemma3")
 
 
 def build(
@@ -35,7 +35,7 @@ def build(
 
     With an ``llm_seed`` the LLM (the thinker) gets other weights and all else those of ``seed``: a model that
     can share its encoders with the one built without. ``wide``: an LLM with heads of 32, because the kernels
-    that vLLM has for CPUs take no smaller ones.
+    that vLLM has for CPUs take no smaller ones; of Gemma 3 it is another size, whose encoder is that of the usual one.
 
     The checkpoint appears whole or not at all: it is written beside its place and renamed. Raises
     ``NotFound`` for an unknown family and ``Fatal`` when the directory holds something else.

@@ -13,6 +13,7 @@ torchvision_cpu.install()
 
 TOKENS = 16  # of a picture
 WINDOW = 24
+_WIDER = 96  # the width of another size of LLM, whose heads are of 32
 _SIDE = 112  # pixels
 _SPECIAL = (
     "<pad>",
@@ -53,15 +54,15 @@ _TEMPLATE = (
 )
 
 
-def write(directory: Path, seed: int, llm_seed: int | None = None, width: int = parts.HIDDEN) -> None:
-    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone.
+def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = False) -> None:
+    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` and ``wide`` are for the LLM alone.
 
-    ``width`` is that of the LLM: its size changes nothing in the vision tower.
+    A wide one is another size of the model, which changes nothing in the vision tower.
     """
     from transformers import Gemma3ForConditionalGeneration, Gemma3ImageProcessor, Gemma3Processor
 
     tokenizer = text.tokenizer(_SPECIAL, _NAMES, _TEMPLATE, bos="<bos>", eos="<end_of_turn>", pad="<pad>")
-    model = Gemma3ForConditionalGeneration(config(tokenizer, width)).eval()
+    model = Gemma3ForConditionalGeneration(config(tokenizer, wide)).eval()
     weights.spread(model, seed)
     if llm_seed is not None:
         weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
@@ -81,11 +82,12 @@ def _attend(llm: nn.Module) -> None:
             parameter.fill_(1.0)
 
 
-def config(tokenizer: Any, width: int = parts.HIDDEN) -> Any:
+def config(tokenizer: Any, wide: bool = False) -> Any:
     """The configuration of a tiny Gemma 3 with the ids of ``tokenizer``."""
     from transformers import Gemma3Config
 
     ids = tokenizer.convert_tokens_to_ids
+    width = _WIDER if wide else parts.HIDDEN
     language = {
         "hidden_size": width,
         "intermediate_size": 2 * width,
@@ -94,8 +96,8 @@ def config(tokenizer: Any, width: int = parts.HIDDEN) -> Any:
         "sliding_window": WINDOW,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 16,
-        "query_pre_attn_scalar": 16,
+        "head_dim": 32 if wide else 16,
+        "query_pre_attn_scalar": 32 if wide else 16,
         "max_position_embeddings": parts.CONTEXT,
         "vocab_size": len(tokenizer),
         "bos_token_id": tokenizer.bos_token_id,

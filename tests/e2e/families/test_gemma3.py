@@ -1,22 +1,25 @@
 """However Gemma 3 is taken apart, it says what the whole model says; two sizes of it share one encoder."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from omnibus import catalog
+from omnibus.up.tiny import TWIN_SEED
 from omnibus_models import tiny
-from omnibus_models.tiny import gemma3 as recipe
 from tests.e2e.questions import Question, ask, image
 from tests.e2e.shapes.test_shapes import said
 from tests.e2e.system import System, declaration, running
+from tests.e2e.watch import Watch
 from tests.oracles import plain as oracle
 
 pytestmark = pytest.mark.e2e
 
-USUAL, HALVES, LARGER = "gemma3-tiny", "gemma3-halves", "gemma3-larger"
+USUAL, HALVES, LARGER = "gemma3-tiny", "gemma3-halves", "gemma3-tiny-b"
+ARENAS = Path(__file__).parent / "arenas"
 TOKENS = 24
 #: Ways of a request with a picture, and of one without.
 WAYS = {"E>L": "L", "EL": "EL", "E>EL": "EL"}
@@ -36,26 +39,23 @@ QUESTIONS = {
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("models")
     small = tiny.build("gemma3", directory / "small")
-    recipe.write(directory / "larger", seed=0, llm_seed=1, width=96)
-    return {USUAL: small, HALVES: small, LARGER: directory / "larger"}
+    return {
+        USUAL: small,
+        HALVES: small,
+        LARGER: tiny.build("gemma3", directory / "larger", llm_seed=TWIN_SEED, wide=LARGER in catalog.LARGER),
+    }
 
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path]) -> Iterator[System]:
-    larger = {
-        "family": "gemma3",
-        "checkpoint": str(checkpoints[LARGER]),
-        "shares": {"vision": USUAL},
-        "options": {"L": {"components": ["thinker"], "service": "llm"}},
-        "paths": [{"options": [f"{USUAL}/E", "L"]}],
-    }
     models = {
         USUAL: declaration("gemma3", checkpoints[USUAL]),
         HALVES: catalog.split("gemma3", str(checkpoints[HALVES]), *SPLIT),
-        LARGER: larger,
+        LARGER: catalog.twin(LARGER, str(checkpoints[LARGER])),
     }
+    flags = ("--apps-dir", str(ARENAS), "--app", str(ARENAS / "sizes.py"))
     # Shares that are smaller than a picture.
-    with running(tmp_path_factory.mktemp("system"), models, OMNIBUS_EXECUTOR_SHARE="7") as system:
+    with running(tmp_path_factory.mktemp("system"), models, *flags, OMNIBUS_EXECUTOR_SHARE="7") as system:
         yield system
 
 
@@ -92,6 +92,29 @@ async def test_another_size_says_behind_that_encoder_what_it_says_alone(
     answer = await said(system, question, SHARED if question.media else "L", model=LARGER)
 
     assert answer == (text, ids)
+
+
+async def test_two_sizes_answer_side_by_side_and_the_picture_is_encoded_once(
+    system: System, checkpoints: dict[str, Path]
+):
+    question = ask(image(9), "what is in this picture?")
+    body = {"messages": question.messages, "max_tokens": TOKENS, "temperature": 0}
+
+    async with Watch.on(system) as watch, system.http() as http:
+        answer = await http.post("/v1/apps/sizes/invoke", json=body)
+        assert answer.status_code == 200, answer.text
+        await watch.end(answer.headers["x-request-id"])
+
+    assert answer.json() == {
+        model: oracle.answer(checkpoints[model], question.plain, question.media, TOKENS)[1] for model in (USUAL, LARGER)
+    }
+    recorded = json.loads((await system.record(answer.headers["x-request-id"]))[0])
+    assert sorted(node["task"] for node in recorded["nodes"]) == [
+        "encode-gemma3-tiny-vision",
+        "think-gemma3-tiny-b-thinker",
+        "think-gemma3-tiny-thinker",
+    ]
+    await system.ledger_is_empty()
 
 
 async def test_requests_to_all_models_at_the_same_time_each_get_their_own_answer(

@@ -123,6 +123,14 @@ async def test_a_picture_is_that_of_the_whole_model(studio: System, checkpoint: 
     await studio.ledger_is_empty()
 
 
+async def test_a_picture_whose_size_nobody_says_has_that_of_the_model(studio: System, checkpoint: Path):
+    wish = wished("a red square", 1, guidance=3.0)
+
+    [picture], _ = await paint(studio, {key: wish[key] for key in ("prompt", "seed", "guidance")})
+
+    np.testing.assert_allclose(picture, wanted(checkpoint, wish), atol=0.51)
+
+
 async def test_chats_and_pictures_at_the_same_time_are_each_their_own(studio: System, checkpoint: Path):
     wishes = [wished(prompt, seed, n=2) for seed in range(4) for prompt in ("a red square", "a long river")]
     questions = [ask(image(seed), "describe the image") for seed in range(6)]

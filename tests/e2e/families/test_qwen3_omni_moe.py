@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,13 @@ def wanted(question: Question, model: str = WHOLE, **more: Any) -> dict[str, Any
     }
 
 
+@functools.cache
+def whole(checkpoint: Path, name: str) -> oracle.Answer:
+    """The whole model's answer to a question, which is asked in many shapes."""
+    question = QUESTIONS[name]
+    return oracle.answer(checkpoint, question.plain, question.media, TOKENS, VOICE, FRAMES)
+
+
 def heard(answer: oracle.Answer) -> Spoken:
     return Spoken(answer.text, pcm(answer.wave.numpy()))
 
@@ -89,7 +97,7 @@ def heard(answer: oracle.Answer) -> Spoken:
 async def test_it_says_and_sounds_what_the_whole_model_does(system: System, checkpoint: Path, name: str, shape: str):
     question = QUESTIONS[name]
     path, model = taken(shape, question, speech=True), SPLIT if shape == "R>P>D" else WHOLE
-    truth = oracle.answer(checkpoint, question.plain, question.media, TOKENS, VOICE, FRAMES)
+    truth = whole(checkpoint, name)
 
     async with Watch.on(system) as watch, system.http() as http:
         answer = await http.post(
@@ -116,8 +124,7 @@ async def test_text_alone_is_that_of_the_whole_model(system: System, checkpoint:
 
 @pytest.mark.parametrize("path", [APART, "M"])
 async def test_float_samples_are_those_of_the_whole_model(system: System, checkpoint: Path, path: str):
-    question = QUESTIONS["image and audio"]
-    truth = oracle.answer(checkpoint, question.plain, question.media, TOKENS, VOICE, FRAMES)
+    question, truth = QUESTIONS["image and audio"], whole(checkpoint, "image and audio")
 
     answer = await by_hand.again(system, await by_hand.recorded(system, wanted(question), path), question)
 
@@ -137,7 +144,7 @@ async def test_a_stream_adds_up_to_the_whole_answer(system: System, checkpoint: 
     pieces = [base64.b64decode(delta["audio"]["data"]) for delta in deltas if delta.get("audio", {}).get("data")]
 
     said = "".join(delta.get("content") or "" for delta in deltas)
-    truth = oracle.answer(checkpoint, question.plain, question.media, TOKENS, VOICE, FRAMES)
+    truth = whole(checkpoint, "image and audio")
     same(Spoken(said, np.frombuffer(b"".join(pieces), "<i2")), heard(truth))
     assert len(pieces) > 1
 

@@ -48,6 +48,9 @@ WORK = ("--workload", "w.json")
     [
         (("a model", *WORK), "no model and no app 'a model'; there is qwen2.5-vl-tiny"),
         (("./nowhere.py", *WORK), "nowhere.py: no such file"),
+        (("qwen-image-tiny", *WORK), "qwen-image-tiny does not chat, and only chats can be measured"),
+        (("qwen2", *WORK), "qwen2 is a family: name its tiny model, qwen2-tiny, or one of yours and its file"),
+        (("ltx2-tiny", *WORK), "it has text_encoder, dit, vae, audio_vae"),
         (("x y", *DECLARED, *WORK), "no model 'x y' is declared; there is m"),
         (("m", "--models", "no.json", *WORK), "--models no.json: No such file"),
         (("m", *DECLARED, "--workload", "no.json"), "the workload no.json cannot be read"),
@@ -67,6 +70,16 @@ def test_what_is_wrong_is_said_in_a_line(here: Path, capsys: pytest.CaptureFixtu
     assert fault in err
     assert len(err.splitlines()) == 1
     assert sorted(path.name for path in here.iterdir()) == ["models.json", "w.json"]
+
+
+def test_any_model_that_is_built_here_can_be_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("OMNIBUS_CACHE", str(here.parent))
+    path = here / "speech.json"
+    path.write_text(json.dumps({"requests": [{"body": {**WORKLOAD["requests"][0]["body"], "modalities": ["audio"]}}]}))
+
+    assert "qwen2-tiny has no audio output" in said(capsys, "qwen2-tiny", "--workload", "speech.json")
 
 
 def test_an_app_that_uses_several_models_needs_one_named(here: Path, capsys: pytest.CaptureFixture[str]):

@@ -156,3 +156,11 @@ def test_a_place_that_takes_no_files_is_said(tmp_path: Path):
     with pytest.raises(Fatal, match="cannot be written"):
         film.frames(moving(60, 64, 256))
     film.drop()
+
+
+def test_a_full_disk_is_said():
+    film = Film(Path("/dev/full"), 24.0)
+
+    with pytest.raises(Fatal, match="directory full"):
+        film.frames(np.random.default_rng(0).integers(0, 255, (64, 64, 256, 3), np.uint8))
+    film.drop()

@@ -22,6 +22,8 @@ WISH: dict[str, Any] = {
     "seed": 7,
 }
 
+SAID = {"role": "user", "content": "x"}
+
 
 @pytest.fixture
 async def studio(home: House) -> House:
@@ -88,6 +90,20 @@ async def test_the_prompt_is_all_text_of_the_message(studio: House):
     assert colour(body["choices"][0]["message"]["images"][0])[1] == 5
 
 
+async def test_the_prompt_is_what_all_but_the_model_said(studio: House):
+    first = (await ask(studio, modalities=["image"])).json()["choices"][0]["message"]
+    said = [
+        {"role": "system", "content": "paint in oil"},
+        *WISH["messages"],
+        first,
+        {"role": "user", "content": "bluer"},
+    ]
+
+    body = (await ask(studio, messages=said)).json()
+
+    assert colour(body["choices"][0]["message"]["images"][0]) == [7, 7, 3]
+
+
 @pytest.mark.parametrize(
     ("changed", "param"),
     [
@@ -97,7 +113,8 @@ async def test_the_prompt_is_all_text_of_the_message(studio: House):
         ({"modalities": ["image", "smell"]}, "modalities[1]"),
         ({"messages": [{"role": "user", "content": " "}]}, "messages[0].content"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": "x"}] * 2}, "messages"),
+        ({"messages": [SAID, {"role": "assistant", "content": "a boat?"}, SAID]}, "messages[1]"),
+        ({"messages": [SAID, {"role": "assistant", "audio": {"id": "audio_1"}}]}, "messages[1]"),
         ({"messages": [{"role": "user", "content": [text("x"), image()]}]}, "messages"),
         (
             {

@@ -128,14 +128,14 @@ def test_a_film_has_length_and_frame_size(mime: str, container: str, codec: str)
 
     assert sniff(data) == mime
     extent = READERS[mime](data)
-    assert (extent.width, extent.height) == (64, 48)
+    assert (extent.width, extent.height, extent.frames) == (64, 48, 20)
     assert extent.seconds == pytest.approx(2.0, abs=0.1)
 
 
 def test_a_film_with_sound_has_the_size_of_its_picture() -> None:
     extent = READERS["video/mp4"](film("mp4", "mpeg4", audio="aac"))
 
-    assert (extent.width, extent.height) == (64, 48)
+    assert (extent.width, extent.height, extent.frames) == (64, 48, 20)
     assert extent.seconds == pytest.approx(2.0, abs=0.1)
 
 

@@ -19,6 +19,18 @@ async def test_models_are_those_of_the_plan(home: House):
     assert found == {"object": "list", "data": [{"id": VL, **about}, {"id": OMNI, **about}]}
 
 
+async def test_one_model_is_shown_by_its_name(home: House):
+    home.serve(VL)
+
+    found = (await home.http.get(f"/v1/models/{VL}")).json()
+    missing = await home.http.get("/v1/models/some/where%2Felse")
+
+    assert found == {"object": "model", "id": VL, "created": 1000, "owned_by": "omnibus"}
+    assert missing.status_code == 404
+    assert (error(missing)["param"], error(missing)["code"]) == ("model", "not_found")
+    assert "some/where/else" in error(missing)["message"]
+
+
 async def test_health_is_about_the_process_alone(home: House):
     assert (await home.http.get("/health")).json() == {"status": "ok"}
 
@@ -106,7 +118,10 @@ async def test_the_documentation_contains_every_route_and_its_schemas(home: Hous
 
     assert document["openapi"].startswith("3.")
     assert (document["info"]["title"], document["info"]["version"]) == ("Omnibus", __version__)
-    around = {"/v1/models", "/health", "/readyz", "/version", "/v1/files/{file_id}", "/v1/files/{file_id}/content"}
+    plain = {"/v1/models", "/v1/models/{model}", "/health", "/readyz", "/version"}
+    files = {"/v1/files/{file_id}", "/v1/files/{file_id}/content"}
+    videos = {"/v1/videos", "/v1/videos/{video_id}", "/v1/videos/{video_id}/content"}
+    around = plain | files | videos
     refused = {"/v1/images/variations"}
     assert set(document["paths"]) == around | {"/v1/chat/completions"} | (home.table.posts.keys() - refused)
     chat = document["paths"]["/v1/chat/completions"]["post"]

@@ -12,9 +12,17 @@ from services.gateway.routes import speech, transcriptions
 TEXT = re.sub(r"\s+", " ", (Path(__file__).parents[3] / "docs" / "routes.md").read_text())
 
 
-@pytest.mark.parametrize("path", [path for path in openapi_paths() if "{" not in path])
-def test_every_route_is_named(path: str):
-    assert f"`POST {path}`" in TEXT
+ROUTES = [
+    f"{method.upper()} {path}"
+    for path, item in openapi_paths().items()
+    for method in item.keys() - {"parameters"}
+    if "{" not in path
+]
+
+
+@pytest.mark.parametrize("route", sorted(ROUTES))
+def test_every_route_is_named(route: str):
+    assert f"`{route}`" in TEXT
 
 
 @pytest.mark.parametrize(

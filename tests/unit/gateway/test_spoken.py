@@ -11,6 +11,7 @@ import pytest
 
 from omnibus.settings import StoreSettings
 from omnibus.store import Said, Store
+from services.gateway.tenancy.tenant import Tenant, acting
 from tests.unit.gateway.house import OMNI, House, answered, error, events, house
 
 SPOKEN: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}, "seed": 5}
@@ -113,3 +114,14 @@ async def test_without_a_store_answers_are_spoken_but_not_kept(tmp_path: Path):
     assert audio["transcript"] == "You said hello [5] "
     assert response.status_code == 503
     await gone.close()
+
+
+async def test_what_was_said_to_one_tenant_is_unknown_to_another(home: House):
+    with acting(Tenant("a")):
+        audio = await spoken(home)
+        assert (await ask_again(home, audio["id"])).status_code == 200
+
+    with acting(Tenant("b")):
+        refused = await ask_again(home, audio["id"])
+
+    assert (refused.status_code, error(refused)["param"]) == (400, "messages[1].audio.id")

@@ -208,7 +208,7 @@ async def test_a_preview_that_cannot_be_made_fails_its_picture_alone(runner: Den
         ({"embeds": Item({}, np.zeros((2, max(LENGTHS), WIDTH + 1), np.float32))}, "tokens, 64"),
         ({"mask": Item({}, np.ones((2, 4), bool))}, "embeds must be"),
         ({"mask": Item({}, np.zeros((2, max(LENGTHS)), bool))}, "tokens, 64"),
-        ({"width": 0}, "width must be a multiple of 16"),
+        ({"width": 20}, "width must be a multiple of 16"),
         ({"image": Item({}, np.zeros((4, 1, 8, 8), np.float32))}, "from text alone"),
     ],
 )
@@ -220,6 +220,9 @@ async def test_wrong_inputs_are_refused(runner: DenoiseRunner, changed: dict[str
 async def test_a_picture_of_too_many_pixels_is_refused(runner: DenoiseRunner) -> None:
     with pytest.raises(TooLarge, match="65536"):
         await run(runner, job(width=512, height=512))
+    # Of this model's usual size.
+    with pytest.raises(TooLarge, match="1048576 pixels are over the limit of 65536"):
+        await run(runner, job(width=0, height=0))
 
 
 async def test_sound_is_refused(runner: DenoiseRunner) -> None:

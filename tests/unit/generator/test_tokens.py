@@ -181,10 +181,11 @@ async def test_a_cancelled_prior_draws_no_further_token(prior: PriorRunner) -> N
         ({"prompt": 3}, BadRequest, "prompt"),
         ({"prompt": "a <sop> b"}, BadRequest, "<sop>"),
         ({"width": 48}, BadRequest, "multiple of 32"),
-        ({"height": 0}, BadRequest, "height"),
+        ({"height": -1}, BadRequest, "height"),
         ({"seed": -1}, BadRequest, "seed"),
         ({"colour": "red"}, BadRequest, "colour"),
         ({"width": 512, "height": 512}, TooLarge, "65536"),
+        ({"width": 0, "height": 0}, TooLarge, "1048576 pixels are over"),  # as it usually makes them
     ],
 )
 async def test_wrong_wishes_are_refused(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -106,3 +107,25 @@ def test_a_penalty_weakens_what_was_seen() -> None:
 
     assert drawn(row, picker(repetition_penalty=1.5), 3) == [10, 11, 12]
     assert drawn(row, picker(repetition_penalty=1.5, history=(10, 11)), 1) == [12]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1.0, "top_p": 5e-324},
+        {"temperature": 5e-324},
+        {"temperature": 1e-40, "top_k": 3},
+        {"temperature": 1e-6, "top_p": 0.5},
+        {"temperature": 2.0, "top_p": 1e-9, "top_k": 1},
+    ],
+    ids=str,
+)
+def test_what_is_next_to_nothing_leaves_the_best_one(settings: dict[str, Any]) -> None:
+    assert set(drawn(logits(), picker(**settings), 20)) == {int(logits().argmax())}
+
+
+@pytest.mark.parametrize("penalty", [0.01, 10.0])
+def test_the_outermost_penalties_leave_numbers(penalty: float) -> None:
+    chosen = picker(temperature=1.0, repetition_penalty=penalty, history=tuple(range(V)))
+
+    assert all(0 <= token < V for token in drawn(logits() * 100, chosen))

@@ -55,9 +55,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wider(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another size: one tower, another projector and language model."""
-    directory = tmp_path_factory.mktemp("models") / "wider"
-    recipe.write(directory, seed=0, llm_seed=1, width=96)
-    return directory
+    return tiny.build("gemma3", tmp_path_factory.mktemp("models") / "wider", llm_seed=1, wide=True)
 
 
 def load(checkpoint: Path) -> dict[str, Any]:

@@ -97,6 +97,8 @@ def test_limits_are_settings() -> None:
         decode("video", MP4, media.Limits(seconds=1))
     with pytest.raises(TooLarge, match="5 frames"):
         decode("video", MP4, media.Limits(frames=5))
+    with pytest.raises(TooLarge, match="in all its frames"):
+        decode("video", MP4, media.Limits(decoded=5 * 64 * 48))
     with pytest.raises(TooLarge, match="64x48"):
         decode("video", MP4, media.Limits(pixels=64 * 48 - 1))
 

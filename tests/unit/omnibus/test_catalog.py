@@ -95,7 +95,7 @@ def test_talker_and_vocoder_may_share_an_executor():
 def test_a_twin_runs_its_own_llm_behind_the_other_models_encoder(name: str):
     shared = catalog.TWINS[name]
 
-    made = plans({shared: catalog.declaration(catalog.TINY[shared], "/m"), name: catalog.twin(name, "/t")})
+    made = plans({shared: catalog.declaration(catalog.LOCAL[shared], "/m"), name: catalog.twin(name, "/t")})
 
     assert made[name].tasks["vision"] == made[shared].tasks["vision"]
     assert made[name].tasks["thinker"] != made[shared].tasks["thinker"]

@@ -47,6 +47,17 @@ def test_sets_that_would_be_visited_twice_are_left_out():
     assert frozenset({"audio", "thinker", "talker"}) in found
 
 
+def test_of_a_model_that_paints_as_well_what_chats_is_measured():
+    subject = model.find("m", declared("janus"))
+
+    assert list(trials.chosen(subject)) == ["E", "L", "EL"]
+    assert trial(subject, "E").options.keys() == {"E", "L"}
+    [made] = declare.plans(
+        msgspec.convert(trials.declared(subject, trial(subject, "EL"))["models"], dict[str, Declared])
+    ).values()
+    assert made.components == ("vision", "thinker")
+
+
 def test_an_option_runs_with_what_the_rest_of_its_path_needs():
     assert trial(vl(), "E").paths == (("E", "L"),)
     assert trial(omni(), "Th").paths == (("Th", "EV", "EA", "Ta", "V"),)

@@ -193,6 +193,13 @@ def test_a_prompt_is_encoded_once_for_all_its_pictures():
     assert recorded.work[1] == 64 * 32 // 256 * 3
 
 
+def test_a_picture_whose_size_nobody_says_is_as_large_as_the_model_makes_it():
+    recorded = record(IMAGES.invoke, DrawInput(prompt="a boat", steps=3))
+
+    assert (recorded.nodes[1].inputs["width"], recorded.nodes[1].inputs["height"]) == (0, 0)
+    assert recorded.work[1] == 1024 * 1024 // 256 * 3
+
+
 @pytest.mark.parametrize(
     ("more", "outputs"),
     [

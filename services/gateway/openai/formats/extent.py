@@ -8,11 +8,13 @@ MAX_STEPS = 4096
 
 
 class Extent(Struct, frozen=True):
-    """Length in seconds (None when the header does not say) and size in pixels (0 without a picture)."""
+    """Length in seconds (None when the header does not say), size in pixels (0 without a picture), and frames of a film
+    (0 when the header does not say)."""
 
     seconds: float | None = None
     width: int = 0
     height: int = 0
+    frames: int = 0
 
 
 def mpeg_layer(head: bytes) -> str:

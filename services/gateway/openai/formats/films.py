@@ -14,13 +14,16 @@ def mp4(data: bytes) -> Extent:
     moov = next(((start, end) for kind, start, end in _boxes(data, 0, len(data), steps) if kind == b"moov"), None)
     if moov is None:
         raise ValueError("no moov box")
-    seconds, size = None, (0, 0)
+    seconds, size, frames = None, (0, 0), 0
     for kind, start, end in _boxes(data, *moov, steps):
         if kind == b"mvhd":
             seconds = _mvhd(data, start)
         elif kind == b"trak":
-            size = max(size, _tkhd(data, start, end, steps))
-    return Extent(seconds, *size)
+            shown = _tkhd(data, start, end, steps)
+            size = max(size, shown)
+            if all(shown):
+                frames = max(frames, _samples(data, start, end, steps))
+    return Extent(seconds, *size, frames)
 
 
 def _boxes(data: bytes, start: int, end: int, steps: Iterator[int]) -> Iterator[tuple[bytes, int, int]]:
@@ -53,9 +56,19 @@ def _tkhd(data: bytes, start: int, end: int, steps: Iterator[int]) -> tuple[int,
     return 0, 0
 
 
+def _samples(data: bytes, start: int, end: int, steps: Iterator[int]) -> int:
+    """How many samples a track has: of one with pictures its frames."""
+    for inside in (b"mdia", b"minf", b"stbl", b"stsz"):
+        found = next(((first, last) for kind, first, last in _boxes(data, start, end, steps) if kind == inside), None)
+        if found is None:
+            return 0
+        start, end = found
+    return int(struct.unpack_from(">I", data, start + 8)[0])
+
+
 _SEGMENT, _INFO, _SCALE, _DURATION = 0x18538067, 0x1549A966, 0x2AD7B1, 0x4489
 _TRACKS, _TRACK, _VIDEO, _WIDTH, _HEIGHT = 0x1654AE6B, 0xAE, 0xE0, 0xB0, 0xBA
-_CLUSTER = 0x1F43B675
+_CLUSTER, _EACH = 0x1F43B675, 0x23E383
 
 
 def matroska(data: bytes) -> Extent:
@@ -67,7 +80,10 @@ def matroska(data: bytes) -> Extent:
     raw = found.get(_DURATION, b"")
     ticks = struct.unpack(">d" if len(raw) == 8 else ">f", raw)[0] if raw else 0.0
     width, height = (int.from_bytes(found.get(key, b""), "big") for key in (_WIDTH, _HEIGHT))
-    return Extent(ticks * scale / 1e9 if 0 < ticks < 1e15 else None, width, height)
+    seconds = ticks * scale / 1e9 if 0 < ticks < 1e15 else None
+    each = int.from_bytes(found.get(_EACH, b""), "big")  # nanoseconds of a frame
+    frames = round(seconds * 1e9 / each) if seconds and each and width else 0
+    return Extent(seconds, width, height, frames)
 
 
 def _walk(data: bytes, start: int, end: int, found: dict[int, bytes], steps: Iterator[int], depth: int) -> None:
@@ -81,7 +97,7 @@ def _walk(data: bytes, start: int, end: int, found: dict[int, bytes], steps: Ite
         if key in (_SEGMENT, _INFO, _TRACKS, _TRACK, _VIDEO) and depth < 4:
             found.setdefault(key, b"")
             _walk(data, start, stop, found, steps, depth + 1)
-        elif key in (_SCALE, _DURATION, _WIDTH, _HEIGHT, _CLUSTER):
+        elif key in (_SCALE, _DURATION, _WIDTH, _HEIGHT, _CLUSTER, _EACH):
             found.setdefault(key, data[start : min(stop, start + 8)])
         start = stop
 

@@ -11,7 +11,8 @@ from omnibus.task.library.media import Encode, EncodeInput
 from omnibus.task.library.speech import Audio
 from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor
 
-#: Pixels of a picture that is edited, and the largest load that is told: estimates, whatever a client asks for.
+#: Pixels of a picture whose size is left to others, and the largest load that is told: estimates, whatever a client
+#: asks for.
 _MEGAPIXEL, _MOST = 1024 * 1024, 10_000_000
 
 
@@ -54,7 +55,7 @@ class Preview(Progress):
 
 class PriorInput(TaskInput):
     prompt: str
-    #: Pixels.
+    #: Pixels, 0: the model's usual ones.
     width: int
     height: int
     #: Of the lots that are cast. None is the invocation's own, and another one for each equal call.
@@ -76,7 +77,7 @@ class Prior(UnitTask[PriorInput, PriorOutput]):
 class DenoiseInput(TaskInput):
     embeds: Tensor
     mask: Tensor
-    #: Pixels, 0: as ``image`` has them; ``frames`` is 1 for a picture.
+    #: Pixels, 0: as ``image`` has them, and without one the model's usual ones; ``frames`` is 1 for a picture.
     width: int
     height: int
     frames: int = 1
@@ -146,7 +147,7 @@ class DecodeAudio(UnitTask[DecodeInputs, DecodeAudioOutput]):
 
 
 class DrawInput(BaseModel):
-    """A picture to be made, ``n`` times.
+    """A picture to be made, ``n`` times. ``width`` and ``height`` are pixels, 0: the model's usual ones.
 
     With a ``seed`` the first one has that, the next one the next. ``progress`` tells of each step, and
     ``previews`` is the number of steps from one preview to the next; 0: none are made. With ``count`` the prompt's
@@ -157,8 +158,8 @@ class DrawInput(BaseModel):
 
     prompt: str
     negative_prompt: str = ""
-    width: int = Field(1024, ge=1)
-    height: int = Field(1024, ge=1)
+    width: int = Field(0, ge=0)
+    height: int = Field(0, ge=0)
     n: int = Field(1, ge=1, le=16)
     steps: int = Field(20, ge=1)
     guidance: float | None = None
@@ -173,9 +174,14 @@ class DrawInput(BaseModel):
         return self.guidance is None or self.guidance > 1
 
     @property
+    def pixels(self) -> int:
+        """Those that were asked for, else about as many as models usually make."""
+        return self.width * self.height or _MEGAPIXEL
+
+    @property
     def work(self) -> int:
         """Tokens of the latents of all steps: 16 x 16 pixels are one."""
-        return max(1, min(_MOST, self.width * self.height // 256 * self.steps))
+        return max(1, min(_MOST, self.pixels // 256 * self.steps))
 
 
 class ImageOutput(BaseModel):
@@ -214,14 +220,11 @@ class EditInput(DrawInput):
     """
 
     image: Any
-    width: int = Field(0, ge=0)
-    height: int = Field(0, ge=0)
 
     @property
     def work(self) -> int:
         """Those of the picture that is edited too, of a megapixel."""
-        own = self.width * self.height or _MEGAPIXEL
-        return min(_MOST, (own + _MEGAPIXEL) // 256 * self.steps)
+        return min(_MOST, (self.pixels + _MEGAPIXEL) // 256 * self.steps)
 
 
 class ImageEdit(CompositeTask):
@@ -288,7 +291,7 @@ def _rough(prior: Prior, request: DrawInput, place: int) -> Any:
     drawn = prior.invoke(
         PriorInput(prompt=request.prompt, width=request.width, height=request.height, seed=_seed(request, place)),
         # A token for 32 x 32 pixels, and those of a small picture before them.
-        work=request.width * request.height // 1024 + 256,
+        work=request.pixels // 1024 + 256,
     )
     return drawn.tokens
 

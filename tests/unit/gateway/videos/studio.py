@@ -125,7 +125,7 @@ async def studio(directory: Path, store_url: str, hired: bool = True, **changes:
 
 @asynccontextmanager
 async def stored(url: str) -> AsyncIterator[Store]:
-    store = Store(StoreSettings(url=url, prefix="videos", timeout=1.0))
+    store = Store(StoreSettings(url=url, prefix="videos", timeout=5.0))
     try:
         yield store
     finally:

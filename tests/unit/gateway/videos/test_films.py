@@ -94,6 +94,16 @@ async def test_a_directory_that_takes_no_files_is_said(tmp_path: Path):
         await films(tmp_path).draft(FIRST)
 
 
+async def test_what_cannot_be_kept_leaves_nothing_but_its_draft(tmp_path: Path):
+    at = films(tmp_path)
+    draft = await at.draft(FIRST)
+
+    with pytest.raises(Fatal, match="takes no files"):
+        await at.keep(FIRST, draft, b"picture", 60.0)
+
+    assert list((tmp_path / "videos").iterdir()) == []
+
+
 async def test_others_on_the_machine_cannot_read_them(tmp_path: Path):
     await keep(films(tmp_path), FIRST)
 

@@ -14,7 +14,7 @@ from omnibus.errors import Overloaded
 from omnibus.executor.contract import Job
 from omnibus.store import JobRecord, JobRules
 from services.gateway.files import new
-from services.gateway.videos import work, worker
+from services.gateway.videos import films, work, worker
 from services.gateway.videos.work import KIND, Sent, Work
 from tests.unit.gateway.house import FILMER, House, error
 from tests.unit.gateway.videos.studio import (
@@ -193,6 +193,37 @@ async def test_what_another_gateway_has_meanwhile_stops_here(place: Studio, raw:
     await nodes.until(lambda: place.toys.stopped == {5: 1})
     await place.first.emptied()
     assert (await told(place.first, id))["status"] == "in_progress"
+
+
+async def test_a_job_that_cannot_be_read_stops_no_other(
+    place: Studio, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(worker, "_LATER", 0.05)
+    broken = new("video_")
+    await raw.hset(f"videos:job:{KIND}:{broken}", "request", "half of it")
+    await raw.zadd(f"videos:jobs:{KIND}:due", {broken: 1})
+
+    made = [(await asked(place.first, seed=seed))["id"] for seed in range(3)]
+
+    for id in made:
+        await becomes(place.first, id, status="completed")
+    assert "cannot be taken" in caplog.text
+
+
+async def test_a_full_disk_fails_the_video_and_leaves_nothing_there(place: Studio, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(films, "token_hex", lambda _: "here")
+    await place.first.videos.shutdown()
+    id = (await asked(place.first))["id"]
+    (place.media / "videos").mkdir(parents=True, exist_ok=True)
+    (place.media / "videos" / f"{id}.here.draft").symlink_to("/dev/full")
+
+    place.first.videos.startup()
+
+    failed = await becomes(place.first, id, status="failed")
+    assert failed["error"]["code"] == "internal_error"
+    assert "is the media directory full?" in failed["error"]["message"]
+    assert place.files == []
+    await place.first.emptied()
 
 
 async def test_without_executors_a_video_waits_for_them(

@@ -1,0 +1,102 @@
+"""What the Omni families share: how each of their five components is loaded alone."""
+
+import importlib
+import inspect
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from omnibus import errors
+from omnibus_models import loading, media
+from omnibus_models.families import _qwen
+
+_EYES, _EARS, _MIND = ("visual",), ("audio_tower",), ("model", "lm_head")
+
+
+class Omni(ABC):
+    """See ``contract.Family``. ``library`` is how the names of its classes begin in the library."""
+
+    name: ClassVar[str]
+    library: ClassVar[str]
+    components = ("vision", "audio", "thinker", "talker", "vocoder")
+    encoder: ClassVar[type[_qwen.VisionEncoder]] = _qwen.VisionEncoder
+
+    def load(
+        self,
+        component: str,
+        checkpoint: Path,
+        device: str = "cpu",
+        dtype: str = "float32",
+        limits: media.Limits = media.DEFAULT,
+    ) -> Any:
+        """Load one component alone. ``limits`` bound the media that ``vision`` and ``audio`` accept."""
+        checkpoint = Path(checkpoint)
+        config = self._config(checkpoint)
+        match component:
+            case "vision":
+                module = self._part(config, checkpoint, (*_EARS, *_MIND), device, dtype)
+                return _qwen.vision_encoder(module, checkpoint, limits, self._video_options(), self.encoder)
+            case "audio":
+                from transformers import AutoFeatureExtractor
+
+                module = self._part(config, checkpoint, (*_EYES, *_MIND), device, dtype)
+                features = AutoFeatureExtractor.from_pretrained(checkpoint, local_files_only=True)
+                return self._audio(module, features, limits)
+            case "thinker":
+                return self._thinker(
+                    self._part(config, checkpoint, (*_EYES, *_EARS), device, dtype), checkpoint, config
+                )
+            case "talker":
+                return self._talker(config, checkpoint, device, dtype)
+            case "vocoder":
+                return self._vocoder(config, checkpoint, device, dtype)
+        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+
+    # What families differ in
+
+    @abstractmethod
+    def _audio(self, module: Any, features: Any, limits: media.Limits) -> Any:
+        """The audio encoder of what was loaded; ``features`` is the library's extractor."""
+
+    @abstractmethod
+    def _thinker(self, module: Any, checkpoint: Path, config: Any) -> Any:
+        """The language model of what was loaded."""
+
+    @abstractmethod
+    def _talker(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Any:
+        """Load the talker."""
+
+    @abstractmethod
+    def _vocoder(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Any:
+        """Load the vocoder."""
+
+    # What they have in common
+
+    def _config(self, checkpoint: Path) -> Any:
+        """The configuration of the whole model."""
+        return self._class("Config").from_pretrained(checkpoint, local_files_only=True)
+
+    def _part(self, config: Any, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
+        """The library's thinker, which has the encoders, without what is in ``drop``."""
+        cls = self._class("ThinkerForConditionalGeneration")
+        return loading.load(cls, checkpoint, drop=drop, device=device, dtype=dtype, config=config.thinker_config)
+
+    def _max_codes(self, checkpoint: Path) -> int:
+        """``talker_max_new_tokens`` of the checkpoint, else the library's default."""
+        path = Path(checkpoint) / "generation_config.json"
+        settings = json.loads(path.read_text()) if path.exists() else {}
+        generate = inspect.signature(self._class("ForConditionalGeneration").generate)
+        return int(settings.get("talker_max_new_tokens", generate.parameters["talker_max_new_tokens"].default))
+
+    def _video_options(self) -> dict[str, Any]:
+        # The joint processor overrides the video processor's own size with this one.
+        processing = importlib.import_module(f"transformers.models.{self.name}.processing_{self.name}")
+        defaults = getattr(processing, f"{self.library}ProcessorKwargs")._defaults
+        return {"size": defaults["videos_kwargs"]["size"]}
+
+    def _class(self, name: str) -> Any:
+        import transformers
+
+        return getattr(transformers, self.library + name)

@@ -1,0 +1,61 @@
+"""What the families share that are one vision encoder and one language model: how each of the two is loaded alone."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from omnibus import errors
+from omnibus_models import loading, media
+
+#: All but the vision encoder, in most models of the library.
+MIND = ("model.language_model", "lm_head")
+
+
+class VisionLanguage(ABC):
+    """See ``contract.Family``."""
+
+    name: ClassVar[str]
+    #: The whole model's class in the library.
+    architecture: ClassVar[str]
+    #: Modules that the language model does without, and those that the vision encoder does without.
+    eyes: ClassVar[Sequence[str]]
+    mind: ClassVar[Sequence[str]] = MIND
+    components = ("vision", "thinker")
+
+    def load(
+        self,
+        component: str,
+        checkpoint: Path,
+        device: str = "cpu",
+        dtype: str = "float32",
+        limits: media.Limits = media.DEFAULT,
+    ) -> Any:
+        """Load ``vision`` or ``thinker`` alone. ``limits`` bound the media that ``vision`` accepts."""
+        checkpoint = Path(checkpoint)
+        match component:
+            case "vision":
+                return self._vision(self._load(checkpoint, self.mind, device, dtype), checkpoint, limits)
+            case "thinker":
+                return self._thinker(self._load(checkpoint, self.eyes, device, dtype), checkpoint)
+        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Any:
+        """See ``contract.Family``."""
+        checkpoint = Path(checkpoint)
+        drop = (*self.eyes, "model.language_model.layers", "lm_head")
+        return self._thinker(self._load(checkpoint, drop, "cpu", dtype), checkpoint)
+
+    @abstractmethod
+    def _vision(self, module: Any, checkpoint: Path, limits: media.Limits) -> Any:
+        """The vision encoder of what was loaded."""
+
+    @abstractmethod
+    def _thinker(self, module: Any, checkpoint: Path) -> Any:
+        """The language model of what was loaded."""
+
+    def _load(self, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
+        import transformers
+
+        cls = getattr(transformers, self.architecture)
+        return loading.load(cls, checkpoint, drop=drop, device=device, dtype=dtype)

@@ -1,0 +1,137 @@
+"""What is closed unless somebody opens it: addresses, containers, and who may open URLs."""
+
+import ast
+import ipaddress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from omnibus.bus import permissions
+from omnibus.settings import BusSettings, GatewaySettings, ServiceSettings, StoreSettings
+from omnibus.up import infra
+
+ROOT = Path(__file__).parents[2]
+SOURCE = sorted(path for room in ("shared", "services") for path in (ROOT / room).rglob("*.py"))
+LAYERS = sorted((ROOT / "deploy/compose").glob("compose*.yaml"))
+#: Modules that open URLs or connections to other machines.
+OPENERS = {"urllib.request", "http.client", "requests", "httpx", "aiohttp", "ftplib", "urllib3", "smtplib", "telnetlib"}
+#: File to what it connects to. Media of clients are fetched by ``services/gateway/fetch.py`` alone, on plain sockets.
+MAY_OPEN = {
+    "shared/omnibus/up/probes.py": "the gateway that it started",
+    "shared/omnibus/cli/gateway.py": "the gateway that was named",
+    "services/planner/reconcile/cluster.py": "the cluster's API server",
+}
+
+
+def loopback(host: str) -> bool:
+    return ipaddress.ip_address(host).is_loopback
+
+
+# Addresses
+
+
+def test_every_address_is_loopback_unless_told_otherwise():
+    assert loopback(GatewaySettings().host)
+    assert loopback(ServiceSettings().metrics_host)
+    for url in (BusSettings().url, StoreSettings().url):
+        assert loopback(urlsplit(url).hostname or "")
+
+
+def test_servers_that_are_started_here_listen_on_loopback(tmp_path: Path):
+    assert infra.nats(tmp_path).spec.argv[2:4] == ("-a", "127.0.0.1")
+    assert infra.valkey(tmp_path).spec.argv[1:3] == ("--bind", "127.0.0.1")
+
+
+def test_what_could_be_open_is_not_by_default():
+    usual = GatewaySettings()
+
+    assert (usual.allow_http, usual.allow_private, usual.app_uploads, usual.admin_token) == (False, False, False, "")
+
+
+# Who opens URLs
+
+
+@pytest.mark.parametrize("path", SOURCE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_but_the_fetcher_opens_urls_of_clients(path: Path):
+    found = {name for node in ast.walk(ast.parse(path.read_text())) for name in _imported(node)}
+
+    assert not found & OPENERS or str(path.relative_to(ROOT)) in MAY_OPEN
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [name.name for name in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return [node.module, *(f"{node.module}.{name.name}" for name in node.names)]
+    return []
+
+
+# Containers
+
+
+def services() -> list[tuple[str, str, dict[str, Any]]]:
+    """Every service of every layer that says which image it is: file, name, what is said."""
+    found = []
+    for layer in LAYERS:
+        for name, spec in yaml.safe_load(layer.read_text())["services"].items():
+            found.append((layer.name, name, spec))
+    return found
+
+
+def named(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+@pytest.mark.parametrize(("layer", "name", "spec"), services(), ids=named)
+def test_no_container_has_more_than_it_needs(layer: str, name: str, spec: dict[str, Any]):
+    assert not spec.get("privileged")
+    assert not spec.get("cap_add")
+    assert spec.get("network_mode") != "host"
+    assert "host" not in {spec.get("ipc"), spec.get("pid"), spec.get("userns_mode")}
+    assert not [volume for volume in spec.get("volumes", []) if "docker.sock" in str(volume)]
+    for port in spec.get("ports", []):
+        assert str(port).startswith("127.0.0.1:"), f"{name} in {layer} publishes {port} to everybody"
+
+
+OURS = [each for each in services() if named(each[2].get("image")).startswith("omnibus-") and each[1] != "models"]
+
+
+@pytest.mark.parametrize(("layer", "name", "spec"), OURS, ids=named)
+def test_our_containers_have_a_read_only_root_and_no_privileges(layer: str, name: str, spec: dict[str, Any]):
+    assert spec["read_only"] is True
+    assert spec["cap_drop"] == ["ALL"]
+    assert spec["security_opt"] == ["no-new-privileges:true"]
+    assert spec.get("user", "omnibus") not in ("root", "0")
+
+
+def test_there_are_containers_to_look_at():
+    assert {name for _, name, _ in OURS} >= {"gateway", "planner", "sidecar", "encoder", "llm", "generator"}
+
+
+def test_the_image_runs_as_nobody_special():
+    steps = [line.split(None, 1) for line in (ROOT / "deploy/Dockerfile").read_text().splitlines() if line.strip()]
+    last = max(index for index, step in enumerate(steps) if step[0] == "FROM")
+    users = [step[1] for step in steps[last:] if step[0] == "USER"]
+
+    assert users == ["omnibus"]
+    assert any("useradd --uid 10001" in step[-1] for step in steps[last:])
+    assert not [step for step in steps if step[0] == "ADD"]
+
+
+def test_the_configuration_of_the_bus_for_containers_is_the_one_that_is_made():
+    assert (ROOT / "deploy/compose/nats.conf").read_text() == permissions.config()
+
+
+def test_each_container_on_the_bus_has_the_user_of_its_service():
+    base = yaml.safe_load((ROOT / "deploy/compose/compose.yaml").read_text())["services"]
+    layer = yaml.safe_load((ROOT / "deploy/compose/compose.users.yaml").read_text())["services"]
+    users = {name: spec["environment"].get("OMNIBUS_BUS_USER") for name, spec in layer.items() if name != "nats"}
+
+    on_bus = {name for name, spec in base.items() if named(spec.get("image")).startswith("omnibus-")}
+    assert users.keys() == on_bus - {"models", "sidecar"}
+    for name, user in users.items():
+        assert base[name]["image"] == f"omnibus-{user}"
+        assert user in permissions.permissions()

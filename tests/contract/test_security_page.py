@@ -1,0 +1,33 @@
+"""The page of threats names a test for each rule, and each of them is there."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/security.md").read_text()
+RULES = [line for line in PAGE.partition("## Rules and their tests")[2].splitlines() if line.startswith("| ")][1:]
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+
+
+@cache
+def functions(path: str) -> frozenset[str]:
+    tree = ast.parse((ROOT / path).read_text())
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+@pytest.mark.parametrize("row", RULES, ids=lambda row: row[2:50].strip())
+def test_a_rule_has_tests_that_are_there(row: str):
+    named = NAMED.findall(row)
+
+    assert named
+    for path, name in named:
+        assert name in functions(path), f"{path} has no {name}"
+
+
+def test_the_page_has_rules():
+    assert len(RULES) >= 30
+    assert len({NAMED.sub("", row) for row in RULES}) == len(RULES)

@@ -1,0 +1,98 @@
+"""The OpenAPI document of a gateway, narrowed: what is made of it is served by tiny models, and soon.
+
+Whatever the narrow document allows, the whole one does.
+"""
+
+import base64
+from typing import Any
+
+import schemathesis
+from hypothesis import strategies as st
+
+from tests.e2e.routes.conftest import DIRECTOR, EDITOR, EMBEDDER, PAINTER
+from tests.e2e.system import OMNI
+from tests.unit.gateway.samples import picture, sound
+
+PNG, WAV = picture("PNG", (40, 30)), sound("wav", "pcm_s16le", 0.3, 16000)
+
+Schema = dict[str, Any]
+
+_FEW: Schema = {"enum": [1, 2]}
+_STEPS: Schema = {"enum": [2, 3]}
+_TOKENS: Schema = {"enum": [1, 8]}
+_CODES: Schema = {"enum": [1, 60]}
+_SEED: Schema = {"enum": [0, 7, 2**60]}
+_SMALL: Schema = {"enum": ["32x32", "64x32"]}
+_FILE: Schema = {"type": "string", "format": "binary"}
+
+#: Of each shape, the properties that a request has for sure, so that no answer takes long, and how they are.
+_BOUNDED: dict[str, dict[str, Schema]] = {
+    "ChatRequest": {"model": {"enum": [OMNI]}, "max_completion_tokens": _TOKENS, "modalities": {"enum": [["text"], ["text", "audio"]]}, "audio": {"$ref": "#/components/schemas/AudioOutput"}},
+    "AudioOutput": {"voice": {"enum": ["alloy", "Ethan", "nobody"]}, "max_tokens": _CODES},
+    "ImageRequest": {"model": {"enum": [PAINTER]}, "size": _SMALL, "steps": _STEPS, "n": _FEW},
+    "EditForm": {"model": {"enum": [EDITOR]}, "size": _SMALL, "steps": _STEPS, "n": _FEW, "image": {"type": "array", "items": _FILE, "minItems": 1, "maxItems": 1}},
+    "EmbeddingRequest": {"model": {"enum": [EMBEDDER]}},
+    "SpeechRequest": {"model": {"enum": [OMNI]}, "voice": {"enum": ["alloy", "nobody"]}, "max_tokens": _CODES},
+    "TranscriptionForm": {"model": {"enum": [OMNI]}, "max_tokens": _TOKENS, "file": _FILE},
+    "VideoRequest": {"model": {"enum": [DIRECTOR]}, "size": {"enum": ["32x32", "64x32"]}, "seconds": {"enum": ["0.375"]}, "steps": _STEPS, "fps": {"enum": [8, 24]}},
+}  # fmt: skip
+#: What a request may have besides. The rest is only there to be refused, or a second name of one of these.
+_FREE: dict[str, tuple[str, ...]] = {
+    "ChatRequest": (
+        "messages", "stream", "temperature", "top_p", "top_k", "repetition_penalty", "seed", "stop", "ignore_eos",
+        "user", "metadata",
+    ),
+    "AudioOutput": ("format",),
+    "ImageRequest": (
+        "prompt", "response_format", "output_format", "negative_prompt", "seed", "guidance", "stream", "partial_images",
+        "user",
+    ),
+    "EditForm": ("prompt", "response_format", "output_format", "negative_prompt", "seed", "guidance"),
+    "EmbeddingRequest": ("input", "encoding_format", "pooling", "user"),
+    "SpeechRequest": ("input", "instructions", "response_format", "speed", "stream_format", "seed", "temperature"),
+    "TranscriptionForm": ("language", "prompt", "response_format", "temperature", "stream", "seed"),
+    "VideoRequest": ("prompt", "negative_prompt", "seed", "guidance", "sound"),
+}  # fmt: skip
+#: What messages and their parts may be; tools and files are refused by name.
+_KINDS = {
+    "ToolMessage", "FunctionMessage", "FilePart", "VideoPart",
+}  # fmt: skip
+
+
+def register() -> None:
+    """Tell schemathesis how files and URLs of media are."""
+    url = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+    schemathesis.openapi.format("binary", st.sampled_from([PNG, WAV, PNG, WAV, PNG[:60], WAV[:60]]))
+    schemathesis.openapi.format("url-of-media", st.sampled_from([url, url[:90], "data:,", "http://127.0.0.1/x"]))
+
+
+def narrowed(document: dict[str, Any]) -> dict[str, Any]:
+    """``document`` for what a few seconds are enough for."""
+    schemas = {name: _narrow(name, schema) for name, schema in document["components"]["schemas"].items()}
+    for name in ("Url", "ImageUrl"):
+        schemas[name]["properties"]["url"] = {"type": "string", "format": "url-of-media"}
+    return {**document, "components": {**document["components"], "schemas": schemas}}
+
+
+def _narrow(name: str, schema: Schema) -> Schema:
+    found: Schema = _without(schema)
+    if name in _BOUNDED:
+        free = {key: _SEED if key == "seed" else found["properties"][key] for key in _FREE[name]}
+        found["properties"] = {**free, **_BOUNDED[name]}
+        required = [key for key in found.get("required", ()) if key in found["properties"]]
+        found["required"] = sorted({*required, *_BOUNDED[name]})
+        found["additionalProperties"] = False
+    return found
+
+
+def _without(node: Any) -> Any:
+    """``node`` without the kinds that are refused."""
+    if isinstance(node, list):
+        return [_without(each) for each in node if not _refused(each)]
+    if not isinstance(node, dict):
+        return node
+    return {key: _without(each) for key, each in node.items() if key not in ("discriminator", "default")}
+
+
+def _refused(node: Any) -> bool:
+    return isinstance(node, dict) and node.get("$ref", "").rsplit("/", 1)[-1] in _KINDS

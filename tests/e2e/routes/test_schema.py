@@ -1,0 +1,120 @@
+"""What schemathesis makes of the OpenAPI document is answered as it says, or refused: never an error of ours."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from services.gateway.openai.openapi import openapi_paths
+from tests.e2e.routes.narrowed import narrowed, register
+from tests.e2e.system import System
+
+pytestmark = pytest.mark.e2e
+
+METHODS = ("get", "post", "put", "delete", "patch")
+#: Those of clients; the rest is an operator's.
+OPERATIONS = [
+    f"{method.upper()} {path}" for path, item in openapi_paths().items() for method in METHODS if method in item
+] + [
+    "GET /v1/models",
+    "GET /v1/models/{model}",
+    "GET /v1/apps",
+    "GET /v1/apps/{name}",
+    "GET /v1/tasks",
+    "POST /v1/apps",
+]
+SHAPE = response_schema_conformance
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, SHAPE]
+
+
+@pytest.fixture(scope="module")
+def document(system: System) -> dict[str, Any]:
+    register()
+    return httpx.get(f"{system.url}/openapi.json", timeout=30).json()
+
+
+@pytest.fixture(scope="module")
+def narrow(document: dict[str, Any]) -> Any:
+    return schemathesis.openapi.from_dict(narrowed(document))
+
+
+@pytest.fixture(scope="module")
+def whole(document: dict[str, Any]) -> Any:
+    return schemathesis.openapi.from_dict(document)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left(system: System) -> Iterator[None]:
+    """Videos that nobody waits for are removed."""
+    yield
+    with httpx.Client(base_url=system.url, timeout=30) as http:
+        while found := http.get("/v1/videos", params={"limit": 100}).json()["data"]:
+            for video in found:
+                http.delete(f"/v1/videos/{video['id']}")
+
+
+def examples(count: int) -> Callable[[Any], Any]:
+    """Always the same ones."""
+    bounded = settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    return lambda test: seed(0)(bounded(test))
+
+
+def operation(schema: Any, label: str) -> Any:
+    return next(found.ok() for found in schema.get_all_operations() if found.ok().label == label)
+
+
+def send(system: System, case: Any, checks: list[Any]) -> tuple[int, str]:
+    """The status, and what an error says."""
+    response = case.call(base_url=system.url, timeout=60)
+    streams = response.headers["content-type"][0].startswith("text/event-stream")
+    # A document of this version says how one event's data looks, not how a body of them does.
+    case.validate_response(response, checks=[each for each in checks if not streams or each is not SHAPE])
+    if streams:
+        assert b'"server_error"' not in response.content, response.content
+    return response.status_code, response.json()["error"]["message"] if response.status_code >= 400 else ""
+
+
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_what_the_document_allows_is_answered_as_it_says(system: System, narrow: Any, label: str):
+    seen: Counter[tuple[int, str]] = Counter()
+
+    @examples(30)
+    @given(operation(narrow, label).as_strategy(generation_mode=GenerationMode.POSITIVE))
+    def any_request(case: Any) -> None:
+        seen[send(system, case, CHECKS)] += 1
+
+    any_request()
+
+    assert max(seen)[0] < 500
+    if label.startswith("POST") and "apps" not in label:
+        assert seen[200, ""], seen  # a narrowed request that nothing serves would show nothing
+
+
+@pytest.mark.parametrize(
+    "label", [label for label in OPERATIONS if label.startswith("POST") or label == "GET /v1/videos"]
+)
+def test_what_the_document_forbids_is_refused(system: System, whole: Any, label: str):
+    @examples(10)
+    @given(operation(whole, label).as_strategy(generation_mode=GenerationMode.NEGATIVE))
+    def any_request(case: Any) -> None:
+        assert 400 <= send(system, case, [*CHECKS, negative_data_rejection])[0] < 500
+
+    any_request()

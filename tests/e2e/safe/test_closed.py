@@ -1,0 +1,138 @@
+"""With users on the bus, TLS everywhere and keys for clients, the small system serves; whoever lacks one does not."""
+
+import asyncio
+import logging
+
+import httpx
+import pytest
+
+from omnibus import keys
+from omnibus.bus import subjects
+from omnibus.errors import BusUnavailable, StoreUnavailable
+from omnibus.keys import KeyRecord
+from omnibus.settings import BusSettings, StoreSettings
+from omnibus.store import Store
+from tests import certificates
+from tests.e2e.questions import ask, image
+from tests.e2e.safe.town import ADMIN, LIGHT, Town, question
+
+pytestmark = pytest.mark.e2e
+
+CHAT = "/v1/chat/completions"
+PATIENCE = 20.0
+
+
+async def test_a_request_is_served_end_to_end(closed: Town):
+    picture = ask(image(1), "describe").messages[0]["content"]
+
+    async with closed.http(LIGHT) as http:
+        answers = [await http.post(CHAT, json=question(content)) for content in ("hello", picture)]
+
+    assert [each.status_code for each in answers] == [200, 200], answers[-1].text
+    assert all(each.json()["choices"][0]["message"]["content"] for each in answers)
+
+
+async def test_nothing_that_it_does_is_refused_by_the_bus(closed: Town):
+    async with closed.http(LIGHT) as http:
+        assert (await http.post(CHAT, json=question(stream=True))).status_code == 200
+
+    assert "permissions violation" not in closed.said().lower()
+
+
+async def test_a_recorded_request_is_replayed_by_the_operator(closed: Town):
+    async with closed.http(LIGHT) as http:
+        id = (await http.post(CHAT, json=question("again", seed=5))).headers["x-request-id"]
+    bus = await closed.bus("operator")
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while len(found := await bus.records(f"omnibus.inv.*.{id}")) < 2:
+                await asyncio.sleep(0.05)
+        parts = [part async for part in bus.requests(subjects.REPLAY, found[0].data, PATIENCE)]
+    finally:
+        await bus.drain()
+
+    assert b'"status":"done"' in parts[-1]
+
+
+async def test_an_executor_that_speaks_for_a_gateway_is_refused_and_it_is_seen(
+    closed: Town, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.WARNING)
+    bus = await closed.bus("llm")
+
+    bus.publish(subjects.record("chat", "made-up"), b"{}")
+    await bus._settle(5)
+    await bus.drain()
+
+    assert any(
+        "permissions violation" in text.lower() and "omnibus.inv.chat.made-up" in text for text in caplog.messages
+    )
+
+
+async def test_the_bus_and_the_store_let_no_stranger_in(closed: Town):
+    with pytest.raises(BusUnavailable):
+        await closed_bus(closed, "", "")
+    with pytest.raises(BusUnavailable):
+        await closed_bus(closed, "gateway", "guessed")
+    for url in (_store(closed, "omnibus:guessed@"), _store(closed, ""), _store(closed, "default:@")):
+        store = Store(StoreSettings(url=url, tls_ca=str(certificates.CA)))
+        with pytest.raises(StoreUnavailable):
+            await store.plan()
+        await store.close()
+
+
+async def test_a_store_of_another_authority_is_not_believed(closed: Town):
+    store = Store(StoreSettings(url=closed._env["OMNIBUS_STORE_URL"], tls_ca=str(certificates.OTHER_CA)))
+
+    with pytest.raises(StoreUnavailable):
+        await store.plan()
+
+    await store.close()
+
+
+async def test_the_gateway_speaks_tls_alone_and_its_certificate_is_checked(closed: Town):
+    async with httpx.AsyncClient() as http:
+        with pytest.raises(httpx.HTTPError):
+            await http.get(closed.url + "/health")
+        with pytest.raises(httpx.HTTPError):
+            await http.get(closed.url.replace("https", "http") + "/health")
+
+
+async def test_without_a_key_there_is_no_answer(closed: Town):
+    async with closed.http() as http:
+        assert (await http.post(CHAT, json=question())).status_code == 401
+        assert (await http.get("/health")).status_code == 200
+    async with closed.http(ADMIN) as http:
+        assert (await http.get("/v1/models")).status_code == 200
+
+
+async def test_a_key_of_the_store_is_good_until_it_is_revoked(closed: Town):
+    store = Store(StoreSettings(url=closed._env["OMNIBUS_STORE_URL"], tls_ca=str(certificates.CA)))
+    key = keys.new()
+    record = KeyRecord(keys.digest(key), "guest")
+    async with asyncio.timeout(PATIENCE), closed.http(key) as http:
+        await store.put_key(record)
+        while (await http.get("/v1/models")).status_code != 200:
+            await asyncio.sleep(0.05)
+        await store.drop_key(record.id)
+        while (await http.get("/v1/models")).status_code != 401:
+            await asyncio.sleep(0.05)
+    await store.close()
+
+
+async def closed_bus(closed: Town, user: str, password: str) -> None:
+    from omnibus.bus.nats import NatsBus
+
+    await NatsBus.connect(BusSettings(closed.bus_url, user, password, str(certificates.CA), connect_timeout=5.0), "x")
+
+
+def _store(closed: Town, who: str) -> str:
+    url = closed._env["OMNIBUS_STORE_URL"]
+    return f"rediss://{who}{url.rpartition('@')[2]}"
+
+
+def test_every_process_listens_on_loopback_alone(closed: Town):
+    listening = closed.listening()
+
+    assert {"gateway"} <= {name for name, _ in listening}
+    assert {address for _, address in listening} <= {"127.0.0.1", "::1"}

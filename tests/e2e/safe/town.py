@@ -1,0 +1,215 @@
+"""The small system with everything closed: users on the bus, TLS to bus, store and gateway, keys for clients.
+
+Each service is a process with the user and password of its own; executors are simulated.
+"""
+
+import asyncio
+import os
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import psutil
+import redis
+
+from omnibus import catalog, keys
+from omnibus.bus import permissions
+from omnibus.bus.nats import NatsBus
+from omnibus.bus.subjects import task_name
+from omnibus.keys import KeyRecord
+from omnibus.settings import BusSettings
+from omnibus.up import infra
+from omnibus.up.lineage import die_with_parent
+from omnibus.up.ports import free_ports
+from tests import certificates
+from tests.conftest import running as served
+from tests.tls_proxy import proxied
+
+ROOT = Path(__file__).parents[3]
+MODEL, FAMILY, NODE = "vl", "qwen2_5_vl", "safe"
+ADMIN = "word-of-the-operator"
+LIGHT, HEAVY = "omni-light", "omni-heavy"
+PASSWORDS = {user: f"word-of-{user}" for user in permissions.permissions()}
+#: Eight sequences at a time; a step costs about the same for one as for eight.
+SLOTS, ANSWER, LONGEST = 8, 16, 32  # sequences; tokens
+STEP = 0.03  # seconds
+SIMULATED: dict[str, Any] = {
+    "seed": 1,
+    "default": {
+        "startup": 0.1,
+        "components": {
+            "vision": {"slots": 4, "batch": {"points": [[1, 0.02], [4, 0.04]]}, "tokens": {"image": 64}, "width": 8},
+            "thinker": {
+                "slots": SLOTS,
+                "chunk": 64,
+                "batch": {"base": 0.002, "per_token": 1e-5},
+                "step": {"base": STEP, "per_item": 1e-4},
+                "steps": {"mean": ANSWER, "cv": 0.4, "most": LONGEST},
+                "width": 8,
+            },
+        },
+    },
+}
+_READY_WITHIN, _STOP_WITHIN = 90.0, 20.0  # seconds
+
+
+class Town:
+    """The processes and the doors to them."""
+
+    def __init__(self, directory: Path, bus: str, store: str) -> None:
+        self.directory = directory
+        (self.port,) = free_ports(1)
+        self.bus_url = bus
+        self.url = f"https://localhost:{self.port}"
+        self.tls = ssl.create_default_context(cafile=str(certificates.CA))
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.logs: dict[str, Path] = {}
+        self._env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "shared")]),
+            "OMNIBUS_BUS_URL": bus,
+            "OMNIBUS_BUS_TLS_CA": str(certificates.CA),
+            "OMNIBUS_STORE_URL": store,
+            "OMNIBUS_STORE_TLS_CA": str(certificates.CA),
+            "OMNIBUS_SIDECAR_SOCKET": str(directory / "sidecar.sock"),
+            "OMNIBUS_SIDECAR_NODE": f"{NODE}-{self.port}",
+            "OMNIBUS_SIDECAR_ARENA_MIB": "32",
+        }
+
+    def start(self, name: str, service: str, **settings: str) -> None:
+        """One service; on the bus it is the user of its name."""
+        self.logs[name] = self.directory / f"{name}.log"
+        who = {"OMNIBUS_BUS_USER": service, "OMNIBUS_BUS_PASSWORD": PASSWORDS.get(service, "")}
+        with self.logs[name].open("wb") as log:
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-u", "-m", f"services.{service}"],
+                env={**self._env, **who, **settings},
+                cwd=ROOT,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent(),
+            )
+
+    def executor(self, option: str, service: str, *components: str) -> None:
+        kinds = catalog.FAMILIES[FAMILY]["tasks"]
+        self.start(
+            option,
+            service,
+            OMNIBUS_EXECUTOR_MODEL=MODEL,
+            OMNIBUS_EXECUTOR_FAMILY=FAMILY,
+            OMNIBUS_EXECUTOR_CHECKPOINT=str(self.directory / "simulated.json"),
+            OMNIBUS_EXECUTOR_ENGINE="services.engines:sim",
+            OMNIBUS_EXECUTOR_OPTION=option,
+            OMNIBUS_EXECUTOR_COMPONENTS=",".join(components),
+            OMNIBUS_EXECUTOR_TASKS=",".join(task_name(kinds[each], MODEL, each) for each in components),
+            OMNIBUS_EXECUTOR_BATCH=str(SLOTS),
+        )
+
+    def said(self) -> str:
+        return "\n".join(f"--- {name}\n{path.read_text()[-4000:]}" for name, path in self.logs.items())
+
+    def listening(self) -> list[tuple[str, str]]:
+        """Names of services, and the addresses that they listen on."""
+        return [
+            (name, door.laddr.ip)
+            for name, process in self._processes.items()
+            for door in psutil.Process(process.pid).net_connections("inet")
+            if door.status == psutil.CONN_LISTEN
+        ]
+
+    def stop(self) -> None:
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            try:
+                process.wait(_STOP_WITHIN)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    async def ready(self) -> None:
+        async with asyncio.timeout(_READY_WITHIN), self.http() as http:
+            while True:
+                try:
+                    if (await http.get("/readyz")).status_code == 200:
+                        return
+                except httpx.HTTPError:
+                    pass
+                dead = [name for name, process in self._processes.items() if process.poll() is not None]
+                assert not dead, f"{dead} ended"
+                await asyncio.sleep(0.1)
+
+    def http(self, key: str = "") -> httpx.AsyncClient:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        limits = httpx.Limits(max_connections=None)
+        return httpx.AsyncClient(base_url=self.url, verify=self.tls, headers=headers, timeout=60, limits=limits)
+
+    async def bus(self, user: str) -> NatsBus:
+        settings = BusSettings(self.bus_url, user, PASSWORDS[user], str(certificates.CA))
+        return await NatsBus.connect(settings, "test")
+
+
+def question(said: Any = "hello there", **more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": said}], "max_tokens": LONGEST, **more}
+
+
+@contextmanager
+def town(directory: Path, **settings: str) -> Iterator[Town]:
+    """Everything, until the block ends; ``settings`` are the gateway's."""
+    model = catalog.declaration(FAMILY, str(directory / "simulated.json"))
+    model["options"] = {name: spec for name, spec in model["options"].items() if name in ("E", "L")}
+    model["paths"] = [{"options": ["E", "L"], "share": 1}]
+    (directory / "simulated.json").write_bytes(msgspec.json.encode(SIMULATED))
+    (directory / "models.json").write_bytes(msgspec.json.encode({"models": {MODEL: model}}))
+    (directory / "keys.json").write_bytes(msgspec.json.encode({"keys": [_record("light"), _record("heavy")]}))
+    config = directory / "nats.conf"
+    config.write_text(permissions.config(PASSWORDS, tls=str(certificates.DIRECTORY)))
+    with ExitStack() as stack:
+        nats, valkey = infra.nats(directory, config=config), infra.valkey(directory)
+        stack.enter_context(served(nats))
+        stack.enter_context(served(valkey))
+        _guard(valkey.url)
+        port = stack.enter_context(proxied(valkey.ports[0]))
+        made = Town(directory, nats.url, f"rediss://omnibus:word-of-the-store@localhost:{port}/0")
+        stack.callback(made.stop)
+        try:
+            _start(made, settings)
+            yield made
+        except BaseException:
+            print(made.said())
+            raise
+
+
+def _start(made: Town, settings: Mapping[str, str]) -> None:
+    made.start("sidecar", "sidecar")
+    made.start("planner", "planner", OMNIBUS_PLANNER_MODELS=str(made.directory / "models.json"))
+    made.executor("E", "encoder", "vision")
+    made.executor("L", "llm", "thinker")
+    usual = {
+        "OMNIBUS_GATEWAY_PORT": str(made.port),
+        "OMNIBUS_GATEWAY_TLS_CERT": str(certificates.CERTIFICATE),
+        "OMNIBUS_GATEWAY_TLS_KEY": str(certificates.KEY),
+        "OMNIBUS_GATEWAY_KEYS_FILE": str(made.directory / "keys.json"),
+        "OMNIBUS_GATEWAY_KEYS": "true",
+        "OMNIBUS_GATEWAY_ADMIN_TOKEN": ADMIN,
+        "OMNIBUS_GATEWAY_MEDIA_DIR": str(made.directory / "media"),
+    }
+    made.start("gateway", "gateway", **{**usual, **settings})
+    asyncio.run(made.ready())
+
+
+def _record(tenant: str) -> KeyRecord:
+    return KeyRecord(keys.digest(f"omni-{tenant}"), tenant)
+
+
+def _guard(url: str) -> None:
+    """The store's one user may nothing but what Omnibus does with keys of its own; nobody else comes in."""
+    with redis.Redis.from_url(url) as raw:
+        may = ["~omnibus:*", "&omnibus:*", "+@all", "-@admin", "-@dangerous"]
+        raw.execute_command("ACL", "SETUSER", "omnibus", "reset", "on", ">word-of-the-store", *may)
+        raw.execute_command("ACL", "SETUSER", "default", "off")

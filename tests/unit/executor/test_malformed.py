@@ -1,0 +1,119 @@
+"""Whatever comes on an executor's subjects: it answers the next request, and holds nothing of what was no message."""
+
+import json
+from typing import Any
+
+import pytest
+
+from omnibus import graph
+from omnibus.bus import messages, subjects
+from omnibus.bus.messages import Chunk
+from omnibus.graph import HANDLE
+from omnibus.tensors.handle import Handle
+from tests.unit.executor.arithmetic import NODE, Place, add, call, invocation, number, task
+from tests.unit.sidecar.node import until
+
+GARBAGE = [
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b"\x00\xff\xfe",
+    b'{"v":1}',
+    b'{"v":99,"msgs":[]}',
+    b"[" * 10_000,
+    b'"' + b"a" * 999,
+]
+
+
+async def alive(here: Place) -> None:
+    given = here.office.send(invocation([call("number", x=1)], ["a"], [(0, "y")]))
+    assert len(await here.office.done(given)) == 1
+    here.office.tensors.end(given.id)
+    await here.emptied()
+
+
+def changed(**changes: Any) -> bytes:
+    """A good invocation, but for what is changed."""
+    good = json.loads(graph.encode(invocation([call("number", x=1)], ["a"], [(0, "y")])))
+    return json.dumps({**good, **changes}).encode()
+
+
+def node(**changes: Any) -> dict[str, Any]:
+    good = json.loads(changed())["nodes"][0]
+    return {**good, **changes}
+
+
+WRONG = {
+    "another version": changed(v=99),
+    "an unknown field": changed(command="ls"),
+    "no nodes": changed(nodes=[]),
+    "a route that is too short": changed(route=[]),
+    "a route that is too long": changed(route=["a", "a"]),
+    "an input of a node that is not there": changed(nodes=[node(inputs={"x": {"$ref": [7, "y"]}}, uses=[[7, "y"]])]),
+    "an input of itself": changed(nodes=[node(inputs={"x": {"$ref": [0, "y"]}}, uses=[[0, "y"]])]),
+    "an output of a node that is not there": changed(outputs=[[9, "y"]]),
+    "a negative output": changed(outputs=[[-1, "y"]]),
+    "a reply with a line break": changed(reply="omnibus.reply.x\r\nPUB omnibus.end.y 0"),
+    "a node of a wrong type": changed(nodes=["rm"]),
+    "a deadline that is no number": changed(deadline="tomorrow"),
+}
+
+
+@pytest.mark.parametrize("body", GARBAGE, ids=range(len(GARBAGE)))
+async def test_what_is_no_message_harms_nobody(here: Place, body: bytes):
+    await here.executor("a", {"number": number})
+
+    for subject in (
+        subjects.task(task("number"), "a"),
+        subjects.edge("a"),
+        f"{subjects.unheard('a')}.x",
+        subjects.event(subjects.CENSUS),
+    ):
+        here.bus.publish(subject, body, reply=subjects.reply("nobody"))
+
+    await alive(here)
+    assert here.status("a").state == "ready"
+
+
+@pytest.mark.parametrize("name", WRONG)
+async def test_an_invocation_that_cannot_be_holds_nothing(here: Place, name: str):
+    await here.executor("a", {"number": number})
+
+    for _ in range(here.status("a").credits + 1):  # were one held each time, no credit would be left
+        here.bus.publish(subjects.task(task("number"), "a"), WRONG[name], reply=subjects.reply("nobody"))
+
+    await until(lambda: here.status("a").inflight == 0)
+    await alive(here)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"offset": 1 << 40},
+        {"nbytes": 1 << 40, "shape": [1 << 37]},
+        {"generation": 12345},
+        {"arena": "../../etc/passwd"},
+        {"node": "another-node"},
+    ],
+    ids=str,
+)
+async def test_a_handle_out_of_bounds_fails_its_request_alone(here: Place, changes: dict[str, Any]):
+    await here.executor("a", {"number": number, "add": add})
+    good = Handle(1, NODE, here.sidecar.settings.arena, 0, 8, "float64", (1,), 1)
+    handle = {**json.loads(messages.encode(good)), **changes}
+    given = invocation([call("add", items=[{HANDLE: handle}])], ["a"], [(0, "y")])
+
+    here.bus.publish(subjects.task(task("add"), "a"), graph.encode(given))
+    await until(lambda: here.status("a").inflight == 0)
+
+    await alive(here)
+
+
+async def test_chunks_for_nobody_are_forgotten(here: Place):
+    await here.executor("a", {"number": number})
+    for count in range(50):
+        [frame] = messages.frames([messages.encode(Chunk(f"made-up-{count}", 0, "y", 0, data={"n": 1}))], 1 << 16)
+        here.bus.publish(subjects.edge("a"), frame)
+
+    await alive(here)

@@ -1,0 +1,345 @@
+"""A gateway that asks for keys: who comes in, whose turn it is, and what is kept apart."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from omnibus import keys
+from omnibus.keys import KeyRecord
+from omnibus.settings import GatewaySettings, StoreSettings
+from omnibus.store import Store
+from omnibus.task import record
+from services.gateway.openai.requests import parse_chat
+from services.gateway.tenancy.fair import Fair
+from services.gateway.tenancy.tenant import Tenant, acting
+from services.gateway.tenants import Tenancy
+from tests.unit.gateway.house import TEXT, VL, House, answered, error, house, image, question, think
+from tests.unit.sidecar.node import until
+
+ADMIN = "open-sesame"
+PATIENCE = 20.0
+
+
+class Gated:
+    """A house behind the gate: ``a`` and ``b`` are tenants with a key each."""
+
+    def __init__(self, home: House, file: Path, **changes: Any) -> None:
+        self.home = home
+        self.file = file
+        settings = GatewaySettings(keys_file=str(file), admin_token=ADMIN, **changes)
+        home.settings = home.runs.settings = settings
+        self.tenancy = Tenancy(settings, Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2)), home.router)
+        home.runs.admission = self.tenancy.admission
+        transport = httpx.ASGITransport(app=self.tenancy.guard(home.app))
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
+
+    async def ask(self, tenant: str, content: Any = "hello", model: str = TEXT, **more: Any) -> httpx.Response:
+        return await self.get("POST", "/v1/chat/completions", tenant, json=question(model, content, **more))
+
+    async def get(self, method: str, path: str, key: str = "", **more: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        return await self.http.request(method, path, headers=headers, **more)
+
+    def fair(self, model: str = TEXT) -> Fair:
+        assert self.tenancy.admission is not None
+        return self.tenancy.admission.queue(model)
+
+
+def write(path: Path, **tenants: dict[str, Any]) -> None:
+    """A file of keys: each tenant's key is its name."""
+    records = [KeyRecord(keys.digest(name), name, **limits) for name, limits in tenants.items()]
+    path.write_bytes(msgspec.json.encode({"keys": records}))
+
+
+@asynccontextmanager
+async def gated(directory: Path, a: dict[str, Any] | None = None, **changes: Any) -> AsyncIterator[Gated]:
+    file = directory / "keys.json"
+    write(file, a=a or {}, b={})
+    async with house(directory) as home:
+        made = Gated(home, file, **changes)
+        await made.tenancy.startup(home.bus, lambda: None)
+        try:
+            yield made
+        finally:
+            await made.http.aclose()
+            await made.tenancy.shutdown()
+
+
+@pytest.fixture
+async def gate(tmp_path: Path) -> AsyncIterator[Gated]:
+    async with gated(tmp_path) as made:
+        await made.home.all_of(TEXT)
+        yield made
+
+
+# Who comes in
+
+
+@pytest.mark.parametrize("key", ["", "wrong", "A", "a b"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/chat/completions"),
+        ("GET", "/v1/models"),
+        ("POST", "/v1/videos"),
+        ("POST", "/v1/apps/echo/invoke"),
+        ("GET", "/v1/anything"),
+        ("GET", "/docs"),
+        ("GET", "/openapi.json"),
+    ],
+)
+async def test_without_a_key_nobody_comes_in(gate: Gated, key: str, method: str, path: str):
+    refused = await gate.get(method, path, key)
+
+    assert (refused.status_code, error(refused)["code"]) == (401, "unauthorized")
+    assert refused.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("path", ["/health", "/readyz", "/version", "/metrics"])
+async def test_probes_need_no_key(gate: Gated, path: str):
+    assert (await gate.get("GET", path)).status_code == 200
+
+
+async def test_a_key_comes_in_and_so_does_the_operator(gate: Gated):
+    assert answered(await gate.ask("a")).startswith("You said hello")
+    assert (await gate.get("GET", "/v1/models", ADMIN)).status_code == 200
+
+
+async def test_a_key_is_sent_as_a_bearers(gate: Gated):
+    for header in ("a", "Basic a", "Bearer", "bearer  "):
+        refused = await gate.http.get("/v1/models", headers={"authorization": header})
+        assert refused.status_code == 401
+    assert (await gate.http.get("/v1/models", headers={"authorization": "bEaReR a"})).status_code == 200
+
+
+async def test_a_file_that_changes_is_read_again(gate: Gated):
+    write(gate.file, a={}, newcomer={"rate": 5.0})
+    gate.tenancy._book.look(gate.file)
+
+    assert (await gate.get("GET", "/v1/models", "newcomer")).status_code == 200
+    assert (await gate.get("GET", "/v1/models", "b")).status_code == 401
+
+
+@pytest.mark.parametrize("wrong", ["{", '{"keys": [{"sha256": "ab", "tenant": "a"}]}', '{"keys": 1}', "[]"])
+async def test_a_file_that_cannot_be_read_leaves_the_keys_in_force(gate: Gated, wrong: str):
+    gate.file.write_text(wrong)
+    gate.tenancy._book.look(gate.file)
+
+    assert (await gate.get("GET", "/v1/models", "a")).status_code == 200
+
+
+# Limits of a key
+
+
+async def test_a_rate_is_refused_before_the_body_is_read(tmp_path: Path):
+    async with gated(tmp_path, a={"rate": 0.001, "burst": 1.0}) as gate:
+        assert (await gate.get("GET", "/v1/models", "a")).status_code == 200
+
+        refused = await gate.ask("a")
+
+        assert (refused.status_code, error(refused)["code"]) == (429, "overloaded")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (await gate.get("GET", "/v1/models", "b")).status_code == 200
+
+
+async def test_gpu_seconds_that_are_used_up_are_refused(tmp_path: Path):
+    async with gated(tmp_path, a={"gpu_seconds": 1e-9}) as gate:
+        await gate.home.all_of(TEXT)
+        assert (await gate.ask("a")).status_code == 200
+
+        refused = await gate.ask("a")
+
+        assert (refused.status_code, error(refused)["type"]) == (429, "rate_limit_error")
+        assert "GPU-seconds" in error(refused)["message"]
+        assert (await gate.ask("b")).status_code == 200
+
+
+# Turns
+
+
+class Held:
+    """A thinker that answers one request each time it is let go."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.go = asyncio.Semaphore(0)
+
+    async def __call__(self, job: Any) -> None:
+        messages = await job.value("messages")
+        self.begun.append(messages[-1]["content"])
+        await self.go.acquire()
+        await think(job)
+
+
+async def holding(gate: Gated) -> Held:
+    held = Held()
+    gate.home.serve(TEXT)
+    await gate.home.executor(TEXT, "L", "thinker", thinker=held)
+    return held
+
+
+async def count_of(held: Callable[[], int], wanted: int) -> None:
+    await until(lambda: held() == wanted)
+
+
+async def test_the_light_tenant_does_not_wait_behind_the_heavy_ones_queue(tmp_path: Path):
+    async with gated(tmp_path, admit=1) as gate, asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+        held = await holding(gate)
+        heavy = [group.create_task(gate.ask("a", f"heavy {number}")) for number in range(5)]
+        await count_of(lambda: gate.fair().waiting, 4)
+        light = group.create_task(gate.ask("b", "light"))
+        await count_of(lambda: gate.fair().waiting, 5)
+
+        for _ in range(6):
+            held.go.release()
+        answers = [await each for each in (*heavy, light)]
+
+    assert [each.status_code for each in answers] == [200] * 6
+    assert held.begun.index("light") == 1
+    assert [each for each in held.begun if each != "light"] == [f"heavy {number}" for number in range(5)]
+    assert gate.fair().working == 0
+
+
+async def test_a_full_queue_is_429_with_retry_after_and_others_come_in(tmp_path: Path):
+    async with gated(tmp_path, admit=1, admit_queue=2) as gate, asyncio.timeout(PATIENCE):
+        held = await holding(gate)
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(gate.ask("a")) for _ in range(3)]
+            await count_of(lambda: gate.fair().waiting, 2)
+
+            refused = await gate.ask("a")
+            other = group.create_task(gate.ask("b"))
+            await count_of(lambda: gate.fair().waiting, 3)
+            for _ in range(4):
+                held.go.release()
+
+        assert (refused.status_code, error(refused)["code"]) == (429, "overloaded")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert {each.result().status_code for each in (*asked, other)} == {200}
+
+
+async def test_a_turn_that_does_not_come_in_time_is_429(tmp_path: Path):
+    async with gated(tmp_path, admit=1, admit_wait=0.05) as gate, asyncio.timeout(PATIENCE):
+        held = await holding(gate)
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(gate.ask("a"))
+            await count_of(lambda: len(held.begun), 1)
+
+            refused = await gate.ask("a")
+            held.go.release()
+
+        assert (refused.status_code, first.result().status_code) == (429, 200)
+        assert "turn" in error(refused)["message"]
+        assert (gate.fair().waiting, gate.fair().working) == (0, 0)
+
+
+async def test_a_client_that_leaves_while_it_waits_leaves_the_queue(tmp_path: Path):
+    async with gated(tmp_path, admit=1) as gate, asyncio.timeout(PATIENCE):
+        held = await holding(gate)
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(gate.ask("a"))
+            await count_of(lambda: len(held.begun), 1)
+            second = group.create_task(gate.ask("b"))
+            await count_of(lambda: gate.fair().waiting, 1)
+
+            second.cancel()
+            await count_of(lambda: gate.fair().waiting, 0)
+            held.go.release()
+
+        assert first.result().status_code == 200
+        assert gate.fair().working == 0
+        await gate.home.emptied()
+
+
+async def test_a_request_that_fails_gives_its_turn_back(tmp_path: Path):
+    async def broken(_: Any) -> None:
+        raise RuntimeError("defect")
+
+    async with gated(tmp_path, admit=1) as gate, asyncio.timeout(PATIENCE):
+        gate.home.serve(TEXT)
+        await gate.home.executor(TEXT, "L", "thinker", thinker=broken)
+
+        assert [(await gate.ask("a")).status_code for _ in range(3)] == [502] * 3
+
+        assert gate.fair().working == 0
+
+
+async def test_without_executors_a_request_fails_at_once_and_does_not_wait(gate: Gated):
+    gate.home.serve(VL)
+
+    refused = await gate.ask("a", model=VL)
+
+    assert (refused.status_code, error(refused)["code"]) == (503, "stage_unavailable")
+    assert gate.fair(VL).working == 0
+
+
+async def test_what_an_answer_took_corrects_what_it_was_expected_to_take(gate: Gated):
+    assert gate.tenancy.admission is not None
+    before = gate.fair().served("a")
+
+    answered(await gate.ask("a", max_tokens=5000))  # it takes a dozen
+    await until(lambda: gate.fair().working == 0)
+
+    assert 0 < gate.fair().served("a") - before < 0.1  # 5000 tokens of which nothing is known are 5 seconds
+
+
+async def test_segments_that_are_sent_at_once_have_one_turn(tmp_path: Path):
+    async with gated(tmp_path, admit=1) as gate, asyncio.timeout(PATIENCE):
+        await gate.home.all_of(TEXT)
+        with acting(Tenant("a")):
+            run = gate.home.chat.open(TEXT)
+        request = parse_chat(json.dumps(question(TEXT, "hello")).encode())
+        asked = await gate.home.chat.understand(request, gate.home.router.model(TEXT))
+        segment = record(gate.home.chat.task(TEXT).invoke, asked.input, run.point)
+
+        await asyncio.gather(*(run.admit(segment, step) for step in range(3)))
+        assert (gate.fair().working, gate.fair().waiting) == (1, 0)
+        run.end("failed")
+
+        assert (gate.fair().working, gate.fair().waiting) == (0, 0)
+
+
+# Apart
+
+
+async def test_what_is_kept_of_a_tenants_media_has_a_salt_of_its_own(tmp_path: Path):
+    salts: list[str] = []
+
+    async def look(job: Any) -> None:
+        salts.append((await job.value("media")).data.get("salt", ""))
+        await job.put("embedding", {"tokens": 1}, (await job.value("media")).array[:4].astype("float32").reshape(1, 4))
+
+    async with gated(tmp_path) as gate:
+        gate.home.serve(VL)
+        await gate.home.executor(VL, "E", "vision", vision=look)
+        await gate.home.executor(VL, "L", "thinker")
+        for tenant in ("a", "b", "a", ADMIN):
+            answered(await gate.ask(tenant, [image()], VL))
+
+    assert salts[0] == salts[2] != ""
+    assert len({*salts}) == 3
+    assert salts[3] == ""
+
+
+def test_salts_of_tenants_do_not_meet():
+    assert Tenant("b").salt("a", True) != Tenant("").salt("ab", True)
+    assert Tenant("c").salt("ab", True) != Tenant("bc").salt("a", True)
+    assert Tenant("a").salt("common", False) == "common"
+
+
+async def test_keys_are_in_no_log_and_no_record(gate: Gated, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(0)
+    write(gate.file, **{"tenant-x": {}})
+    gate.tenancy._book.look(gate.file)
+    response = await gate.ask("tenant-x")
+    recorded, _ = await gate.home.records.find(response.headers["x-request-id"])
+
+    assert not any("Bearer" in text for text in caplog.messages)
+    assert "tenant-x" not in json.dumps(msgspec.to_builtins(recorded))

@@ -1,0 +1,25 @@
+"""Whatever the library's own processor of a family takes is taken, by the encoder that the catalogue names."""
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoProcessor
+
+from omnibus.known import KNOWN
+from omnibus_models import families, tiny
+
+#: Parts of a processor, and what each prepares.
+PARTS = {"image_processor": "image", "video_processor": "video", "feature_extractor": "audio"}
+
+
+@pytest.mark.parametrize("name", [name for name, known in KNOWN.items() if known.encoders])
+def test_each_input_of_the_librarys_processor_has_an_encoder_that_takes_it(tmp_path: Path, name: str):
+    checkpoint = tiny.build(name, tmp_path / name)
+    encoders = KNOWN[name].encoders
+
+    parts = AutoProcessor.from_pretrained(checkpoint).get_attributes()
+
+    assert {PARTS[part] for part in parts if part in PARTS} == {*encoders}
+    for component in {*encoders.values()}:
+        encoder = families.family(name).load(component, checkpoint)
+        assert encoder.modalities == {kind for kind, by in encoders.items() if by == component}

@@ -1,0 +1,147 @@
+"""Faults of the libraries that are worked round, each in one place: a test here fails when its fault is mended.
+
+docs/models.md lists them all, those whose tests are beside their families too.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from transformers import GenerationConfig, PreTrainedModel, Qwen2ForCausalLM
+
+from omnibus_models import loading, tiny
+from tests import models_oracle as oracle
+from tests.oracles import glm_image
+from tests.unit.models import files
+
+ROOT = Path(__file__).parents[3]
+PLACES = (ROOT, ROOT / "shared" / "omnibus_models", ROOT / "tests" / "unit" / "models")
+TEXT = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+PICTURE = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}]
+
+
+def test_the_list_of_faults_names_places_and_tests_that_there_are() -> None:
+    page = (ROOT / "docs" / "models.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if "| `test_" in line]
+
+    named = [cell.strip("`").split(": ") for _, place, test in rows for cell in (place, test) if cell != "not served"]
+    for file, *words in named:
+        [path] = [path for path in PLACES if (path / file).is_file()]
+        assert all(word in (path / file).read_text() for word in words), (file, words)
+    here = {name for name in globals() if name.startswith("test_") and "_still_" in name}
+    assert here == {word for file, *words in named for word in words if file == Path(__file__).name}
+
+
+def test_a_load_still_replaces_methods_for_everybody(tmp_path: Path) -> None:
+    """``loading.TURN``: two loads at once could leave the replacement there."""
+    checkpoint = tiny.build("qwen2", tmp_path / "qwen2")
+    seen: list[Any] = []
+
+    class Probe(Qwen2ForCausalLM):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            seen.append(PreTrainedModel.tie_weights)
+
+    before = PreTrainedModel.tie_weights
+    loading.load(Probe, checkpoint)
+
+    assert seen == [seen[0]] != [before]
+    assert PreTrainedModel.tie_weights is before
+
+
+def test_positions_of_a_request_are_still_kept_on_the_module(vl: Path) -> None:
+    """Families count them per request: on the module those of one request would be the next one's."""
+    model, _ = oracle._vl(vl)
+    deltas = []
+    for messages, media in ((PICTURE, {"image": [files.picture(1)]}), (TEXT, {})):
+        with torch.no_grad():
+            model(**oracle.vl_inputs(vl, messages, media))
+        deltas.append(int(model.model.rope_deltas))
+
+    # A text alone has none of its own.
+    assert deltas[0] == deltas[1] != 0
+
+
+def speak(omni: Path, messages: Any, media: Any, **changed: Any) -> torch.Tensor:
+    """The codes of a spoken answer; ``changed`` are inputs under other names, or None where they are left out."""
+    model, _ = oracle._omni(omni)
+    inputs = {**oracle.omni_inputs(omni, messages, media), **changed}
+    heard: list[torch.Tensor] = []
+    hook = model.token2wav.register_forward_pre_hook(lambda _module, args: heard.append(args[0]))
+    told = {"thinker_max_new_tokens": 4, "thinker_do_sample": False, "talker_max_new_tokens": 8}
+    try:
+        model.generate(**{k: v for k, v in inputs.items() if v is not None}, **told, talker_do_sample=False)
+    finally:
+        hook.remove()
+    return heard[0]
+
+
+def test_qwen2_5_omni_still_does_not_generate_from_pictures_as_its_processor_gives_them(omni: Path) -> None:
+    """``tests.models_oracle`` names them otherwise."""
+    with pytest.raises(ValueError, match="pixel_values"):
+        speak(omni, PICTURE, {"image": [files.picture(1)]})
+
+
+def test_the_talker_of_qwen2_5_omni_still_goes_without_its_marks_when_nobody_gives_it_a_mask(omni: Path) -> None:
+    """``qwen2_5_omni.Talker`` always puts them there, as the library does for requests of a batch."""
+    masked, unmasked = speak(omni, TEXT, {}), speak(omni, TEXT, {}, attention_mask=None)
+
+    assert not torch.equal(masked, unmasked)
+
+
+def test_the_vocoder_of_qwen2_5_omni_still_draws_its_noise_for_all_from_one_source(omni_parts: dict[str, Any]) -> None:
+    """``vocoding.sample`` is given the noise, so that no request changes another one's."""
+    vocoder = omni_parts["vocoder"]
+    voice = next(iter(vocoder.voices.values()))
+
+    def said() -> torch.Tensor:
+        with torch.no_grad():
+            sound: torch.Tensor = vocoder.dit.sample(
+                voice["cond"].float(), voice["ref_mel"].float(), quantized_code=torch.ones(1, 6, dtype=torch.long)
+            )
+        return sound
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        first, second = said(), said()
+        torch.manual_seed(1)
+        again = said()
+
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+
+
+def test_the_talker_of_qwen3_omni_alone_is_still_loaded_without_its_experts(tmp_path: Path) -> None:
+    """``qwen3_omni_moe`` loads it as a part of the whole model, whose experts the library knows."""
+    from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeTalkerForConditionalGeneration
+
+    checkpoint = tiny.build("qwen3_omni_moe", tmp_path / "omni")
+    config = Qwen3OmniMoeConfig.from_pretrained(checkpoint)
+    _, report = Qwen3OmniMoeTalkerForConditionalGeneration.from_pretrained(
+        checkpoint, config=config.talker_config, key_mapping={r"^talker\.": ""}, output_loading_info=True
+    )
+
+    assert any("experts" in name for name in report["missing_keys"])
+
+
+def test_settings_of_generation_that_are_said_to_be_the_models_still_lose_what_is_more(tmp_path: Path) -> None:
+    """``tiny.parts.greedy`` says that they are not."""
+    kept = []
+    for of_model in (True, False):
+        told = GenerationConfig(generation_kwargs={"boi_token_id": 3})
+        told._from_model_config = of_model
+        told.save_pretrained(tmp_path / str(of_model))
+        kept.append(getattr(GenerationConfig.from_pretrained(tmp_path / str(of_model)), "generation_kwargs", None))
+
+    assert kept == [None, {"boi_token_id": 3}]
+
+
+def test_the_pipeline_of_glm_image_still_does_not_take_a_picture(tmp_path: Path) -> None:
+    """It joins what the model wants one by one. Here GLM-Image makes pictures of text alone until that is mended."""
+    pipe = glm_image.pipeline(tiny.build("glm_image", tmp_path / "glm"))
+    picture = Image.new("RGB", (64, 64))
+
+    with pytest.raises(RuntimeError, match="channels"):
+        pipe("a red square", image=[picture], width=64, height=64, num_inference_steps=2)

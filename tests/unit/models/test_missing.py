@@ -1,0 +1,60 @@
+"""A checkpoint without one of its tensors: the component that needs it says so by name, whatever the family."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from omnibus.errors import Fatal
+from omnibus.known import KNOWN
+from omnibus_models import families, tiny
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_each_component_names_the_weights_that_it_misses(tmp_path: Path, name: str):
+    whole = tiny.build(name, tmp_path / "whole")
+    family = families.family(name)
+    stored = {path: load_file(path) for path in sorted(whole.rglob("*.safetensors"))}
+
+    for component in family.components:
+        weight, path, key = chosen(family.load(component, whole).module, stored)
+        lacking = without(whole, tmp_path / component, path, key, stored)
+
+        with pytest.raises(Fatal) as caught:
+            family.load(component, lacking)
+
+        assert "lacks weights of" in caught.value.message, (component, key)
+        assert weight in caught.value.message, (component, key)
+
+
+def chosen(module: torch.nn.Module, stored: dict[Path, dict[str, torch.Tensor]]) -> tuple[str, Path, str]:
+    """A weight that one tensor of the checkpoint became: how its name ends, the tensor's file, and its key."""
+    found = [
+        (".".join(weight.rsplit(".", 2)[1:]), *places[0])
+        for weight, parameter in module.named_parameters()
+        if len(places := list(alike(parameter, stored))) == 1
+    ]
+    return found[len(found) // 2]
+
+
+def alike(parameter: torch.Tensor, stored: dict[Path, dict[str, torch.Tensor]]) -> Iterator[tuple[Path, str]]:
+    for path, tensors in stored.items():
+        for key, tensor in tensors.items():
+            if tensor.shape == parameter.shape and torch.equal(tensor, parameter):
+                yield path, key
+
+
+def without(whole: Path, target: Path, lacking: Path, key: str, stored: dict[Path, dict[str, Any]]) -> Path:
+    """All files of ``whole``, but for the tensor ``key`` of one of them."""
+    for path in whole.rglob("*"):
+        copy = target / path.relative_to(whole)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if path == lacking:
+            rest = {name: tensor for name, tensor in stored[path].items() if name != key}
+            save_file(rest, copy, metadata={"format": "pt"})
+        elif path.is_file():
+            copy.symlink_to(path)
+    return target
