@@ -58,9 +58,9 @@ TINY = {KNOWN[name].tiny: name for name in ("qwen2_5_vl", "qwen2_5_omni")}
 #: Tiny models that run when somebody asks for them.
 ASKED = {known.tiny: name for name, known in KNOWN.items() if known.tiny not in TINY}
 
-#: Small models that were trained, and know a world of coloured shapes and tones: name to family. They run when
+#: Small models that were trained, and know a world of coloured shapes: name to family. They run when
 #: somebody asks for them.
-WORLD = {"qwen2.5-omni-world": "qwen2_5_omni", "qwen-image-world": "qwen_image"}
+WORLD = {"qwen-image-world": "qwen_image"}
 
 #: Tiny models that run when somebody asks for them as well, and the tiny model whose encoder each of them shares.
 TWINS = {"qwen2.5-vl-tiny-b": "qwen2.5-vl-tiny", "gemma3-tiny-b": "gemma3-tiny"}

@@ -1,55 +1,52 @@
-"""``omnibus demo``: one request with a picture, a sound and a question, answered in text and speech."""
+"""``omnibus demo``: a picture, a sound and a question are answered in text and speech, then a picture is drawn."""
 
 import argparse
 import asyncio
 import base64
 import io
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from omnibus import catalog
-from omnibus.cli import samples, world
+from omnibus.cli import drawing, samples
 from omnibus.cli.look import describe, read
 from omnibus.errors import BadRequest
 from omnibus.up.logs import Log
 from omnibus.up.stack import Stack
 from omnibus.up.tiny import tiny_models
 
-#: Length of an answer of random weights: so long that the first sound leaves well before the last word.
+#: What is asked when nothing else is.
+PROMPT = "What do you see and hear?"
+#: Length of the answer: so long that the first sound leaves well before the last word.
 TOKENS, CODES = 1500, 400
-#: Most words of an answer of a model that was trained, which ends by itself.
-WORDS = 40
-#: What is asked when nothing else is, and whom.
-PROMPT, MODEL = "What do you see and hear?", "qwen2.5-omni-world"
 #: Characters of it that are shown.
 SHOWN = 400
 
 
 async def demo(options: argparse.Namespace) -> int:
-    models = {**catalog.TINY, **catalog.WORLD}
-    speaking = {name: "talker" in catalog.FAMILIES[family]["components"] for name, family in models.items()}
-    chatting = [name for name, family in models.items() if "thinker" in catalog.FAMILIES[family]["components"]]
-    if options.model not in chatting:
-        raise BadRequest(f"the demo runs {' or '.join(chatting)}, not {options.model}")
-    trained, speaks = options.model in catalog.WORLD, speaking[options.model]
-    shown = await _shown(options) if trained else world.Sample(samples.picture(), samples.sound(), "")
-    content = _content(options, speaks, shown)
-    _say(_TRAINED if trained else _RANDOM)
+    if options.model not in catalog.TINY:
+        raise BadRequest(f"the demo runs {' or '.join(catalog.TINY)}, not {options.model}")
+    speaks = "talker" in catalog.FAMILIES[catalog.TINY[options.model]]["components"]
+    content = _content(options, speaks)
+    _say(
+        "Omnibus demo. Real services and architectures. Answers come from tiny random weights: expect gibberish; a\n"
+        "picture comes from tiny weights that have learnt to draw coloured shapes: expect what was asked for.\n"
+    )
     began = time.monotonic()
-    _say("starting NATS, Valkey, the services and the model ...")
-    declared = await tiny_models([options.model])
+    _say("building tiny models (first run only) and starting NATS, Valkey and the services ...")
+    own = options.image or options.audio or options.video or options.prompt != PROMPT
+    models = await tiny_models([options.model, *([] if own else [drawing.MODEL])])
     log = io.StringIO()
     try:
-        async with Stack(declared, log=Log(log), passing=True) as stack:
+        async with Stack(models, log=Log(log), passing=True) as stack:
             took = time.monotonic() - began
             _say(f"up after {took:.1f} s: {len(stack.supervisor.pids)} processes, API at {stack.url}/v1\n")
             id = await asyncio.to_thread(_ask, stack.url, options, content, speaks)
-            if trained and speaks:
-                await _judge(options, shown.answer)
             await _explain(stack, id)
+            if not own:
+                await drawing.show(stack.url, options.seed, Path(options.out).with_suffix(".png"))
     except BaseException:
         print(log.getvalue())
         raise
@@ -57,43 +54,20 @@ async def demo(options: argparse.Namespace) -> int:
     return 0
 
 
-_RANDOM = "Omnibus demo. Real services and architectures, tiny random weights: expect gibberish, not sense.\n"
-_TRAINED = """Omnibus demo. Real services and architectures; a tiny model that has learnt a small world: coloured shapes
-that it sees, tones that it hears, and a language of tones that it speaks.
-"""
-
-
-async def _shown(options: argparse.Namespace) -> world.Sample:
-    """A scene and tones that the model has never met, with the right answer unless something else is asked."""
-    with tempfile.TemporaryDirectory() as directory:
-        made = await world.sample(Path(directory))
-    own = options.image or options.audio or options.video or options.prompt != PROMPT
-    return made._replace(answer="") if own else made
-
-
-async def _judge(options: argparse.Namespace, answer: str) -> None:
-    """What the answer should have been, and what its sound says to somebody who is no model."""
-    if answer:
-        _say(f"the right answer is: {answer}")
-    _say(f"a listener without a model hears in {options.out}: {await world.told(Path(options.out))}")
-
-
 def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _content(options: argparse.Namespace, speaks: bool, shown: world.Sample) -> list[dict[str, Any]]:
+def _content(options: argparse.Namespace, speaks: bool) -> list[dict[str, Any]]:
     """The request's parts: the files that were named, or a picture and a sound made here."""
-    image = _file(options.image) if options.image else shown.picture
-    if not options.image and sys.stdout.isatty():
-        _say(f"{world.mosaic(image)}\n")
+    image = _file(options.image) if options.image else samples.picture()
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": _data_url("image/jpeg", image)}}]
     if options.video:
         parts.append({"type": "video_url", "video_url": {"url": _data_url("video/mp4", _file(options.video))}})
     if options.audio and not speaks:
-        raise BadRequest(f"{options.model} does not listen: leave AUDIO out or ask {MODEL}")
+        raise BadRequest(f"{options.model} does not listen: leave AUDIO out or ask qwen2.5-omni-tiny")
     if speaks:
-        sound = _file(options.audio) if options.audio else shown.sound
+        sound = _file(options.audio) if options.audio else samples.sound()
         format = Path(options.audio).suffix[1:].lower() if options.audio else "wav"
         data = base64.b64encode(sound).decode()
         parts.append({"type": "input_audio", "input_audio": {"data": data, "format": format}})
@@ -118,24 +92,17 @@ def _ask(url: str, options: argparse.Namespace, content: list[dict[str, Any]], s
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     wanted: dict[str, Any] = {"model": options.model, "messages": [{"role": "user", "content": content}]}
     if speaks:
-        wanted |= {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
+        voice = {"voice": "Chelsie", "format": "wav", "max_tokens": CODES}
+        wanted |= {"modalities": ["text", "audio"], "audio": voice}
     _say(f"asking {options.model}: {options.prompt!r} with {len(content) - 1} media items")
     began = time.monotonic()
     try:
-        wanted |= _length(options.model, speaks)
+        wanted |= {"max_tokens": TOKENS, "temperature": 0.7, "seed": 1, "extra_body": {"ignore_eos": True}}
         stream = client.chat.completions.create(**wanted, stream=True)
         _print_stream(stream, began, Path(options.out))
     except openai.APIStatusError as error:
         raise BadRequest(f"the gateway answered {error.status_code}: {error.message}") from error
     return str(stream.response.headers["x-request-id"])
-
-
-def _length(model: str, speaks: bool) -> dict[str, Any]:
-    """How long an answer is, and how it is chosen."""
-    if model in catalog.WORLD:
-        return {"max_tokens": WORDS, "temperature": 0}
-    speech = {"audio": {"voice": "Chelsie", "format": "wav", "max_tokens": CODES}} if speaks else {}
-    return {"max_tokens": TOKENS, "temperature": 0.7, "seed": 1, "extra_body": {"ignore_eos": True}, **speech}
 
 
 def _print_stream(stream: Any, began: float, out: Path) -> None:

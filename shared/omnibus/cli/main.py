@@ -123,10 +123,12 @@ def _add_demo(commands: Any) -> None:
     demo.add_argument("--audio", metavar="FILE", help="a sound of your own")
     demo.add_argument("--video", metavar="FILE", help="a video of your own")
     demo.add_argument("--prompt", default="What do you see and hear?", help="the question")
-    demo.add_argument("--model", default="qwen2.5-omni-world", help="the model to ask (default qwen2.5-omni-world)")
+    demo.add_argument("--model", default="qwen2.5-omni-tiny", help="the model to ask (default qwen2.5-omni-tiny)")
+    demo.add_argument("--seed", type=int, help="which scene is drawn (default any)")
     demo.add_argument(
-        "--out", metavar="FILE", default="answer.wav", help="where the spoken answer goes (default answer.wav)"
-    )
+        "--out", metavar="FILE", default="answer.wav",
+        help="where the spoken answer goes, and beside it, as .png, what is drawn (default answer.wav)",
+    )  # fmt: skip
 
 
 def _add_look(commands: Any) -> None:

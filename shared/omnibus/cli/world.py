@@ -1,9 +1,8 @@
-"""Things to show to models that were trained, and what is in their answers, as told without any model."""
+"""Things to ask of models that were trained, and what is in their answers, as told without any model."""
 
 import asyncio
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 from omnibus.errors import DeadlineExceeded, Fatal
 from omnibus.up.spec import ROOT, python
@@ -12,23 +11,19 @@ _WITHIN = 60.0  # seconds
 _COLUMNS = 32  # of a picture in a terminal
 
 
-class Sample(NamedTuple):
-    """A PNG and a WAV file, and the right words for both."""
-
-    picture: bytes
-    sound: bytes
-    answer: str
-
-
-async def sample(directory: Path) -> Sample:
-    """Something that no training saw, another time something else. ``directory`` takes the files."""
-    answer = await _run("make", str(directory))
-    return Sample((directory / "seen.png").read_bytes(), (directory / "heard.wav").read_bytes(), answer)
+async def wish(directory: Path, seed: int | None) -> str:
+    """Words for a picture that no training saw; without a ``seed`` another time others. ``directory`` takes files."""
+    chosen = [] if seed is None else ["--seed", str(seed)]
+    return (await _run("make", str(directory), *chosen)).splitlines()[-1]
 
 
 async def told(file: Path) -> str:
     """What a picture shows or a sound says."""
     return await _run("tell", str(file))
+
+
+def verdict(right: bool) -> str:
+    return "right" if right else "wrong"
 
 
 def mosaic(picture: bytes) -> str:

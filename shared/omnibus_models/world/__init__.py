@@ -1,8 +1,9 @@
 """Tiny models that mean something: trained on a small world of coloured shapes, tones, and words spoken in tones.
 
 A picture shows one to three equal shapes on a ground. A sound is a few tones, each low, middle or high, or a
-sentence spoken in tones of its own. One model, of Qwen2.5-Omni's architecture, sees, hears, answers and speaks;
-another one, of Qwen-Image's, draws what it is told. ``training`` made their weights, which are in ``weights``.
+sentence spoken in tones of its own. One model, of Qwen-Image's architecture, draws what it is told; ``training`` made
+its weights, which are in ``weights``. Another one, of Qwen2.5-Omni's, can be trained to see, hear, answer and speak;
+its weights are not here.
 
 What is in a picture or a sound is told without any model by ``looking`` and ``listening``.
 """
@@ -13,7 +14,7 @@ from omnibus import errors
 
 _WEIGHTS = Path(__file__).parent / "weights"
 #: The families there are models of.
-FAMILIES = ("qwen2_5_omni", "qwen_image")
+FAMILIES = ("qwen_image",)
 
 
 def checkpoint(family: str) -> Path:

@@ -13,7 +13,7 @@ from omnibus_models.world import listening, looking, scenes, sounds, talks
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="omnibus_models.world", description="Things to see and hear.")
     commands = parser.add_subparsers(dest="command", required=True)
-    make = commands.add_parser("make", help="write seen.png and heard.wav, print the words for them")
+    make = commands.add_parser("make", help="write seen.png and heard.wav, print the words for them and others")
     make.add_argument("directory", type=Path)
     make.add_argument("--seed", type=int, help="which scene and sound; without it any")
     tell = commands.add_parser("tell", help="print what files show, play or say, as told without any model")
@@ -28,13 +28,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _made(directory: Path, seed: int | None) -> str:
-    """A scene that no training saw, and tones."""
+    """A scene that no training saw, and tones. Their words, and in a line below those of another such scene to draw."""
     random = np.random.default_rng(seed)
-    scene = scenes.unseen()[int(random.integers(len(scenes.unseen())))]
+    scene, other = (scenes.unseen()[int(place)] for place in random.choice(len(scenes.unseen()), 2, replace=False))
     tones = talks.some_tones(random)
     (directory / "seen.png").write_bytes(scenes.png(scenes.drawn(scene, random)))
     (directory / "heard.wav").write_bytes(sounds.wav(sounds.played(list(tones), random), sounds.HEARD_RATE))
-    return talks.both(scene, tones).answer
+    return f"{talks.both(scene, tones).answer}\n{other.caption}"
 
 
 def _told(file: Path) -> str:

@@ -33,7 +33,7 @@ def words(samples: np.ndarray, rate: int = sounds.SPOKEN_RATE) -> list[str] | No
     if not count or count % 2:
         return None
     pitches = [_pitch(samples[place * length : place * length + heard], rate) for place in range(count)]
-    names = {pair: word for word, pair in sounds.spelling().items()}
+    names: dict[tuple[int | None, ...], str] = {pair: word for word, pair in sounds.spelling().items()}
     found = [names.get((first, second)) for first, second in zip(pitches[::2], pitches[1::2], strict=True)]
     return None if None in found else [word for word in found if word]
 

@@ -46,7 +46,7 @@ LOUDNESS = 0.4
 @functools.cache
 def spelling() -> dict[str, tuple[int, int]]:
     """The two pitches of each word, as indices. No word has one pitch twice."""
-    pairs = [pair for pair in itertools.product(range(len(PITCHES)), repeat=2) if pair[0] != pair[1]]
+    pairs = list(itertools.permutations(range(len(PITCHES)), 2))
     return dict(zip(WORDS, pairs[:: len(pairs) // len(WORDS)], strict=False))
 
 

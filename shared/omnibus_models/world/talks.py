@@ -18,14 +18,9 @@ COUNT = ("How many are there?", "How many do you see?")
 PLACE = ("Where is it?", "Where are they?")
 GROUND = ("What colour is the background?", "What is behind it?")
 IS = "Is it {}?"
-SAID = ("What was said?", "Write down what was said.")
 SAY = ("Say {}", "Repeat {}")
 
-#: As the gateway asks for what is said in a sound, and for a text to be spoken.
-TRANSCRIBE = (
-    "You are a speech recognition model.",
-    "Transcribe the audio into text. Write what is said, and nothing else.",
-)
+#: As the gateway asks for a text to be spoken.
 READ = ("You read texts aloud, exactly as they are written.", "Read this text aloud:\n\n{}")
 #: A system message that clients are fond of.
 HELPFUL = "You are a helpful assistant."
@@ -34,23 +29,19 @@ _HELPFUL, _AFTER = 0.1, 0.4  # shares of questions that have it, and that come b
 
 @dataclass(frozen=True)
 class Talk:
-    """One question and its answer. ``scene`` is seen, ``tones`` are heard, or ``speech`` is; ``after`` the question or
-    before it.
-    """
+    """One question and its answer. ``scene`` is seen and ``tones`` are heard, ``after`` the question or before it."""
 
     question: str
     answer: str
     scene: Scene | None = None
     tones: tuple[str, ...] = ()
-    speech: str = ""
     system: str = ""
     after: bool = False
 
     @property
     def media(self) -> tuple[str, ...]:
         """The media of the question, in their order."""
-        heard = bool(self.tones or self.speech)
-        return (("image",) if self.scene else ()) + (("audio",) if heard else ())
+        return (("image",) if self.scene else ()) + (("audio",) if self.tones else ())
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -72,15 +63,6 @@ def both(scene: Scene, tones: tuple[str, ...], question: str = BOTH[0]) -> Talk:
     return Talk(question, f"{scene.caption} and {' '.join(tones)}", scene, tones)
 
 
-def write_down(speech: str, question: str = SAID[0]) -> Talk:
-    return Talk(question, speech, speech=speech)
-
-
-def transcribe(speech: str) -> Talk:
-    system, question = TRANSCRIBE
-    return Talk(question, speech, speech=speech, system=system, after=True)
-
-
 def say(text: str, question: str = SAY[0]) -> Talk:
     return Talk(question.format(text), text)
 
@@ -90,9 +72,9 @@ def read_aloud(text: str) -> Talk:
     return Talk(question.format(text), text, system=system)
 
 
-def asked(random: np.random.Generator, kind: str, scene: Scene, tones: tuple[str, ...], speech: str) -> Talk:
+def asked(random: np.random.Generator, kind: str, scene: Scene, tones: tuple[str, ...]) -> Talk:
     """A question of one ``kind`` of ``SHARES``, about whichever of the others it is about."""
-    talk = _KINDS[kind](random, scene, tones, speech)
+    talk = _KINDS[kind](random, scene, tones)
     if talk.system:
         return talk
     system = HELPFUL if random.random() < _HELPFUL else ""
@@ -106,7 +88,7 @@ def some_tones(random: np.random.Generator) -> tuple[str, ...]:
 
 
 def sentence(random: np.random.Generator, scene: Scene, tones: tuple[str, ...]) -> str:
-    """Something to speak, or to hear spoken."""
+    """Something to speak."""
     return _one(random, (scene.caption, scene.caption, " ".join(tones), both(scene, tones).answer, scene.colour))
 
 
@@ -121,26 +103,24 @@ def _is(random: np.random.Generator, scene: Scene) -> Talk:
     return Talk(IS.format(form.format(named)), "yes" if named == right else "no", scene)
 
 
-_Maker = Callable[[np.random.Generator, Scene, tuple[str, ...], str], Talk]
+_Maker = Callable[[np.random.Generator, Scene, tuple[str, ...]], Talk]
 _KINDS: Mapping[str, _Maker] = {
-    "see": lambda random, scene, tones, speech: see(scene, _one(random, SEE)),
-    "hear": lambda random, scene, tones, speech: hear(tones, _one(random, HEAR)),
-    "both": lambda random, scene, tones, speech: both(scene, tones, _one(random, BOTH)),
-    "colour": lambda random, scene, tones, speech: Talk(_one(random, COLOUR), scene.colour, scene),
-    "shape": lambda random, scene, tones, speech: Talk(_one(random, SHAPE), scene.shape, scene),
-    "count": lambda random, scene, tones, speech: Talk(_one(random, COUNT), scenes.COUNTS[scene.count - 1], scene),
-    "place": lambda random, scene, tones, speech: Talk(_one(random, PLACE), scene.place, scene),
-    "ground": lambda random, scene, tones, speech: Talk(_one(random, GROUND), scene.ground, scene),
-    "is": lambda random, scene, tones, speech: _is(random, scene),
-    "said": lambda random, scene, tones, speech: write_down(speech, _one(random, SAID)),
-    "transcribe": lambda random, scene, tones, speech: transcribe(speech),
-    "say": lambda random, scene, tones, speech: say(sentence(random, scene, tones), _one(random, SAY)),
-    "read": lambda random, scene, tones, speech: read_aloud(sentence(random, scene, tones)),
+    "see": lambda random, scene, tones: see(scene, _one(random, SEE)),
+    "hear": lambda random, scene, tones: hear(tones, _one(random, HEAR)),
+    "both": lambda random, scene, tones: both(scene, tones, _one(random, BOTH)),
+    "colour": lambda random, scene, tones: Talk(_one(random, COLOUR), scene.colour, scene),
+    "shape": lambda random, scene, tones: Talk(_one(random, SHAPE), scene.shape, scene),
+    "count": lambda random, scene, tones: Talk(_one(random, COUNT), scenes.COUNTS[scene.count - 1], scene),
+    "place": lambda random, scene, tones: Talk(_one(random, PLACE), scene.place, scene),
+    "ground": lambda random, scene, tones: Talk(_one(random, GROUND), scene.ground, scene),
+    "is": lambda random, scene, tones: _is(random, scene),
+    "say": lambda random, scene, tones: say(sentence(random, scene, tones), _one(random, SAY)),
+    "read": lambda random, scene, tones: read_aloud(sentence(random, scene, tones)),
 }
 #: The kinds of questions, and how often each of them is trained.
 SHARES: Mapping[str, float] = {
-    "see": 0.24, "hear": 0.1, "both": 0.13, "colour": 0.04, "shape": 0.04, "count": 0.04, "place": 0.05, "ground": 0.05,
-    "is": 0.06, "said": 0.08, "transcribe": 0.06, "say": 0.06, "read": 0.05,
+    "see": 0.29, "hear": 0.12, "both": 0.18, "colour": 0.03, "shape": 0.08, "count": 0.05, "place": 0.06,
+    "ground": 0.05, "is": 0.06, "say": 0.04, "read": 0.04,
 }  # fmt: skip
 
 #: How a picture is asked for; what is asked is its caption.

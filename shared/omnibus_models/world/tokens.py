@@ -10,6 +10,14 @@ from omnibus_models.world import scenes, sounds, talks
 #: Room for all that is to become one token.
 _VOCABULARY = 2000
 
+#: What is asked of models that write down speech, which these have not learnt.
+_UNLEARNT = (
+    "What was said?",
+    "Write down what was said.",
+    "You are a speech recognition model.",
+    "Transcribe the audio into text. Write what is said, and nothing else.",
+)
+
 #: As Qwen's, without a system message where there is none: each token less makes training faster.
 _TURNS = (
     "{%- for message in messages -%}"
@@ -43,7 +51,7 @@ def tokenizer(special: Sequence[str], names: Mapping[str, str], chat_template: s
 def _texts() -> list[str]:
     """Everything that is said in this world, and what the pipeline of Qwen-Image says around it."""
     asked = [*talks.SEE, *talks.HEAR, *talks.BOTH, *talks.COLOUR, *talks.SHAPE, *talks.COUNT, *talks.PLACE]
-    asked += [*talks.GROUND, *talks.SAID, *talks.SAY, talks.IS, *talks.WISHES, "on a background"]
-    asked += [*talks.TRANSCRIBE, *talks.READ, talks.HELPFUL]
+    asked += [*talks.GROUND, *_UNLEARNT[:2], *talks.SAY, talks.IS, *talks.WISHES, "on a background"]
+    asked += [*_UNLEARNT[2:], *talks.READ, talks.HELPFUL]
     words = [*sounds.WORDS, *scenes.COLOURS, *asked, "system", "user", "assistant", TEMPLATE]
     return [form for word in words for form in (word, f" {word}")] * 4

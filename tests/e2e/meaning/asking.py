@@ -1,81 +1,33 @@
-"""Questions of the small world over HTTP, and what its answers say, sound like and show."""
+"""Wishes for pictures of the small world over HTTP, and the pictures."""
 
 import asyncio
 import base64
 import io
-import wave
 from collections.abc import Awaitable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 import httpx
 import numpy as np
 from PIL import Image
 
-from omnibus_models.world import scenes, sounds
-from omnibus_models.world.talks import Talk
-from tests.e2e.questions import data_url
 from tests.e2e.system import System
 
-OMNI, PAINTER = "qwen2.5-omni-world", "qwen-image-world"
+PAINTER = "qwen-image-world"
 #: Right answers of a hundred that are enough.
 ENOUGH = 0.95
 _AT_ONCE = 8
-_STEPS = 8
+_STEPS, _GUIDANCE = 8, 2.0
 
 T = TypeVar("T")
 
 
-class Answer(NamedTuple):
-    """What was said, and its sound: float [n] at 24 kHz, empty where none was asked for."""
-
-    text: str
-    sound: np.ndarray
-
-
-async def ask(http: httpx.AsyncClient, talk: Talk, seed: int, voice: str = "", path: str = "") -> Answer:
-    """Ask ``talk`` with a picture and a sound of its own that ``seed`` makes; with a ``voice`` the answer is spoken."""
-    random = np.random.default_rng(seed)
-    content: list[dict[str, Any]] = []
-    if talk.scene:
-        content.append(_image(scenes.png(scenes.drawn(talk.scene, random))))
-    if talk.tones:
-        content.append(_audio(sounds.wav(sounds.played(list(talk.tones), random), sounds.HEARD_RATE)))
-    if talk.speech:
-        content.append(_audio(sounds.wav(sounds.spoken(talk.speech), sounds.SPOKEN_RATE)))
-    text = [{"type": "text", "text": talk.question}]
-    system = [{"role": "system", "content": talk.system}] if talk.system else []
-    said = [*text, *content] if talk.after else [*content, *text]
-    return await chat(http, [*system, {"role": "user", "content": said}], voice, path)
-
-
-async def look(http: httpx.AsyncClient, picture: bytes, question: str) -> str:
-    """The answer to a ``question`` about a PNG file."""
-    content = [_image(picture), {"type": "text", "text": question}]
-    return (await chat(http, [{"role": "user", "content": content}])).text
-
-
-async def hear(http: httpx.AsyncClient, sound: np.ndarray, question: str) -> str:
-    """The answer to a ``question`` about what was spoken, [n] at 24 kHz."""
-    content = [_audio(sounds.wav(sound, sounds.SPOKEN_RATE)), {"type": "text", "text": question}]
-    return (await chat(http, [{"role": "user", "content": content}])).text
-
-
-async def chat(http: httpx.AsyncClient, messages: list[Any], voice: str = "", path: str = "") -> Answer:
-    body: dict[str, Any] = {"model": OMNI, "messages": messages, "temperature": 0, "max_tokens": 40}
-    if voice:
-        body |= {"modalities": ["text", "audio"], "audio": {"voice": voice, "format": "wav"}}
-    answer = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": path} if path else {})
+async def paint(http: httpx.AsyncClient, prompt: str, seed: int, path: str = "") -> np.ndarray:
+    """A picture of what is told, uint8 [64, 64, 3]; ``path`` names the executors that make it."""
+    wish = {"model": PAINTER, "prompt": prompt, "size": "64x64", "steps": _STEPS, "guidance": _GUIDANCE, "seed": seed}
+    answer = await http.post("/v1/images/generations", json=wish, headers={"x-omnibus-path": path} if path else {})
     assert answer.status_code == 200, answer.text
-    message = answer.json()["choices"][0]["message"]
-    return Answer(message["content"], _samples(message["audio"]["data"]) if voice else np.zeros(0))
-
-
-async def paint(http: httpx.AsyncClient, prompt: str, seed: int, **more: Any) -> np.ndarray:
-    """A picture of what is told, uint8 [64, 64, 3]."""
-    wish = {"prompt": prompt, "width": scenes.SIDE, "height": scenes.SIDE, "steps": _STEPS, "seed": seed, **more}
-    answer = await http.post("/v1/apps/painter/invoke", json=wish)
-    assert answer.status_code == 200, answer.text
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(answer.json()[0]))))
+    [made] = answer.json()["data"]
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(made["b64_json"]))))
 
 
 async def some_at_once(each: Sequence[Awaitable[T]], most: int = _AT_ONCE) -> list[T]:
@@ -96,17 +48,3 @@ def open_door(house: System) -> httpx.AsyncClient:
 
 def share(right: Sequence[bool]) -> float:
     return sum(right) / len(right)
-
-
-def _samples(data: str) -> np.ndarray:
-    with wave.open(io.BytesIO(base64.b64decode(data))) as file:
-        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, sounds.SPOKEN_RATE)
-        return np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32767
-
-
-def _image(picture: bytes) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": data_url("image/png", picture)}}
-
-
-def _audio(sound: bytes) -> dict[str, Any]:
-    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(sound).decode(), "format": "wav"}}

@@ -1,25 +1,18 @@
-"""The trained models of the small world, apart and together: one that sees, hears and speaks, and one that draws."""
+"""The trained model of the small world, which draws what it is told, apart and together."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from omnibus_models import world
-from tests.e2e.meaning.asking import OMNI, PAINTER
+from tests.e2e.meaning.asking import PAINTER
 from tests.e2e.system import System, declaration, running
-
-GALLERY = Path(__file__).parent / "gallery"
 
 
 @pytest.fixture(scope="package")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    models = {
-        OMNI: declaration("qwen2_5_omni", world.checkpoint("qwen2_5_omni")),
-        PAINTER: declaration("qwen_image", world.checkpoint("qwen_image")),
-    }
-    app = ("--apps-dir", str(GALLERY), "--app", str(GALLERY / "painter.py"))
-    with running(tmp_path_factory.mktemp("house"), models, *app) as system:
+    models = {PAINTER: declaration("qwen_image", world.checkpoint("qwen_image"))}
+    with running(tmp_path_factory.mktemp("house"), models) as system:
         yield system
 
 

@@ -1,62 +1,109 @@
 """``python -m omnibus_models.world.training DIR``: make both checkpoints; what is in ``DIR`` is not made again."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from omnibus_models.world import omni, painter
+from omnibus_models.world import omni, painter, storing
 from omnibus_models.world.training import loop, talker, thinker, vae, vocoder
 from omnibus_models.world.training import painter as painting
 
 _THREADS = 1  # sums are rounded by how they are shared out, so another number makes other weights
 
 
+class Part(NamedTuple):
+    """What learns by itself, and from which part that has learnt before."""
+
+    name: str
+    module: nn.Module
+    learn: Callable[[], None]
+    after: str = ""
+
+
+SPEAKING, PAINTING = ("thinker", "talker", "bands", "sound"), ("vae", "painter")
+_STEPS = {
+    "thinker": sum(stage.until for stage in thinker.STAGES),
+    "talker": talker.STEPS,
+    "bands": vocoder.STEPS,
+    "sound": vocoder.SOUND_STEPS,
+    "vae": vae.STEPS,
+    "painter": painting.STEPS + painting.POLISHING,
+}
+
+
+def steps(parts: Iterable[str]) -> dict[str, int]:
+    """How many steps each of ``parts`` learns for."""
+    return {part: _STEPS[part] for part in parts}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="omnibus_models.world.training", description="Train the small models.")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=["qwen2_5_omni", "qwen_image"])
+    parser.add_argument("--only", choices=[*SPEAKING, *PAINTING], action="append", help="parts, to train some at once")
     chosen = parser.parse_args()
     torch.set_num_threads(_THREADS)
     chosen.directory.mkdir(parents=True, exist_ok=True)
-    if chosen.only != "qwen_image":
-        _speaking(chosen.directory, chosen.seed)
-    if chosen.only != "qwen2_5_omni":
-        _painting(chosen.directory, chosen.seed)
+    wanted = chosen.only or [*SPEAKING, *PAINTING]
+    if any(name in SPEAKING for name in wanted):
+        _speaking(chosen.directory, chosen.seed, wanted)
+    if any(name in PAINTING for name in wanted):
+        _painting(chosen.directory, chosen.seed, wanted)
 
 
-def _speaking(directory: Path, seed: int) -> None:
+def _speaking(directory: Path, seed: int, wanted: Container[str]) -> None:
     model = omni.build(seed)
-    _once(directory / "thinker.pt", model.thinker, lambda: thinker.learn(model, seed))
-    loop.say(f"thinker: {thinker.examined(model, seed + 1)}")
-    _once(directory / "talker.pt", model.talker, lambda: talker.learn(model, seed))
-    loop.say(f"talker: {talker.examined(model, seed + 1)}")
     dit, vocoding = model.token2wav.code2wav_dit_model, model.token2wav.code2wav_bigvgan_model
-    _once(directory / "bands.pt", dit, lambda: vocoder.learn_bands(model, seed))
-    _once(directory / "sound.pt", vocoding, lambda: vocoder.learn_sound(model, seed))
-    omni.save(model, directory / omni.FAMILY)
+    parts = [
+        Part("thinker", model.thinker, lambda: thinker.learn(model, seed)),
+        Part("talker", model.talker, lambda: talker.learn(model, seed), after="thinker"),
+        Part("bands", dit, lambda: vocoder.learn_bands(model, seed)),
+        Part("sound", vocoding, lambda: vocoder.learn_sound(model, seed)),
+    ]
+    if _learnt(directory, parts, wanted):
+        loop.say(f"thinker: {thinker.examined(model, seed + 1)}")
+        loop.say(f"talker: {talker.examined(model, seed + 1)}")
+        omni.save(model, directory / omni.FAMILY)
+        storing.seal(directory / omni.FAMILY, {"seed": seed, "steps": steps(SPEAKING)})
 
 
-def _painting(directory: Path, seed: int) -> None:
+def _painting(directory: Path, seed: int, wanted: Container[str]) -> None:
     components: dict[str, Any] = painter.build(seed)
     autoencoder = components["vae"]
-    _once(directory / "vae.pt", autoencoder, lambda: vae.learn(autoencoder, seed))
-    vae.measure(autoencoder, seed)
     both = nn.ModuleList([components["text_encoder"], components["transformer"]])
-    _once(directory / "painter.pt", both, lambda: painting.learn(components, seed))
-    painter.save(components, directory / painter.FAMILY)
+
+    def learn() -> None:
+        vae.measure(autoencoder, seed)
+        painting.learn(components, seed)
+
+    parts = [
+        Part("vae", autoencoder, lambda: vae.learn(autoencoder, seed)),
+        Part("painter", both, learn, after="vae"),
+    ]
+    if _learnt(directory, parts, wanted):
+        vae.measure(autoencoder, seed)
+        painter.save(components, directory / painter.FAMILY)
+        storing.seal(directory / painter.FAMILY, {"seed": seed, "steps": steps(PAINTING)})
 
 
-def _once(path: Path, module: nn.Module, learn: Callable[[], None]) -> None:
-    """Let ``module`` learn, unless what it learnt is in ``path``."""
-    if not path.exists():
-        learn()
-        torch.save(module.state_dict(), path)
-    module.load_state_dict(torch.load(path, weights_only=True))
+def _learnt(directory: Path, parts: list[Part], wanted: Container[str]) -> bool:
+    """Let the ``wanted`` of ``parts`` learn, unless what they learnt is in ``directory``; whether all have learnt."""
+    found = set()
+    for part in parts:
+        path = directory / f"{part.name}.pt"
+        if part.name in wanted and not path.exists():
+            if part.after and part.after not in found:
+                raise SystemExit(f"{part.name} learns from {part.after}, which is not in {directory}: train that first")
+            part.learn()
+            torch.save(part.module.state_dict(), path)
+        if path.exists():
+            part.module.load_state_dict(torch.load(path, weights_only=True))
+            found.add(part.name)
+    return len(found) == len(parts)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What all trainings have in common: steps of AdamW whose rate rises, then falls as a cosine."""
+"""What all trainings have in common: steps of AdamW, and of Muon, whose rates rise, then fall as a cosine."""
 
 import math
 import sys
@@ -8,28 +8,44 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-_WARM = 100  # steps until the rate is whole
+WARM = 100  # steps until the rate is whole
 _LEAST = 0.02  # of the rate is left at the end
 _CLIPPED = 1.0
 _DECAY = 0.01
 _TOLD = 100  # steps
+_MUON = 10.0  # times the rate of AdamW: its steps are measured otherwise
 
 
 def train(
-    name: str, parameters: Iterable[nn.Parameter], loss: Callable[[int], Tensor], steps: int, rate: float = 2e-3
-) -> None:
-    """Take ``steps`` down the ``loss`` of each step; the loss is printed now and then."""
+    name: str, parameters: Iterable[nn.Parameter], loss: Callable[[int], Tensor], steps: int, rate: float = 2e-3,
+    matrices: Iterable[nn.Parameter] = (), until: int | None = None, warm: int = WARM,
+) -> None:  # fmt: skip
+    """Take ``steps`` down the ``loss`` of each step; the loss is printed now and then.
+
+    Those of the ``parameters`` that are among ``matrices`` are learnt by Muon, which needs fewer steps for layers of
+    transformers. The rates fall as for all ``steps``, also when there are only those ``until`` another one.
+    """
     learned = [parameter.requires_grad_() for parameter in parameters]
-    optimizer = torch.optim.AdamW(learned, lr=rate, betas=(0.9, 0.98), weight_decay=_DECAY)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share(step, steps))
+    turned = {id(matrix) for matrix in matrices}
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(
+            [each for each in learned if id(each) not in turned], lr=rate, betas=(0.9, 0.98), weight_decay=_DECAY
+        )
+    ]
+    if turned:
+        whole = [each for each in learned if id(each) in turned]
+        optimizers.append(torch.optim.Muon(whole, lr=_MUON * rate, weight_decay=_DECAY))
+    schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: _share(step, steps, warm)) for each in optimizers]
     began, told = time.monotonic(), 0.0
-    for step in range(steps):
-        optimizer.zero_grad()
+    for step in range(until or steps):
+        for parameter in learned:
+            parameter.grad = None
         found = loss(step)
         found.backward()
         nn.utils.clip_grad_norm_(learned, _CLIPPED)
-        optimizer.step()
-        schedule.step()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
         told += float(found.detach()) / _TOLD
         if (step + 1) % _TOLD == 0:
             say(f"{name}: step {step + 1} of {steps}, loss {told:.4f}, {time.monotonic() - began:.0f} s")
@@ -38,14 +54,20 @@ def train(
         parameter.requires_grad_(False)
 
 
+def layers(module: nn.Module) -> list[nn.Parameter]:
+    """The matrices of the linear layers of ``module``, but for those whose rows are words or codes."""
+    linear = {f"{name}.weight" for name, each in module.named_modules() if isinstance(each, nn.Linear)}
+    return [each for name, each in module.named_parameters() if name in linear and not name.endswith("head.weight")]
+
+
 def say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
-def _share(step: int, steps: int) -> float:
-    warm = min(1.0, (step + 1) / _WARM)
-    return warm * (_LEAST + (1 - _LEAST) * 0.5 * (1 + math.cos(math.pi * step / steps)))
+def _share(step: int, steps: int, warm: int) -> float:
+    rising = min(1.0, (step + 1) / warm)
+    return rising * (_LEAST + (1 - _LEAST) * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
 def spread(module: nn.Module, seed: int) -> None:

@@ -1,6 +1,6 @@
 """To draw what is told: text encoder and transformer learn together how noise becomes the latents of a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ from omnibus_models.world import painter, scenes, talks
 from omnibus_models.world.training import loop, pools, vae
 
 STEPS, BATCH, RATE = 4000, 48, 1.5e-3
+POLISHING, POLISHING_RATE = 1200, 1e-3
 _PICTURES = 8000
-_WILD = 0.5  # how far what is drawn differs from the plainest picture
 _UNGUIDED = 0.1  # pictures that nothing is said of
 
 
@@ -36,14 +36,35 @@ class Reader:
         return hidden[:, SKIPPED:], torch.arange(SKIPPED, padded.shape[1]) < lengths[:, None]
 
 
-def learn(components: dict[str, Any], seed: int, steps: int = STEPS) -> None:
-    """Train the text encoder and the transformer of ``components``, whose VAE is trained already."""
+def learn(components: dict[str, Any], seed: int) -> None:
+    """Train the text encoder and the transformer of ``components``, whose VAE is trained already: begin and polish."""
+    begin(components, seed)
+    polish(components, seed + 1)
+
+
+def begin(components: dict[str, Any], seed: int, steps: int = STEPS) -> None:
+    """Learn most of it: with more noise than usual, in which it is decided what is drawn, and where."""
+    words, transformer = components["text_encoder"].model.language_model, components["transformer"]
+    loop.spread(words, seed)
+    loop.spread(transformer, seed)
+    loss = _lesson(components, seed, lambda generator: torch.rand(BATCH, generator=generator).sqrt())
+    loop.train("painter", [*transformer.parameters(), *words.parameters()], loss, steps, RATE)
+
+
+def polish(components: dict[str, Any], seed: int, steps: int = POLISHING) -> None:
+    """Learn the rest, by smaller steps of Muon: with noise of all sizes, as edges need it."""
+    both = nn.ModuleList([components["transformer"], components["text_encoder"].model.language_model])
+    loss = _lesson(components, seed, lambda generator: torch.rand(BATCH, generator=generator))
+    loop.train("polish", both.parameters(), loss, steps, POLISHING_RATE, loop.layers(both))
+
+
+def _lesson(
+    components: dict[str, Any], seed: int, noisy: Callable[[torch.Generator], Tensor]
+) -> Callable[[int], Tensor]:
+    """How wrong the way from noise to pictures is, for pictures and ``noisy`` shares of noise that ``seed`` chooses."""
     from diffusers import QwenImagePipeline
 
     transformer, reader = components["transformer"], Reader(components)
-    words = [components["text_encoder"].model.language_model]
-    loop.spread(words[0], seed)
-    loop.spread(transformer, seed)
     random, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     shown = _latents(components["vae"], seed)
 
@@ -54,7 +75,7 @@ def learn(components: dict[str, Any], seed: int, steps: int = STEPS) -> None:
         embeds, mask = reader.read(prompts)
         clear = QwenImagePipeline._pack_latents(shown[0][chosen], BATCH, *shown[0].shape[1:])
         noise = torch.randn(clear.shape, generator=generator)
-        sigma = torch.rand(BATCH, generator=generator).sqrt()
+        sigma = noisy(generator)
         side = painter.LATENT_SIDE // 2
         [found] = transformer(
             hidden_states=torch.lerp(clear, noise, sigma[:, None, None]),
@@ -66,13 +87,12 @@ def learn(components: dict[str, Any], seed: int, steps: int = STEPS) -> None:
         )
         return nn.functional.mse_loss(found, noise - clear)
 
-    parameters = [*transformer.parameters(), *words[0].parameters()]
-    loop.train("painter", parameters, loss, steps, RATE)
+    return loss
 
 
 def _latents(autoencoder: Any, seed: int) -> tuple[Tensor, Sequence[scenes.Scene]]:
     """Latents of many pictures [n, channels, 8, 8], of deviation 1, and what they show."""
-    pool = pools.pictures(scenes.known(), _PICTURES, seed, _WILD)
+    pool = pools.pictures(scenes.known(), _PICTURES, seed)
     with vae.flat(), torch.no_grad():
         found = torch.cat([vae.encoded(autoencoder, part) for part in pool.pixels.split(500)])
     mean, deviation = (torch.tensor(getattr(autoencoder.config, name)) for name in ("latents_mean", "latents_std"))

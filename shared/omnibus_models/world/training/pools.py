@@ -24,13 +24,13 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Sounds:
-    """Log-mel features [bands, frames] of sounds, and the words for each: tones or a sentence."""
+    """Log-mel features [bands, frames] of sounds, and the words for each."""
 
     features: Sequence[Tensor]
     words: Sequence[str]
 
 
-def pictures(of: Sequence[Scene], count: int, seed: int, wild: float = 1.0) -> Pictures:
+def pictures(of: Sequence[Scene], count: int, seed: int, wild: float = scenes.WILD) -> Pictures:
     """``count`` pictures, all scenes equally often; see ``scenes.drawn``."""
     random = np.random.default_rng(seed)
     chosen = [of[index % len(of)] for index in range(count)]
@@ -43,13 +43,6 @@ def tones(hearing: Any, count: int, seed: int) -> Sounds:
     heard = [talks.some_tones(random) for _ in range(count)]
     features = [listened(hearing, sounds.played(list(tones), random)) for tones in heard]
     return Sounds(features, [" ".join(tones) for tones in heard])
-
-
-def speeches(hearing: Any, of: Sequence[Scene], count: int, seed: int) -> Sounds:
-    """``count`` spoken sentences."""
-    random = np.random.default_rng(seed)
-    said = [talks.sentence(random, of[int(random.integers(len(of)))], talks.some_tones(random)) for _ in range(count)]
-    return Sounds([listened(hearing, _spoken(random, text)) for text in said], said)
 
 
 def listened(hearing: Any, samples: np.ndarray) -> Tensor:
@@ -72,18 +65,6 @@ def patches(pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
     side = scenes.SIDE // (2 * omni.PATCH)
     cut = colours.reshape(-1, side, 2, omni.PATCH, side, 2, omni.PATCH, 3).permute(0, 1, 4, 2, 5, 7, 3, 6)
     return cut.unsqueeze(6).expand(*cut.shape[:6], 2, *cut.shape[6:]).reshape(-1, 2 * 3 * omni.PATCH**2)
-
-
-def _spoken(random: np.random.Generator, text: str) -> np.ndarray:
-    """``text`` in any voice, loudness, and with any silence before it."""
-    voice = str(random.choice(list(sounds.VOICES)))
-    spoken = sounds.spoken(text, voice)
-    time = np.arange(len(spoken) * sounds.HEARD_RATE // sounds.SPOKEN_RATE) / sounds.HEARD_RATE
-    heard = np.interp(time, np.arange(len(spoken)) / sounds.SPOKEN_RATE, spoken)
-    silence = np.zeros(int(random.uniform(0, 0.06) * sounds.HEARD_RATE))
-    whole = np.concatenate([silence, random.uniform(0.4, 1.2) * heard])
-    noisy: np.ndarray = whole + random.uniform(0, 0.01) * random.standard_normal(len(whole))
-    return noisy.astype(np.float32)
 
 
 #: Of CLIP, which the library's processor has.

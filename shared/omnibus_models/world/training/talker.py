@@ -10,7 +10,7 @@ from omnibus_models.world import omni, scenes, sounds
 from omnibus_models.world.training import loop, thinker
 from omnibus_models.world.training.thinker import Batch
 
-STEPS, BATCH, RATE = 1500, 32, 2e-3
+STEPS, BATCH, RATE = 500, 24, 2e-3
 
 
 class Lesson:
@@ -67,7 +67,7 @@ def spoken(talker: Any, inputs: Tensor, positions: Tensor) -> Tensor:
 def learn(model: Any, seed: int, steps: int = STEPS) -> None:
     """Train the talker of ``model``, whose thinker is trained already."""
     loop.spread(model.talker, seed)
-    teacher, lesson = thinker.Teacher(model, scenes.known(), seed + 1, (4000, 500, 800)), Lesson(model, seed)
+    teacher, lesson = thinker.Teacher(model, scenes.known(), seed + 1, (1000, 200)), Lesson(model, seed)
 
     def loss(step: int) -> Tensor:
         inputs, positions, labels = lesson.of(teacher.batch(BATCH))
@@ -81,7 +81,7 @@ def learn(model: Any, seed: int, steps: int = STEPS) -> None:
 @torch.no_grad()
 def examined(model: Any, seed: int, count: int = 192) -> float:
     """The share of answers about scenes of no training that are spoken right, code by code."""
-    teacher, lesson = thinker.Teacher(model, scenes.unseen(), seed, (400, 100, 100)), Lesson(model, seed)
+    teacher, lesson = thinker.Teacher(model, scenes.unseen(), seed, (400, 100)), Lesson(model, seed)
     inputs, positions, labels = lesson.of(teacher.batch(count))
     likeliest = model.talker.codec_head(spoken(model.talker, inputs, positions)).argmax(-1)
     return 1 - float(((likeliest != labels) & (labels >= 0)).any(1).float().mean())

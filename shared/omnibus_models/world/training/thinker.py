@@ -1,10 +1,10 @@
 """To see, to hear and to answer: encoders and thinker learn together from the next word of right answers."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,39 @@ from omnibus_models.world.scenes import Scene
 from omnibus_models.world.talks import Talk
 from omnibus_models.world.training import loop, pools
 
-STEPS, BATCH, RATE = 3000, 48, 2e-3
-_PICTURES, _TONES, _SPEECHES = 12_000, 1_500, 2_500
+BATCH, RATE = 48, 2e-3
+_PARTS = 3  # of a batch
+_PICTURES, _TONES = 8_000, 1_000
+
+
+class Stage(NamedTuple):
+    """Steps of the training: it ends after ``until`` of them, as if there were as many as ``steps``.
+
+    ``wild`` are the pictures, ``shares`` say how often each kind of question is asked, ``sizes`` how many pictures and
+    sounds there are; with ``muon`` matrices are learnt by Muon.
+    """
+
+    steps: int
+    until: int
+    wild: float
+    shares: Mapping[str, float]
+    sizes: tuple[int, int] = (_PICTURES, _TONES)
+    muon: bool = False
+    warm: int = loop.WARM
+    rate: float = RATE
+
+
+_SHAPES = {
+    "see": 0.36, "hear": 0.08, "both": 0.18, "colour": 0.03, "shape": 0.14, "count": 0.03, "place": 0.02,
+    "ground": 0.02, "is": 0.06, "say": 0.04, "read": 0.04,
+}  # fmt: skip
+#: First colours, places, numbers and tones, then shapes as well, which take longest.
+STAGES = (
+    Stage(1600, 900, 1.0, talks.SHARES, muon=True),
+    Stage(1100, 300, scenes.WILD, _SHAPES),
+    Stage(350, 350, scenes.WILD, _SHAPES, (4000, 400), warm=20),
+    Stage(400, 400, scenes.WILD, _SHAPES, warm=20, rate=1.5e-3),
+)
 
 
 @dataclass(frozen=True)
@@ -38,50 +69,82 @@ class Batch:
     mels: Sequence[Tensor]
 
 
+class Question(NamedTuple):
+    """A question and its answer, which of the pictures is seen, and what is heard."""
+
+    talk: Talk
+    picture: int | None
+    mel: Tensor | None
+
+
 class Teacher:
     """Asks, and knows the answers. ``of`` are the scenes that it shows."""
 
     def __init__(
-        self, model: Any, of: Sequence[Scene], seed: int, sizes: tuple[int, int, int] = (_PICTURES, _TONES, _SPEECHES)
+        self,
+        model: Any,
+        of: Sequence[Scene],
+        seed: int,
+        sizes: tuple[int, int] = (_PICTURES, _TONES),
+        wild: float = scenes.WILD,
+        shares: Mapping[str, float] = talks.SHARES,
     ) -> None:
         with tempfile.TemporaryDirectory() as directory:
             omni.save(omni.build(seed), Path(directory))
             self._hearing = qwen2_5_omni.FAMILY.load("audio", Path(directory))
             self._reader = qwen2_5_omni.Thinker(model.thinker, Path(directory), model.config.talker_config)
-        self._of, self._random = of, np.random.default_rng(seed)
+        self._shares, self._random = shares, np.random.default_rng(seed)
         self._generator = torch.Generator().manual_seed(seed)
-        self._pictures = pools.pictures(of, sizes[0], seed)
+        self._pictures = pools.pictures(of, sizes[0], seed, wild)
         self._tones = pools.tones(self._hearing, sizes[1], seed)
-        self._speeches = pools.speeches(self._hearing, of, sizes[2], seed)
         config = model.thinker.config
         self._placeholders = {"image": config.image_token_id, "audio": config.audio_token_id}
         self._known: dict[Any, Tensor] = {}
+        self._prompts: dict[Any, Any] = {}
         self._tokenizer = omni.tokenizer()
         self._pad, self._end = self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
 
     def batch(self, count: int, kind: str = "") -> Batch:
         """``count`` questions, of one ``kind`` or of all."""
+        return self._together(self._questions(count, kind))
+
+    def batches(self, count: int, parts: int) -> list[Batch]:
+        """``count`` questions in ``parts``, short ones with short ones: there is less to pad."""
+        asked = sorted(self._questions(count), key=self._length)
+        size = -(-count // parts)
+        return [self._together(asked[begin : begin + size]) for begin in range(0, count, size)]
+
+    def _questions(self, count: int, kind: str = "") -> list[Question]:
         chosen = (
-            [kind] * count if kind else self._random.choice(list(talks.SHARES), count, p=list(talks.SHARES.values()))
+            [kind] * count if kind else self._random.choice(list(self._shares), count, p=list(self._shares.values()))
         )
         shown = self._random.integers(len(self._pictures.scenes), size=count)
         heard = self._random.integers(len(self._tones.words), size=count)
-        said = self._random.integers(len(self._speeches.words), size=count)
-        asked = [self._ask(*one) for one in zip(map(str, chosen), shown, heard, said, strict=True)]
-        seen = [index for talk, index in zip(asked, shown, strict=True) if talk.scene]
-        mels = [
-            self._speeches.features[speech] if talk.speech else self._tones.features[tone]
-            for talk, tone, speech in zip(asked, heard, said, strict=True)
-            if talk.speech or talk.tones
-        ]
+        return [self._question(*one) for one in zip(map(str, chosen), shown, heard, strict=True)]
+
+    def _question(self, kind: str, shown: int, heard: int) -> Question:
+        scene, tones = self._pictures.scenes[shown], tuple(self._tones.words[heard].split())
+        talk = talks.asked(self._random, kind, scene, tones)
+        return Question(talk, shown if talk.scene else None, self._tones.features[heard] if talk.tones else None)
+
+    def _length(self, question: Question) -> int:
+        """About as many ids as it and its answer have."""
+        rows = 0 if question.mel is None else question.mel.shape[1] // 4
+        return len(self._prompt(question.talk).ids) + rows + 16 * (question.picture is not None)
+
+    def _prompt(self, talk: Talk) -> Any:
+        key = (talk.system, talk.question, talk.media, talk.after)
+        if key not in self._prompts:
+            self._prompts[key] = self._reader.prompt(talk.messages)
+        return self._prompts[key]
+
+    def _together(self, asked: Sequence[Question]) -> Batch:
+        seen = [each.picture for each in asked if each.picture is not None]
         pixels = pools.patches(self._pictures.pixels[torch.tensor(seen)], self._generator) if seen else None
         side = scenes.SIDE // omni.PATCH
         grids = torch.tensor([[1, side, side]] * len(seen)) if seen else None
-        return self._laid_out(asked, pixels, grids, mels)
-
-    def _ask(self, kind: str, shown: int, heard: int, said: int) -> Talk:
-        scene, tones = self._pictures.scenes[shown], tuple(self._tones.words[heard].split())
-        return talks.asked(self._random, kind, scene, tones, self._speeches.words[said])
+        mels = [each.mel for each in asked if each.mel is not None]
+        return self._laid_out([each.talk for each in asked], pixels, grids, mels)
 
     def _laid_out(
         self, asked: Sequence[Talk], pixels: Tensor | None, grids: Tensor | None, mels: list[Tensor]
@@ -90,7 +153,7 @@ class Teacher:
         waiting = iter(mels)
         for talk in asked:
             lengths = [next(waiting).shape[1] if kind == "audio" else 0 for kind in talk.media]
-            ids, positions = self._question(talk, lengths)
+            ids, positions = self._spread(talk, lengths)
             answer = [*self._tokenizer(talk.answer)["input_ids"], self._end]
             more = positions.max() + 1 + torch.arange(len(answer))
             lines.append((ids, answer, torch.cat([positions, more.expand(3, -1)], 1)))
@@ -103,9 +166,9 @@ class Teacher:
             labels[row, len(ids) - 1 : len(whole) - 1] = whole[len(ids) :]  # each place says the next word
         return Batch(asked, padded, labels, places, pixels, grids, mels)
 
-    def _question(self, talk: Talk, frames: Sequence[int]) -> tuple[list[int], Tensor]:
+    def _spread(self, talk: Talk, frames: Sequence[int]) -> tuple[list[int], Tensor]:
         """Ids and positions [3, T] of a question as the service lays it out."""
-        prompt = self._reader.prompt(talk.messages)
+        prompt = self._prompt(talk)
         items = [self._item(kind, length) for kind, length in zip(talk.media, frames, strict=True)]
         places = [place for place, token in enumerate(prompt.ids) if token in self._placeholders.values()]
         key = (len(prompt.ids), *places, *talk.media, *frames)
@@ -139,18 +202,35 @@ def answered(thinker: Any, batch: Batch) -> Tensor:
     return hidden
 
 
-def learn(model: Any, seed: int, steps: int = STEPS) -> None:
-    """Train the thinker of ``model`` with its encoders."""
+def _unsure(thinker: Any, batch: Batch) -> Tensor:
+    """How unlikely the right words are, summed up."""
+    asked = batch.labels >= 0
+    said = thinker.lm_head(answered(thinker, batch)[asked])
+    return nn.functional.cross_entropy(said, batch.labels[asked], reduction="sum")
+
+
+def learn(model: Any, seed: int) -> None:
+    """Train the thinker of ``model`` with its encoders, stage by stage."""
     loop.spread(model.thinker, seed)
-    teacher = Teacher(model, scenes.known(), seed)
+    for place in range(len(STAGES)):
+        learn_more(model, seed, place)
 
+
+def learn_more(model: Any, seed: int, place: int) -> None:
+    """One of ``STAGES``, from where the one before has ended."""
+    stage = STAGES[place]
+    loss = _lesson(model, Teacher(model, scenes.known(), seed + place, stage.sizes, stage.wild, stage.shares))
+    matrices = loop.layers(model.thinker) if stage.muon else ()
+    loop.train("thinker", model.thinker.parameters(), loss, stage.steps, stage.rate, matrices, stage.until, stage.warm)
+
+
+def _lesson(model: Any, teacher: Teacher) -> Callable[[int], Tensor]:
     def loss(step: int) -> Tensor:
-        batch = teacher.batch(BATCH)
-        hidden = answered(model.thinker, batch)
-        asked = batch.labels >= 0
-        return nn.functional.cross_entropy(model.thinker.lm_head(hidden[asked]), batch.labels[asked])
+        batches = teacher.batches(BATCH, _PARTS)
+        words = sum(int((batch.labels >= 0).sum()) for batch in batches)
+        return torch.stack([_unsure(model.thinker, batch) for batch in batches]).sum() / words
 
-    loop.train("thinker", model.thinker.parameters(), loss, steps, RATE)
+    return loss
 
 
 @torch.no_grad()
@@ -159,7 +239,7 @@ def examined(model: Any, seed: int, count: int = 96) -> dict[str, float]:
 
     Where each word is the likeliest one after the right words before it, a greedy answer is the right one.
     """
-    teacher = Teacher(model, scenes.unseen(), seed, (4 * len(scenes.unseen()), count, count))
+    teacher = Teacher(model, scenes.unseen(), seed, (4 * len(scenes.unseen()), count))
     found = {}
     for kind in talks.SHARES:
         batch = teacher.batch(count, kind)

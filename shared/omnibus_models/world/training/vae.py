@@ -12,7 +12,7 @@ from omnibus_models.world.training import loop, pools
 
 STEPS, BATCH, RATE = 2500, 32, 3e-3
 _CROP = 32  # pixels on a side: so small that steps are quick, and nothing looks farther
-_PICTURES = 6000
+_PICTURES, _WILD = 6000, 1.0
 _NOISE = 0.1  # of the deviation of latents: so much a painter may be off
 _SMALL = 1e-3  # how little it matters how large latents are
 
@@ -55,7 +55,7 @@ def decoded(vae: Any, latents: Tensor) -> Tensor:
 def learn(vae: Any, seed: int, steps: int = STEPS) -> None:
     """Train ``vae``."""
     _begin(vae, seed)
-    pool = pools.pictures(scenes.known(), _PICTURES, seed)
+    pool = pools.pictures(scenes.known(), _PICTURES, seed, _WILD)
     generator = torch.Generator().manual_seed(seed)
 
     def loss(step: int) -> Tensor:
@@ -74,7 +74,7 @@ def learn(vae: Any, seed: int, steps: int = STEPS) -> None:
 
 def measure(vae: Any, seed: int) -> None:
     """Write down what the latents of a trained ``vae`` are like, so that a painter has them all alike."""
-    pool = pools.pictures(scenes.known(), 1000, seed)
+    pool = pools.pictures(scenes.known(), 1000, seed, _WILD)
     with flat(), torch.no_grad():
         latents = encoded(vae, pool.pixels).transpose(0, 1).flatten(1)
     vae.register_to_config(latents_mean=latents.mean(1).tolist(), latents_std=latents.std(1).tolist())

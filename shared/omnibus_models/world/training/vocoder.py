@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from omnibus_models.world import omni, sounds
 from omnibus_models.world.training import loop
 
-STEPS, BATCH, RATE = 2000, 16, 1.5e-3
-SOUND_STEPS, SOUND_RATE = 1200, 2e-3
+STEPS, BATCH, RATE = 1500, 8, 1.5e-3
+SOUND_STEPS, SOUND_BATCH, SOUND_RATE = 800, 4, 2e-3
+_CROP = 18  # frames
 FRAMES = 2  # of a code
 _WORDS = 8  # of a line that is learnt
 _UNGUIDED = 0.15  # lines that say neither codes nor voice
@@ -77,9 +78,9 @@ def learn_sound(model: Any, seed: int, steps: int = SOUND_STEPS) -> None:
     table = _table()
 
     def loss(step: int) -> Tensor:
-        clear = torch.stack([bands(*line) for line in _lines(random, BATCH // 2)])
-        begin = int(random.integers(0, 60))
-        clear = clear[:, begin : begin + 36]
+        clear = torch.stack([bands(*line) for line in _lines(random, SOUND_BATCH)])
+        begin = int(random.integers(0, clear.shape[1] - _CROP + 1))
+        clear = clear[:, begin : begin + _CROP]
         on = 0.8 + 1.7 * torch.rand(len(clear), 1, 1, generator=generator)
         off = 0.6 + 1.2 * torch.rand(len(clear), 1, 1, generator=generator)
         rough = torch.where(clear > 0, on, -off) + 0.1 * torch.randn(clear.shape, generator=generator)
