@@ -92,11 +92,9 @@ async def release(tmp_path: Path) -> AsyncIterator[Release]:
         work = asyncio.create_task(machine.run())
         try:
             yield release
-        except BaseException:
-            for pod in machine.pods.values():
-                print(f"--- {pod.name}\n{pod.log[-3000:]}")
-            raise
         finally:
+            for pod in machine.pods.values():  # shown when the test fails
+                print(f"--- {pod.name}, started {pod.starts} times\n{pod.log[-3000:]}")
             try:
                 await until_cancelled(work)
             finally:
