@@ -1,6 +1,7 @@
-"""The parts of the chart's ``values.schema.json`` that follow from the code: ``python -m tests.kube.values`` writes them.
+"""What of the chart follows from the code: ``python -m tests.kube.values`` writes it.
 
-Which settings may be set, and what a declared model may say. What the chart itself sets is not among them.
+Parts of ``values.schema.json``: which settings may be set, but for those that the chart sets itself, and what a
+declared model may say. And the users of the bus.
 """
 
 import json
@@ -8,11 +9,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from omnibus import settings
+from omnibus.bus import permissions
 from omnibus.plan import Option
 from services.planner.model import Declared
 from tests.kube.helm import CHART
 
-SCHEMA = CHART / "values.schema.json"
+SCHEMA, USERS = CHART / "values.schema.json", CHART / "files" / "nats-users.conf"
 #: Set by the chart, from other values.
 CHARTS = {
     "bus": {"url", "user", "password", "tls_ca", "tls_cert", "tls_key"},
@@ -64,6 +66,7 @@ def main() -> None:
     whole = json.loads(SCHEMA.read_text())
     whole["$defs"] |= parts()
     SCHEMA.write_text(json.dumps(whole, indent=1) + "\n")
+    USERS.write_text(permissions.config())
 
 
 if __name__ == "__main__":

@@ -52,6 +52,19 @@ def test_names_are_unique_and_labels_lead_to_pods(rendered: Renders, shape: str)
         assert chosen is None or any(chosen.items() <= found.items() for found in labels), each["metadata"]["name"]
 
 
+def test_prometheus_finds_every_pod_of_ours(rendered: Renders):
+    objects = rendered(SHAPES["everything"])
+
+    (monitor,) = of(objects, "ServiceMonitor").values()
+    chosen = monitor["spec"]["selector"]["matchLabels"].items()
+    (service,) = [each for each in of(objects, "Service").values() if chosen <= each["metadata"]["labels"].items()]
+    found = {
+        part for part, pod in pods(objects) if service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    }
+    assert found == {"gateway", "planner", "sidecar", "encoder", "llm", "generator"}
+    assert service["spec"]["ports"][0]["name"] == monitor["spec"]["endpoints"][0]["port"]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_services_are_told_only_what_they_know(rendered: Renders, shape: str):
     objects = rendered(SHAPES[shape])

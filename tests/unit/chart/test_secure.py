@@ -9,6 +9,7 @@ import yaml
 from omnibus.bus import permissions
 from tests.kube.api import Object
 from tests.kube.helm import CHART
+from tests.kube.values import USERS
 from tests.unit.chart.shapes import SHAPES, Renders, env, of, pods, values
 
 CONTAINER = {
@@ -101,7 +102,7 @@ def test_a_secret_of_your_own_has_all_that_is_asked_of_it(rendered: Renders):
 
 
 def test_users_of_the_bus_are_those_of_the_code():
-    assert (CHART / "files" / "nats-users.conf").read_text() == permissions.config(), "omnibus nats-config writes it"
+    assert USERS.read_text() == permissions.config(), "run python -m tests.kube.values"
 
 
 def test_each_service_has_a_user_of_its_own_on_the_bus(rendered: Renders):

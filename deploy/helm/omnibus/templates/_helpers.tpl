@@ -63,7 +63,7 @@ labels: {{- include "omnibus.labels" . | nindent 2 }}
 {{/* Variables of a service: dict "root" $ "part" "gateway" "own" values-of-the-service. Its own settings win. */}}
 {{- define "omnibus.env" -}}
 {{- $root := .root -}}
-{{- $told := dict -}}
+{{- $told := dict "HOME" "/tmp" -}}{{/* what libraries keep besides */}}
 {{- range $from := list $root.Values .own -}}
   {{- range $area, $fields := $from.settings -}}
     {{- range $field, $value := $fields -}}

@@ -1,0 +1,231 @@
+"""The one machine of a cluster: it runs the pods that an ``Api`` holds as processes, much as a kubelet would.
+
+Volumes become directories, ports free ones, names of services addresses of this machine. A pod that ends is started
+again; one of a new template comes before that of the old one goes.
+"""
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import re
+import signal
+import sys
+import urllib.request
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from omnibus.up import binaries
+from omnibus.up.lineage import die_with_parent
+from omnibus.up.ports import free_ports
+from tests.e2e.system import ROOT
+from tests.kube.api import Api, Object
+
+LOOK, AGAIN, NODE = 0.1, 0.5, "n1"
+WORKLOADS = ("StatefulSet", "DaemonSet", "Deployment")
+
+
+class Pod:
+    """One pod of a workload. ``ports`` are where its ports are in truth, by name."""
+
+    def __init__(self, name: str, template: Object, machine: "Machine") -> None:
+        self.name = name
+        self.spec = template["spec"]
+        self.container = self.spec["containers"][0]
+        names = [each["name"] for each in self.container["ports"]]
+        self.ports = dict(zip(names, free_ports(len(names)), strict=True)) | machine.ports
+        self.starts = 0
+        self._machine = machine
+        self._root = machine.directory / "pods" / name
+        self._places: dict[str, str] = {}
+        self._task = asyncio.create_task(self._live())
+
+    @property
+    def log(self) -> str:
+        return (self._root / "log").read_text() if (self._root / "log").is_file() else ""
+
+    async def ready(self) -> bool:
+        probe = self.container["readinessProbe"].get("httpGet")
+        if probe is None:
+            return self.starts > 0
+        url = f"http://127.0.0.1:{self.ports[probe['port']]}{probe['path']}"
+
+        def asked() -> bool:
+            with suppress(OSError), urllib.request.urlopen(url, timeout=1) as answer:
+                return answer.status == 200
+            return False
+
+        return await asyncio.to_thread(asked)
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    def refresh(self) -> None:
+        """Files of ConfigMaps follow them, until they go."""
+        maps = self._machine.api.of("ConfigMap")
+        for volume in self.spec["volumes"]:
+            for file, text in maps.get(volume.get("configMap", {}).get("name"), {}).get("data", {}).items():
+                self._write(self._root / volume["name"] / file, self._machine.edited(text).encode())
+
+    async def _live(self) -> None:
+        self._mount()
+        for container in self.spec.get("initContainers", ()):
+            assert await self._run(container, {}) == 0, self.log
+        while True:
+            self.starts += 1
+            await self._run(self.container, self._env())
+            await asyncio.sleep(AGAIN)
+
+    async def _run(self, container: Object, env: Mapping[str, str]) -> int:
+        command = container.get("command") or ["python", "-m", f"services.{container['name']}"]
+        argv = [self._here(each) for each in command]
+        argv[0] = self._machine.programs.get(argv[0], argv[0])
+        with (self._root / "log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *argv, env={**self._machine.env, **env}, cwd=ROOT, stdout=log, stderr=log, preexec_fn=die_with_parent()
+            )
+        try:
+            return await process.wait()
+        except asyncio.CancelledError:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            await process.wait()
+            raise
+
+    # What it is given
+
+    def _mount(self) -> None:
+        made = {each["name"]: each for each in self.spec["volumes"]}
+        for mount in self.container["volumeMounts"]:
+            volume = made.get(mount["name"], {"name": mount["name"]})
+            where = self._root / mount["name"]
+            if "hostPath" in volume:
+                where = Path(volume["hostPath"]["path"])
+            elif "persistentVolumeClaim" in volume:
+                where = self._machine.directory / "claims" / volume["persistentVolumeClaim"]["claimName"]
+            where.mkdir(parents=True, exist_ok=True)
+            if mount["mountPath"] not in ("/tmp", str(where)):
+                self._places[mount["mountPath"]] = str(where)
+            for file, word in self._secret(volume).items():
+                self._write(where / file, word)
+        self.refresh()
+
+    def _secret(self, volume: Object) -> dict[str, bytes]:
+        if "secret" not in volume:
+            return {}
+        data = self._machine.api.of("Secret")[volume["secret"]["secretName"]]["data"]
+        return {file: base64.b64decode(word) for file, word in data.items()}
+
+    def _write(self, path: Path, data: bytes) -> None:
+        data = self._here(data.decode()).encode()
+        if not path.is_file() or path.read_bytes() != data:
+            fresh = path.with_name(f".{path.name}")
+            fresh.write_bytes(data)
+            fresh.replace(path)
+
+    def _env(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for each in self.container["env"]:
+            found[each["name"]] = self._here(_expanded(self._value(each), found))
+        if "metrics" in self.ports:
+            found["OMNIBUS_SERVICE_METRICS_PORT"] = str(self.ports["metrics"])
+        if "http" in self.ports:
+            found["OMNIBUS_GATEWAY_PORT"] = str(self.ports["http"])
+        if self.spec.get("automountServiceAccountToken"):
+            found |= self._machine.account
+        return found
+
+    def _value(self, each: Object) -> str:
+        source = each.get("valueFrom")
+        if source is None:
+            return str(each.get("value", ""))
+        if "fieldRef" in source:
+            return {"metadata.name": self.name, "spec.nodeName": NODE}[source["fieldRef"]["fieldPath"]]
+        chosen = source["secretKeyRef"]
+        return base64.b64decode(self._machine.api.of("Secret")[chosen["name"]]["data"][chosen["key"]]).decode()
+
+    def _here(self, text: str) -> str:
+        """``text`` with the machine's paths, ports and addresses."""
+        for path in sorted(self._places, key=len, reverse=True):
+            text = re.sub(rf"(?<![\w/.]){re.escape(path)}(?![\w.-])", self._places[path], text)
+        return self._machine.edited(text)
+
+
+class Machine:
+    """``edits`` are made to all text that pods are given, ``ports`` are not free ones but these; ``account`` is told to
+    pods that talk to the cluster."""
+
+    def __init__(
+        self, api: Api, directory: Path, edits: Mapping[str, str], ports: Mapping[str, int], account: Mapping[str, str]
+    ) -> None:
+        self.api = api
+        self.directory = directory
+        self.ports = dict(ports)
+        self.account = dict(account)
+        self.pods: dict[str, Pod] = {}
+        self.programs = {"python": sys.executable, "nats-server": str(binaries.find(binaries.NATS))}
+        self._edits = dict(edits)
+        bin = directory / "bin"
+        bin.mkdir(parents=True)
+        (bin / "valkey-server").symlink_to(binaries.find(binaries.VALKEY))
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("OMNIBUS_")}
+        self.env = {
+            **kept,
+            "PATH": f"{bin}:{kept['PATH']}",
+            "PYTHONPATH": f"{ROOT / 'shared'}:{ROOT}",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def edited(self, text: str) -> str:
+        for one, other in self._edits.items():
+            text = text.replace(one, other)
+        return text
+
+    def of(self, workload: str) -> list[Pod]:
+        return [pod for name, pod in self.pods.items() if name.startswith(f"{workload}-")]
+
+    async def run(self) -> None:
+        """Until cancelled; then all pods end."""
+        try:
+            while True:
+                await self._look()
+                await asyncio.sleep(LOOK)
+        finally:
+            await asyncio.gather(*(pod.stop() for pod in self.pods.values()))
+            self.pods.clear()
+
+    async def _look(self) -> None:
+        wanted = {name: made for kind in WORKLOADS for one in self.api.of(kind).values() for name, made in _pods(one)}
+        for name in wanted.keys() - self.pods.keys():
+            self.pods[name] = Pod(name, wanted[name], self)
+        fresh = {name for name in wanted if not await self.pods[name].ready()}
+        for name in self.pods.keys() - wanted.keys():
+            workload = name.rpartition("-")[0].rpartition("-")[0]
+            if not any(other.startswith(f"{workload}-") for other in fresh):
+                await self.pods.pop(name).stop()
+        for pod in self.pods.values():
+            if pod.name in wanted:
+                pod.refresh()
+
+
+def _pods(workload: Object) -> list[tuple[str, Object]]:
+    """Names of pods, the same for the same template, and what they are."""
+    template = workload["spec"]["template"]
+    told = json.dumps([template, workload["spec"].get("volumeClaimTemplates")], sort_keys=True)
+    mark = hashlib.sha256(told.encode()).hexdigest()[:6]
+    number = workload["spec"].get("replicas", 1)
+    return [(f"{workload['metadata']['name']}-{mark}-{index}", template) for index in range(number)]
+
+
+def _expanded(text: str, known: Mapping[str, str]) -> str:
+    """As Kubernetes puts variables in: ``$(NAME)`` where it is known, and ``$$`` for ``$``."""
+
+    def of(match: re.Match[str]) -> Any:
+        return "$" if match[0] == "$$" else known.get(match[1], match[0])
+
+    return re.sub(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)", of, text)

@@ -1,0 +1,128 @@
+"""A release of the chart, its pods running as processes: what it installs serves."""
+
+import asyncio
+import contextlib
+import hashlib
+import secrets
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from omnibus.service import until_cancelled
+from omnibus.up.ports import free_ports
+from tests.e2e.kube.machine import Machine, Pod
+from tests.e2e.small.load import QUESTION, body
+from tests.kube.api import Api
+from tests.kube.helm import Helm, Values, merge, overlay
+from tests.kube.serve import CERTIFICATE, TOKEN, Door, serving
+
+pytestmark = pytest.mark.e2e
+
+WITHIN = 240.0  # seconds; several processes that import torch
+MODEL = "qwen2.5-vl-tiny"
+WANTED = {**body(QUESTION.messages[0]["content"]), "model": MODEL}
+
+
+class Release:
+    """An installed chart and the machine that runs it."""
+
+    def __init__(self, name: str, helm: Helm, api: Api, machine: Machine) -> None:
+        self.name = name
+        self.helm = helm
+        self.api = api
+        self.machine = machine
+
+    def values(self, replicas: int = 1, batch: int = 16) -> Values:
+        """The overlay for CPUs with one of its models, so many replicas of its option and rows of a batch."""
+        whole = overlay("values-cpu.yaml")
+        model = whole["models"]["models"][MODEL]
+        model["options"]["EL"]["replicas"] = replicas
+        whole["models"]["models"] = {MODEL: model}
+        whole["checkpoints"]["tiny"] = ["qwen2_5_vl"]
+        executors = {"settings": {"executor": {"batch": batch}}}
+        return merge(whole, {"fullnameOverride": self.name, "executors": executors})
+
+    @property
+    def shared(self) -> Path:
+        """Where the pods of this release meet on the machine."""
+        return Path("/dev/shm") / f"omnibus-{hashlib.sha256(f'ns/{self.name}'.encode()).hexdigest()[:8]}"
+
+    @property
+    def executors(self) -> list[Pod]:
+        return [pod for pod in self.machine.pods.values() if pod.container["name"] == "llm"]
+
+    async def until_ready(self) -> str:
+        """The URL of a gateway that says that every stage can make progress."""
+        async with asyncio.timeout(WITHIN), httpx.AsyncClient() as http:
+            while True:
+                for pod in self.machine.of(f"{self.name}-gateway"):
+                    url = f"http://127.0.0.1:{pod.ports['http']}"
+                    with contextlib.suppress(httpx.HTTPError):
+                        if (await http.get(f"{url}/readyz")).status_code == 200:
+                            return url
+                await asyncio.sleep(0.2)
+
+    async def until(self, true) -> None:
+        async with asyncio.timeout(WITHIN):
+            while not true():
+                await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+async def release(tmp_path: Path) -> AsyncIterator[Release]:
+    name, door = f"om-{secrets.token_hex(3)}", Door(Api())
+    bus, monitor, store = free_ports(3)
+    edits = {
+        f"{name}-nats:4222": f"127.0.0.1:{bus}", f"{name}-valkey:6379": f"127.0.0.1:{store}",
+        "port: 4222": f"host: 127.0.0.1\nport: {bus}", "http: 8222": f"http: 127.0.0.1:{monitor}",
+        "requirepass ": f"bind 127.0.0.1\nport {store}\nrequirepass ", "0.0.0.0": "127.0.0.1",
+    }  # fmt: skip
+    ports = {"bus": bus, "monitor": monitor, "store": store}
+    account = tmp_path / "account"
+    account.mkdir()
+    for file, text in {"token": TOKEN, "namespace": "ns", "ca.crt": CERTIFICATE.read_text()}.items():
+        (account / file).write_text(text)
+    with serving(door) as url:
+        told = {"OMNIBUS_KUBERNETES_URL": url, "OMNIBUS_KUBERNETES_ACCOUNT": str(account)}
+        machine = Machine(door.api, tmp_path / "machine", edits, ports, told)
+        release = Release(name, Helm(url, tmp_path / "helm"), door.api, machine)
+        work = asyncio.create_task(machine.run())
+        try:
+            yield release
+        finally:
+            for pod in machine.pods.values():  # shown when the test fails
+                print(f"--- {pod.name}, started {pod.starts} times\n{pod.log[-3000:]}")
+            try:
+                await until_cancelled(work)
+            finally:
+                shutil.rmtree(release.shared, ignore_errors=True)
+
+
+@pytest.mark.slow
+async def test_a_release_serves_scales_and_does_without_its_planner(release: Release):
+    await release.helm.install("om", release.values())
+    url = await release.until_ready()
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        first = await http.post("/v1/chat/completions", json=WANTED)
+        met = release.shared.is_dir()
+
+        await release.helm.upgrade("om", release.values(replicas=2))
+        await release.until(lambda: len(release.executors) == 2)
+        await release.until_ready()
+        deployment = release.api.of("Deployment")[f"{release.name}-planner"]
+        deployment["spec"]["replicas"] = 0
+        await release.until(lambda: release.machine.of(f"{release.name}-planner") == [])
+        alone = [await http.post("/v1/chat/completions", json=WANTED) for _ in range(4)]
+    starts = {pod.name: pod.starts for pod in release.executors}
+    await release.helm.uninstall("om")
+    await release.until(lambda: not release.machine.pods)
+
+    assert met
+    assert first.status_code == 200, first.text
+    texts = {answer.json()["choices"][0]["message"]["content"] for answer in (first, *alone)}
+    assert len(texts) == 1
+    assert len(starts) == 2
+    assert release.api.objects == {}
