@@ -15,10 +15,8 @@ import numpy as np
 
 from omnibus import graph, tracing
 from omnibus.bus import Bus, Delivery, messages, subjects
-from omnibus.bus.comeback import Comeback
 from omnibus.bus.messages import Accepted, Busy, Chunk, End, Failed, Hop
 from omnibus.errors import (
-    BusUnavailable,
     OmnibusError,
     Overloaded,
     ProtocolError,
@@ -27,25 +25,20 @@ from omnibus.errors import (
     StaleHandle,
     from_problem,
 )
-from omnibus.graph import HANDLE, Invocation
+from omnibus.graph import Invocation
 from omnibus.metrics import GATEWAY
-from omnibus.service import until_cancelled
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
 from services.gateway.members import Members
 from services.gateway.playing import Player, Tapes
 from services.gateway.running import Again, Running
 from services.gateway.tape import Tape, consumed
+from services.gateway.watching import Watcher
 
 log = logging.getLogger(__name__)
 
-WATCH = 0.25  # seconds between two looks for silent executors
-RETURN = 1.5  # seconds after a reconnect that executors have to show up again
-ACCEPT = 3.0  # seconds within which every executor of a route must have answered
-PATIENCE = 15.0  # the same while there is nobody else: on a busy machine a first request can hold an executor up
 SETTLE = 0.25  # seconds that the last nodes have to report their times
 ATTEMPTS = 4  # routes that an invocation may take
-_HANDLE = f'"{HANDLE}"'.encode()
 
 
 class Dispatcher:
@@ -58,9 +51,8 @@ class Dispatcher:
         self._tensors = tensors
         self._members = members
         self._running: dict[str, Running] = {}
-        self._watcher: asyncio.Task[None] | None = None
+        self._watcher = Watcher(gateway, bus, members, self._running, self._move)
         self._emptied = asyncio.Event()
-        self._comeback = Comeback(bus)
         #: Whether what nodes pass to each other is asked for as well, and kept.
         self.keeps = False
         self.reply = subjects.reply(gateway)
@@ -70,12 +62,10 @@ class Dispatcher:
         await self._bus.subscribe(f"{self.reply}.>", self._on_refused)
         await self._bus.subscribe(subjects.event(subjects.EXECUTOR), self._on_status)
         await self._bus.subscribe(subjects.event(subjects.GONE), lambda d: self._on_gone(d.data.decode()))
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
-        self._bus.publish(subjects.event(subjects.CENSUS), b"{}")
+        self._watcher.start()
 
     async def shutdown(self) -> None:
-        if self._watcher is not None:
-            await until_cancelled(self._watcher)
+        await self._watcher.stop()
         for running in list(self._running.values()):
             self.finish(running, "cancelled")
 
@@ -163,7 +153,7 @@ class Dispatcher:
         if running.span is not None:
             why = running.failure.code if running.failure is not None else "" if status == "done" else status
             running.span.end(why, {"omnibus.status": status, "omnibus.attempts": running.invocation.attempt + 1})
-        if _may_hold_tensors(running):
+        if running.may_hold_tensors:
             self._tensors.end(running.id)
 
     def stop(self, invocation: str, executors: Iterable[str]) -> None:
@@ -253,13 +243,13 @@ class Dispatcher:
 
     def _on_refused(self, delivery: Delivery) -> None:
         """The server says that nobody listens on an executor's subject."""
-        if not delivery.refused or self._comeback.within(RETURN):
+        if not delivery.refused or self._watcher.returning:
             return  # what was sent while executors reconnect is sent again
         invocation, attempt, executor = subjects.parse_refused(delivery.subject)
         self._on_gone(executor)
         running = self._running.get(invocation)
         if running is not None and running.invocation.attempt == attempt and executor not in running.lost:
-            self._move(running, executor, self._gone_error(running, executor), "gone")
+            self._move(running, executor, running.gone(executor), "gone")
 
     def _on_status(self, delivery: Delivery) -> None:
         try:
@@ -275,18 +265,7 @@ class Dispatcher:
         self._members.remove(executor)
         for running in list(self._running.values()):
             if running.waits_for(executor):
-                self._move(running, executor, self._gone_error(running, executor), "gone")
-
-    def _gone_error(self, running: Running, executor: str) -> StageUnavailable:
-        stage = next(
-            (
-                n.component
-                for n, e in zip(running.invocation.nodes, running.invocation.route, strict=True)
-                if e == executor
-            ),
-            "",
-        )
-        return StageUnavailable(f"executor {executor} of stage {stage!r} is gone", stage=stage, executor=executor)
+                self._move(running, executor, running.gone(executor), "gone")
 
     # Move
 
@@ -317,60 +296,3 @@ class Dispatcher:
             self._send(running)
         except OmnibusError as unsent:
             running.fail(unsent)
-
-    async def _watch(self) -> None:
-        """Ask silent executors whether they listen; replace those that do not answer a dispatch."""
-        reconnects, back = self._bus.reconnects, False
-        while True:
-            await asyncio.sleep(WATCH)
-            if not self._bus.connected:
-                continue
-            if reconnects != self._bus.reconnects:
-                reconnects, back = self._bus.reconnects, True
-                self._ask(subjects.event(subjects.CENSUS), b"{}")
-            if back and self._comeback.within(RETURN):
-                continue  # the executors are reconnecting too
-            if back:
-                back = False
-                self._resume()
-            for executor in self._members.silent():
-                self._ask(subjects.edge(executor), b"", subjects.refused(self._gateway, "-", 0, executor))
-            self._overdue()
-
-    def _ask(self, subject: str, data: bytes, reply: str = "") -> None:
-        try:
-            self._bus.publish(subject, data, reply=reply)
-        except OmnibusError as error:  # the next look asks again
-            log.warning("cannot ask on %s: %s", subject, error)
-
-    def _resume(self) -> None:
-        """The bus was away and may have lost messages: what is in flight runs again, without repeats."""
-        for running in list(self._running.values()):
-            if running.failure is None and not running.reported:
-                self._move(running, "", BusUnavailable("the bus was away while the request ran: ask again"), "bus")
-
-    def _overdue(self) -> None:
-        """Replace executors that have not answered what was sent to them."""
-        now = time.monotonic()
-        for running in list(self._running.values()):
-            route = set(running.invocation.route)
-            if running.sent > now - ACCEPT or len(running.accepted) >= len(route):
-                continue
-            silent = next((executor for executor in route - running.accepted if running.waits_for(executor)), None)
-            if silent is not None and (running.sent <= now - PATIENCE or _others_for(running, silent)):
-                self._move(running, silent, self._gone_error(running, silent), "silent")
-
-
-def _others_for(running: Running, executor: str) -> bool:
-    """Whether somebody else can take the work of ``executor``. To lose the only one that lives helps nobody."""
-    try:
-        running.again(frozenset({*running.lost, executor}))
-    except OmnibusError:
-        return False
-    return True
-
-
-def _may_hold_tensors(running: Running) -> bool:
-    """A single node with only small inputs puts nothing into the arena, nor did an earlier attempt."""
-    invocation = running.invocation
-    return len(invocation.nodes) > 1 or invocation.attempt > 0 or not running.body or _HANDLE in running.body

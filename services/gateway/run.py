@@ -15,14 +15,15 @@ from hashlib import sha256
 from itertools import count
 
 from omnibus import tracing
-from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError, Overloaded, ProtocolError, TooLarge
-from omnibus.graph import WIRE_VERSION, Invocation, Node, verify
+from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError, Overloaded, ProtocolError
+from omnibus.graph import WIRE_VERSION, Invocation, Node
 from omnibus.metrics import GATEWAY
 from omnibus.plan import spread
 from omnibus.settings import GatewaySettings
 from omnibus.task import Segment
 from omnibus.tensors.client import TensorClient
 from services.gateway import metering
+from services.gateway.checking import check
 from services.gateway.collected import Collected
 from services.gateway.dispatch import Dispatcher
 from services.gateway.filling import Place, filled, marked
@@ -38,9 +39,6 @@ from services.gateway.streams import ResultStream
 from services.gateway.tenancy import tenant as tenants
 from services.gateway.tenancy.admission import Admission
 from services.gateway.tenancy.stay import Stay
-
-#: Segments that one request may have, and nodes of one segment.
-SEGMENTS, NODES = 256, 512
 
 
 class Runs:
@@ -135,11 +133,7 @@ class Run:
         Raises ``Rejected`` for a graph that no plan runs, ``StageUnavailable`` without executors, and
         ``TooLarge`` for one over the limits.
         """
-        if not 0 <= step < SEGMENTS or len(segment.nodes) > NODES:
-            raise TooLarge(
-                f"a request may have {SEGMENTS} segments of {NODES} calls each: loop less, or split the request"
-            )
-        check(segment)
+        check(segment, step)
         await self.admit(segment, step)
         nodes = segment.nodes
         if marked(nodes):
@@ -307,18 +301,6 @@ class Run:
         for stream in running.streams.values():  # whoever still reads is not left waiting
             if not stream.ended:
                 stream.fail(self.failure or _over())
-
-
-def check(segment: Segment) -> None:
-    """Graphs come from apps: what is wrong with one would be found only by executors, or by no one."""
-    count = len(segment.nodes)
-    if not count or not all(len(each) in (0, count) for each in (segment.work, segment.pins)):
-        raise ProtocolError("a graph needs at least one call, and as many estimates and pins as calls, or none")
-    if not all(0 <= work < 1 << 40 for work in segment.work) or not all(
-        0 <= node < count for node, _ in segment.outputs
-    ):
-        raise ProtocolError("a graph's estimates are tokens, not negative, and its outputs belong to its own calls")
-    verify(segment.nodes)
 
 
 def _name(app: str) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from omnibus.bus.messages import Hop
-from omnibus.errors import OmnibusError
-from omnibus.graph import Invocation
+from omnibus.errors import OmnibusError, StageUnavailable
+from omnibus.graph import HANDLE, Invocation
 from omnibus.recorded import Moved
 from omnibus.tracing import Span
 from services.gateway.members import Member, Members
@@ -21,6 +21,7 @@ Again = Callable[[frozenset[str]], Route]
 
 #: Characters of why an attempt was given up.
 SAID = 200
+_HANDLE = f'"{HANDLE}"'.encode()
 
 
 class Running:
@@ -103,6 +104,26 @@ class Running:
     def waits_for(self, executor: str) -> bool:
         """Whether a node on ``executor`` is not finished yet."""
         return self._left[executor] > 0
+
+    def others_for(self, executor: str) -> bool:
+        """Whether somebody else can take the work of ``executor``. To lose the only one that lives helps nobody."""
+        try:
+            self.again(frozenset({*self.lost, executor}))
+        except OmnibusError:
+            return False
+        return True
+
+    def gone(self, executor: str) -> StageUnavailable:
+        """What is wrong once ``executor`` is dead: the error names the stage that it runs."""
+        nodes, route = self.invocation.nodes, self.invocation.route
+        stage = next((node.component for node, each in zip(nodes, route, strict=True) if each == executor), "")
+        return StageUnavailable(f"executor {executor} of stage {stage!r} is gone", stage=stage, executor=executor)
+
+    @property
+    def may_hold_tensors(self) -> bool:
+        """A single node with only small inputs puts nothing into the arena, nor did an earlier attempt."""
+        invocation = self.invocation
+        return len(invocation.nodes) > 1 or invocation.attempt > 0 or not self.body or _HANDLE in self.body
 
     def gave_up(self, reason: str, error: OmnibusError) -> None:
         """This attempt is lost, and why."""

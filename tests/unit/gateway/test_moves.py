@@ -10,7 +10,7 @@ from omnibus.bus import subjects
 from omnibus.bus.messages import Busy, Failed
 from omnibus.errors import BusUnavailable, Overloaded, Problem, StageUnavailable, TooLarge
 from omnibus.plan import Plan
-from services.gateway import dispatch
+from services.gateway import watching
 from services.gateway.dispatch import ATTEMPTS
 from services.gateway.running import Running
 from tests.unit.gateway.world import Puppet, World, finish, texts, world
@@ -147,7 +147,7 @@ async def test_an_executor_that_has_done_its_part_may_leave(there: World):
 
 
 async def test_an_executor_that_answers_nothing_is_replaced(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dispatch, "ACCEPT", 0.1)
+    monkeypatch.setattr(watching, "ACCEPT", 0.1)
     vision, _, other = await there.puppets_of(e="E", l="L", l2="L")
     running = there.submit()
     await there.turn()
@@ -159,39 +159,39 @@ async def test_an_executor_that_answers_nothing_is_replaced(there: World, monkey
 async def test_an_executor_that_has_no_other_beside_it_may_take_longer_to_answer(
     there: World, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(dispatch, "ACCEPT", 0.0)
+    monkeypatch.setattr(watching, "ACCEPT", 0.0)
     vision, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     await there.turn()
 
-    there.dispatcher._overdue()
+    there.dispatcher._watcher.overdue()
     assert running.failure is None
     assert await finish(there, running, vision, thinker, "late") == ["late"]
 
 
 async def test_an_executor_that_never_answers_fails_the_request(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dispatch, "PATIENCE", 0.0)
-    monkeypatch.setattr(dispatch, "ACCEPT", 0.0)
+    monkeypatch.setattr(watching, "PATIENCE", 0.0)
+    monkeypatch.setattr(watching, "ACCEPT", 0.0)
     await there.puppets_of(e="E", l="L")
     running = there.submit()
     await there.turn()
 
-    there.dispatcher._overdue()
+    there.dispatcher._watcher.overdue()
 
     assert isinstance(running.failure, StageUnavailable)
 
 
 async def test_the_next_executor_that_answers_nothing_is_replaced_too(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dispatch, "ACCEPT", 0.1)
+    monkeypatch.setattr(watching, "ACCEPT", 0.1)
     vision, _, second = await there.puppets_of(e="E", l="L", l2="L")
     vision.accepts = True
     running = there.submit()
     await there.sent(second)
-    monkeypatch.setattr(dispatch, "ACCEPT", 60.0)  # until there is somebody to take it
+    monkeypatch.setattr(watching, "ACCEPT", 60.0)  # until there is somebody to take it
     third = await there.puppet("l3", "L")
     third.accepts = True
 
-    monkeypatch.setattr(dispatch, "ACCEPT", 0.1)
+    monkeypatch.setattr(watching, "ACCEPT", 0.1)
 
     assert (await there.sent(third)).attempt == 2
     assert running.lost == {"l", "l2"}
@@ -201,7 +201,7 @@ async def test_the_next_executor_that_answers_nothing_is_replaced_too(there: Wor
 async def test_an_executor_that_answers_late_in_the_request_is_not_overdue(
     there: World, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(dispatch, "WATCH", 0.01)
+    monkeypatch.setattr(watching, "WATCH", 0.01)
     vision, busy, other = await there.puppets_of(e="E", l="L", l2="L")
     vision.accepts = other.accepts = True
     running = there.submit()
@@ -210,7 +210,7 @@ async def test_an_executor_that_answers_late_in_the_request_is_not_overdue(
 
     busy.reply(Busy(running.id, "l", 0))
     await there.sent(other)
-    there.dispatcher._overdue()
+    there.dispatcher._watcher.overdue()
 
     assert running.invocation.attempt == 1
 
@@ -311,7 +311,7 @@ async def test_an_invocation_takes_so_many_routes_and_no_more(there: World):
 
 
 async def test_after_a_reconnect_what_is_in_flight_runs_again(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dispatch, "RETURN", 0.05)
+    monkeypatch.setattr(watching, "RETURN", 0.05)
     vision, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     await there.turn()
@@ -326,8 +326,8 @@ async def test_after_a_reconnect_what_is_in_flight_runs_again(there: World, monk
 
 
 async def test_a_bus_that_goes_away_again_and_again_is_said(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dispatch, "RETURN", 0.0)
-    monkeypatch.setattr(dispatch, "WATCH", 0.01)
+    monkeypatch.setattr(watching, "RETURN", 0.0)
+    monkeypatch.setattr(watching, "WATCH", 0.01)
     _, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
 
@@ -353,5 +353,5 @@ async def test_a_move_that_cannot_be_sent_fails_its_invocation_alone(tmp_path: P
         assert isinstance(running.failure, TooLarge)
         there.dispatcher.finish(running, "failed")
         assert set(there.outstanding().values()) == {0}
-        assert there.dispatcher._watcher is not None
-        assert not there.dispatcher._watcher.done()
+        assert there.dispatcher._watcher._task is not None
+        assert not there.dispatcher._watcher._task.done()

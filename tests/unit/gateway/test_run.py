@@ -14,7 +14,8 @@ from omnibus.errors import BadRequest, Fatal, Overloaded, ProtocolError, StageFa
 from omnibus.graph import HANDLE, Node
 from omnibus.recorded import Ended
 from omnibus.task import CompositeTask, Segment, choose, use
-from services.gateway.run import NODES, SEGMENTS, Run, Runs, _name
+from services.gateway.checking import NODES, SEGMENTS
+from services.gateway.run import Run, Runs, _name
 from tests.property.estate import Estate, estate
 from tests.unit.sidecar.node import PATIENCE, until
 from tests.unit.task.tasks import ADD, ONE, ROLL, STRICT, AddInput, NumberInput

@@ -1,0 +1,24 @@
+"""Graphs come from apps: what is wrong with one would be found only by executors, or by no one."""
+
+from omnibus.errors import ProtocolError, TooLarge
+from omnibus.graph import verify
+from omnibus.task import Segment
+
+#: Segments that one request may have, and nodes of one segment.
+SEGMENTS, NODES = 256, 512
+_MOST = 1 << 40  # tokens that a call may be expected to take
+
+
+def check(segment: Segment, step: int = 0) -> None:
+    """Refuse what record would not make of segment ``step``.
+
+    Raises ``TooLarge`` over the limits, and ``ProtocolError``.
+    """
+    count = len(segment.nodes)
+    if not 0 <= step < SEGMENTS or count > NODES:
+        raise TooLarge(f"a request may have {SEGMENTS} segments of {NODES} calls each: loop less, or split the request")
+    if not count or not all(len(each) in (0, count) for each in (segment.work, segment.pins)):
+        raise ProtocolError("a graph needs at least one call, and as many estimates and pins as calls, or none")
+    if not all(0 <= work < _MOST for work in segment.work) or not all(0 <= node < count for node, _ in segment.outputs):
+        raise ProtocolError("a graph's estimates are tokens, not negative, and its outputs belong to its own calls")
+    verify(segment.nodes)
