@@ -1,64 +1,25 @@
-"""The ``Job`` that runners see, on top of channels, the outbox and the arena."""
+"""The ``Job`` that runners see, on top of channels, outputs and the arena."""
 
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from omnibus.bus import messages, subjects
-from omnibus.bus.messages import Chunk, Hop
+from omnibus.bus.messages import Hop
 from omnibus.bus.outbox import Outbox
 from omnibus.errors import ProtocolError
 from omnibus.executor.channels import Channel, Piece
 from omnibus.executor.contract import Item
 from omnibus.executor.moments import Moment
+from omnibus.executor.outputs import Output, Rows, Sibling, Source
 from omnibus.graph import HANDLE, REF, Invocation, as_ref, refs
-from omnibus.metrics import TRANSFER
 from omnibus.tensors.client import Block, TensorClient
 from omnibus.tensors.handle import Handle
 
 #: Seconds that memory outlives the deadline of its invocation, so that the last reader is not cut off.
 GRACE = 5.0
-
-
-class Sibling(Protocol):
-    """Another node of the same invocation in this process."""
-
-    def feed(self, node: int, output: str, piece: Piece) -> None: ...
-
-
-class _Output:
-    """Where one output goes: jobs in this process, executors elsewhere, the gateway."""
-
-    __slots__ = ("closed", "edges", "gateway", "local", "moved", "pieces", "readers", "seconds", "seq", "targets")
-
-    def __init__(
-        self, local: list[Sibling], edges: list[str], readers: int, gateway: bool, targets: tuple[str, ...]
-    ) -> None:
-        self.local = local
-        self.edges = edges
-        self.readers = readers
-        self.gateway = gateway
-        self.targets = targets  # components that read it elsewhere, and the gateway
-        self.moved = self.pieces = 0  # bytes and tensors written for them, which took ``seconds``
-        self.seconds = 0.0
-        self.seq = 0
-        self.closed = False
-
-    def wrote(self, size: int, began: float) -> None:
-        """A tensor of ``size`` bytes is in the arena; ``began`` is of ``time.perf_counter``."""
-        self.seconds += time.perf_counter() - began
-        self.moved += size
-        self.pieces += 1
-
-    def tell(self, source: str) -> None:
-        """Count what was written, and begin anew."""
-        if self.pieces:
-            for target in self.targets:
-                TRANSFER.count(source, target, self.moved, self.seconds, self.pieces)
-            self.moved = self.pieces = 0
-            self.seconds = 0.0
 
 
 class LiveJob:
@@ -71,11 +32,11 @@ class LiveJob:
         self.index = index
         self.node = invocation.nodes[index]
         self._executor = executor
-        self._outbox = outbox
         self._tensors = tensors
         self._channels = {key: Channel(self.node.task, key) for key in self.node.uses}
         self._literals: Mapping[str, Any] | None = None
-        self._outputs: dict[str, _Output] = {}
+        self._source = Source(invocation, index, outbox)
+        self._outputs: dict[str, Output] = {}
         #: Subject of another executor that reads an output of this node.
         self.next_edge: str | None = None
         #: Whether the gateway reads an output of this node.
@@ -84,11 +45,9 @@ class LiveJob:
         self._views: dict[Handle, np.ndarray] = {}
         self._opened: dict[tuple[int, str], Handle] = {}  # whose views are of inputs that are one value
         self._blocks: list[Block] = []
-        self._nbytes = 0
         self.began = Moment()
         self.taken = time.time()
         self._ready = self.taken
-        self._first = 0.0
 
     def connect(self, siblings: Mapping[int, Sibling]) -> None:
         """Learn where every output goes, once all jobs of the invocation here exist."""
@@ -97,7 +56,9 @@ class LiveJob:
         for output in asked | consumers.keys():
             nodes = consumers.get(output, [])
             elsewhere = [self._invocation.route[node] for node in nodes if node not in siblings]
-            self._outputs[output] = _Output(
+            self._outputs[output] = Output(
+                self._source,
+                output,
                 local=[siblings[node] for node in nodes if node in siblings],
                 edges=[subjects.edge(executor) for executor in dict.fromkeys(elsewhere)],
                 readers=len(elsewhere) + (output in asked),
@@ -148,7 +109,7 @@ class LiveJob:
 
     def here(self, output: str) -> bool:
         target = self._outputs.get(output)
-        return target is not None and not (target.edges or target.gateway)
+        return target is not None and target.here
 
     async def value(self, name: str) -> Any:
         value = await self._resolve(self.node.inputs.get(name))
@@ -193,7 +154,7 @@ class LiveJob:
         channel = self._channels[key]
         while (piece := await channel.next()) is not None:
             if not piece.empty:
-                self._ready = self._ready if self._first else time.time()
+                self._ready = self._ready if self._source.first else time.time()
                 yield self._open(piece)
 
     def _open(self, piece: Piece) -> Item:
@@ -227,14 +188,13 @@ class LiveJob:
         handle = None
         if array is not None and target.readers:
             began = time.perf_counter()
-            self._nbytes += array.nbytes
             handle = await self._tensors.put(
                 array, invocation=self.invocation, deadline=self.deadline + GRACE, readers=target.readers
             )
             target.wrote(array.nbytes, began)
-        self._pass_on(output, target, Item(data, array), handle, last=last)
+        target.pass_on(Item(data, array), handle, last=last)
 
-    async def rows(self, output: str, count: int, width: int, dtype: str) -> "Rows":
+    async def rows(self, output: str, count: int, width: int, dtype: str) -> Rows:
         target = self._outputs[output]
         block = None
         if target.readers:
@@ -246,48 +206,12 @@ class LiveJob:
                 readers=target.readers,
             )
             self._blocks.append(block)
-        return Rows(self, output, target, block, count, width)
+        return Rows(target, block, count, width)
 
     def close(self, output: str, data: dict[str, Any] | None = None) -> None:
         target = self._outputs.get(output)
         if target is not None and not target.closed:
-            self._pass_on(output, target, Item(data or {}), None, last=True, empty=data is None)
-
-    def _pass_on(
-        self,
-        output: str,
-        target: _Output,
-        item: Item,
-        handle: Handle | None,
-        *,
-        last: bool,
-        rows: tuple[int, int] | None = None,
-        empty: bool = False,
-    ) -> None:
-        self._first = self._first or time.time()
-        seq, target.seq, target.closed = target.seq, target.seq + 1, last
-        for sibling in target.local:
-            sibling.feed(self.index, output, Piece(seq, item, None, None, last, empty))
-        if not target.edges and not target.gateway:
-            return
-        body = messages.encode(
-            Chunk(
-                inv=self.invocation,
-                node=self.index,
-                output=output,
-                seq=seq,
-                attempt=self._invocation.attempt,
-                data=item.data,
-                handle=handle,
-                rows=rows,
-                last=last,
-                empty=empty,
-            )
-        )
-        for subject in target.edges:
-            self._outbox.send(subject, body)
-        if target.gateway:
-            self._outbox.send(self._invocation.reply, body)
+            target.pass_on(Item(data or {}), None, last=True, empty=data is None)
 
     # What the executor asks at the end
 
@@ -310,18 +234,18 @@ class LiveJob:
             executor=self._executor,
             taken=self.taken,
             ready=self._ready,
-            first=self._first or now,
+            first=self._source.first or now,
             end=now,
             attempt=self._invocation.attempt,
             began=self.began.at,
             arrived=tuple([self._channels[key].began for key in self.node.uses]),
-            nbytes=self._nbytes,
+            nbytes=sum(target.moved for target in self._outputs.values()),
         )
 
     def release(self) -> None:
         """Give back every view, and every block that was not finished."""
         for target in self._outputs.values():
-            target.tell(self.node.component)
+            target.tell()
         for handle in self._views:
             self._tensors.release(handle)
         self._views.clear()
@@ -335,31 +259,3 @@ def _marked(value: Any) -> bool:
     if type(value) is dict:
         return REF in value or HANDLE in value or any(map(_marked, value.values()))
     return type(value) is list and any(map(_marked, value))
-
-
-class Rows:
-    """A tensor that grows row by row in one block; see ``contract.RowWriter``."""
-
-    __slots__ = ("_block", "_count", "_cursor", "_job", "_output", "_target", "_width")
-
-    def __init__(self, job: LiveJob, output: str, target: _Output, block: Block | None, count: int, width: int) -> None:
-        self._job = job
-        self._output = output
-        self._target = target
-        self._block = block
-        self._count = count
-        self._width = width
-        self._cursor = 0
-
-    def write(self, rows: np.ndarray, data: dict[str, Any] | None = None) -> None:
-        start, end = self._cursor, self._cursor + len(rows)
-        if end > self._count or rows.shape[1:] != (self._width,):
-            raise ValueError(f"rows {rows.shape} at {start} do not fit a block of {(self._count, self._width)}")
-        if self._block is not None:
-            began = time.perf_counter()
-            self._block.array[start:end] = rows
-            self._target.wrote(rows.nbytes, began)
-            self._job._nbytes += rows.nbytes
-        self._cursor = end
-        handle = self._block.handle if self._block is not None else None
-        self._job._pass_on(self._output, self._target, Item(data or {}, rows), handle, last=False, rows=(start, end))

@@ -8,13 +8,9 @@ end      done, failed, cancelled, expired or moved: stop within one step, releas
 
 import asyncio
 import logging
-import os
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -24,13 +20,15 @@ from omnibus.bus.comeback import Comeback
 from omnibus.bus.messages import Busy, Chunk, End, ExecutorStatus, Failed, Hop
 from omnibus.bus.outbox import Outbox
 from omnibus.errors import DeadlineExceeded, OmnibusError, ProtocolError, StageFailed
-from omnibus.executor import metering
+from omnibus.executor import by_hand
 from omnibus.executor.channels import Piece
 from omnibus.executor.confirm import Confirmations
 from omnibus.executor.contract import Item, Runner
+from omnibus.executor.early import Early
 from omnibus.executor.identity import Identity
 from omnibus.executor.job import LiveJob
 from omnibus.executor.moments import enter
+from omnibus.executor.vitals import Vitals
 from omnibus.graph import Invocation
 from omnibus.metrics import EXECUTOR
 from omnibus.tensors.client import TensorClient
@@ -38,9 +36,7 @@ from omnibus.tensors.client import TensorClient
 log = logging.getLogger(__name__)
 
 HEARTBEAT = 0.5  # seconds between status events
-EARLY = 10.0  # seconds that an edge may wait for its invocation
 RETURN = 1.5  # seconds after a reconnect that gateways have to show up again
-EARLY_LIMIT = 4096  # invocations whose edges may wait
 
 
 @dataclass
@@ -65,10 +61,9 @@ class Executor:
         self._tensors = tensors
         self._outbox = Outbox(bus, limit, subjects.unheard(identity.id))
         self._live: dict[str, _Live] = {}
-        self._early: dict[str, tuple[float, list[Chunk | Hop]]] = {}
+        self._early = Early()
         self._state = "ready"
-        self._steps = 0
-        self._done: Counter[str] = Counter()  # jobs by component
+        self._vitals = Vitals(identity, runners)
         self._heart: asyncio.Task[None] | None = None
         self._confirmations = Confirmations(identity.id, self._outbox)
         self._comeback = Comeback(bus)
@@ -80,12 +75,7 @@ class Executor:
         for runner in self._runners.values():
             await runner.load()
         me = self.identity
-        EXECUTOR.inflight.one(lambda: len(self._live))
-        EXECUTOR.credits.one(lambda: me.credits)
-        EXECUTOR.about.labels(me.id, me.model, me.option, me.node).set(1)
-        metering.watch(self._runners)
-        for component in self._runners:
-            EXECUTOR.busy.labels(component).set_function(partial(self._busy, component))
+        self._vitals.measure(lambda: len(self._live))
         await self._bus.subscribe(subjects.task("*", me.id), self._take)
         await self._bus.subscribe(subjects.edge(me.id), self._feed)
         await self._bus.subscribe(f"{subjects.unheard(me.id)}.*", self._nobody)
@@ -94,7 +84,7 @@ class Executor:
             f"omnibus-{subjects.token(me.option)}",
             {"executor": me.id, "model": me.model, "option": me.option, "node": me.node},
             {task: (subjects.task(task), self._by_hand) for task in me.tasks},
-            lambda task: self._stats(me.tasks[task]),
+            lambda task: self._vitals.stats(me.tasks[task]),
         )
         self._heart = asyncio.get_running_loop().create_task(self._beat())
         log.info("ready: %s of %s on %s", "+".join(me.tasks.values()), me.model, me.node)
@@ -130,25 +120,7 @@ class Executor:
             log.warning("status not sent: %s", error)
 
     def status(self) -> ExecutorStatus:
-        return self.identity.status(
-            self._state if self._state != "ready" or self._serving() else "loading",
-            inflight=len(self._live),
-            steps=self._steps,
-            keeps=any(getattr(runner, "keeps", False) for runner in self._runners.values()),
-            busy=tuple(round(self._busy(component), 6) for component in self.identity.tasks.values()),
-            done=tuple(self._done[component] for component in self.identity.tasks.values()),
-        )
-
-    def _serving(self) -> bool:
-        """Whether every runner has its engine; see ``contract.Runner``."""
-        return all(getattr(runner, "serving", True) for runner in self._runners.values())
-
-    def _busy(self, component: str) -> float:
-        return float(getattr(self._runners[component], "busy", 0.0))  # engines of others may not say
-
-    def _stats(self, component: str) -> dict[str, Any]:
-        told = {"busy": round(self._busy(component), 6), "done": self._done[component]}
-        return {**self._runners[component].stats(), **told}
+        return self._vitals.status(self._state, len(self._live))
 
     def _purge(self) -> None:
         """End what is past its deadline, whether or not its gateway still lives; forget early edges."""
@@ -157,9 +129,7 @@ class Executor:
             for job in live.jobs.values():
                 self._fail(live, job, DeadlineExceeded(f"the deadline passed in {job.node.component}"))
             self._stop(live.invocation.id, over=True)
-        oldest = time.monotonic() - EARLY
-        for invocation in [key for key, (arrived, _) in self._early.items() if arrived < oldest]:
-            del self._early[invocation]
+        self._early.purge()
 
     # Take
 
@@ -174,7 +144,7 @@ class Executor:
             if known.invocation.attempt >= invocation.attempt:
                 return
             self._stop(invocation.id)
-        if self._state != "ready" or len(self._live) >= self.identity.credits or not self._serving():
+        if self._state != "ready" or len(self._live) >= self.identity.credits or not self._vitals.serving:
             EXECUTOR.refused.inc()
             self._reply(invocation, Busy(invocation.id, self.identity.id, invocation.attempt))
             return
@@ -189,11 +159,10 @@ class Executor:
         for index, executor in enumerate(invocation.route):
             if executor == me:
                 live.jobs[index] = LiveJob(invocation, index, me, self._outbox, self._tensors)
-        _, early = self._early.pop(invocation.id, (0.0, []))
         loop = asyncio.get_running_loop()
         for job in live.jobs.values():
             job.connect(live.jobs)
-        for message in early:
+        for message in self._early.take(invocation.id):
             self._deliver(live, message)
         for job in live.jobs.values():
             live.tasks.add(loop.create_task(self._run(live, job)))
@@ -211,14 +180,14 @@ class Executor:
             self._report(live, job, hop)
             tracing.node(live.trace, live.invocation, hop)
             EXECUTOR.finished(component, hop.taken, hop.ready, hop.first, hop.end)
-            self._done[component] += 1
+            self._vitals.done[component] += 1
         except OmnibusError as error:
             self._fail(live, job, error)
         except Exception as error:  # the engine's own failure: one request fails, the executor lives
             log.exception("%s failed on %s", component, job.invocation)
             self._fail(live, job, StageFailed(f"{component} failed on this request ({type(error).__name__})"))
         finally:
-            self._steps += 1
+            self._vitals.steps += 1
             job.release()
             self._finished(live, job)
 
@@ -266,7 +235,7 @@ class Executor:
             if live is not None and live.invocation.attempt == message.attempt:
                 self._deliver(live, message)
             elif live is None or live.invocation.attempt < message.attempt:
-                self._keep(message)
+                self._early.keep(message)
 
     def _deliver(self, live: _Live, message: Chunk | Hop) -> None:
         if message.attempt != live.invocation.attempt:
@@ -275,15 +244,9 @@ class Executor:
             live.hops.append(message)
             return
         piece = Piece(message.seq, Item(message.data), message.handle, message.rows, message.last, message.empty)
-        self._steps += 1
+        self._vitals.steps += 1
         for job in live.jobs.values():
             job.feed(message.node, message.output, piece)
-
-    def _keep(self, message: Chunk | Hop) -> None:
-        if message.inv not in self._early and len(self._early) >= EARLY_LIMIT:
-            log.warning("dropped an edge of %s: too many edges wait for their invocation", message.inv)
-            return
-        self._early.setdefault(message.inv, (time.monotonic(), []))[1].append(message)
 
     # End
 
@@ -293,7 +256,7 @@ class Executor:
         if live is not None and (over or end.attempt >= live.invocation.attempt):
             self._stop(end.inv, over)
         elif live is None:
-            self._early.pop(end.inv, None)
+            self._early.take(end.inv)
             if over:
                 self._tensors.end(end.inv)
 
@@ -318,7 +281,7 @@ class Executor:
             for task in live.tasks:
                 task.cancel()
 
-    # By hand: `nats req omnibus.task.<unit-task> '<invocation>'`
+    # By hand
 
     async def _by_hand(self, delivery: Delivery) -> AsyncIterator[bytes]:
         """Run the nodes of a recorded invocation that are of this executor's tasks; stream frames back."""
@@ -326,24 +289,11 @@ class Executor:
             log.warning("%s: asked without a reply subject, so there is nothing to do", delivery.subject)
             return
         try:
-            recorded = graph.decode(delivery.data)
-            graph.verify(recorded.nodes)
+            asked = by_hand.part(delivery.data, self.identity, delivery.reply)
         except ProtocolError as error:
             yield msgspec.json.encode(error.problem())
             return
-        mine = [self.identity.id if node.task in self.identity.tasks else "" for node in recorded.nodes]
-        outputs = [(index, output) for index, route in enumerate(mine) if route for output in recorded.consumers(index)]
-        live = self._begin(
-            msgspec.structs.replace(
-                recorded,
-                id=f"hand-{os.urandom(6).hex()}",
-                route=tuple(mine),
-                reply=delivery.reply,
-                outputs=tuple(dict.fromkeys([*recorded.outputs, *outputs])),
-                deadline=time.time() + max(1.0, recorded.deadline - recorded.created),
-            ),
-            delivery.headers,
-        )
+        live = self._begin(asked, delivery.headers)
         if live.tasks:
             await asyncio.wait(live.tasks)
         self._outbox.flush()

@@ -45,7 +45,7 @@ async def test_the_micro_service_tells_it_too(here: Place):
     here.office.send(invocation([call("number", x=1)], ["a"], []))
     await until(lambda: here.status("a").done == (1,))
 
-    assert made._stats("number") == {"sums": 1, "busy": 0.0, "done": 1}
+    assert made._vitals.stats("number") == {"sums": 1, "busy": 0.0, "done": 1}
 
 
 async def test_a_simulated_engine_is_busy_for_its_own_part_of_the_device():

@@ -1,0 +1,29 @@
+"""A recorded invocation asked by hand: ``nats req --no-templates omnibus.task.<unit-task> '<invocation>'``."""
+
+import os
+import time
+
+import msgspec
+
+from omnibus import graph
+from omnibus.executor.identity import Identity
+from omnibus.graph import Invocation
+
+
+def part(body: bytes, me: Identity, reply: str) -> Invocation:
+    """The nodes of a recorded invocation that are of this executor's tasks, under a new id, for ``reply``.
+
+    All that they give goes there, also what nobody asked for. Raises ``ProtocolError``.
+    """
+    recorded = graph.decode(body)
+    graph.verify(recorded.nodes)
+    mine = [me.id if node.task in me.tasks else "" for node in recorded.nodes]
+    outputs = [(index, output) for index, route in enumerate(mine) if route for output in recorded.consumers(index)]
+    return msgspec.structs.replace(
+        recorded,
+        id=f"hand-{os.urandom(6).hex()}",
+        route=tuple(mine),
+        reply=reply,
+        outputs=tuple(dict.fromkeys([*recorded.outputs, *outputs])),
+        deadline=time.time() + max(1.0, recorded.deadline - recorded.created),
+    )

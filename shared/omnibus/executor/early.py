@@ -1,0 +1,38 @@
+"""Edges that come before their invocation: another executor may be faster than the gateway's own message."""
+
+import logging
+import time
+
+from omnibus.bus.messages import Chunk, Hop
+
+log = logging.getLogger(__name__)
+
+EARLY = 10.0  # seconds that an edge may wait for its invocation
+LIMIT = 4096  # invocations whose edges may wait
+
+
+class Early:
+    """Messages that wait, by invocation; its length is how many invocations they are of."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, tuple[float, list[Chunk | Hop]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def keep(self, message: Chunk | Hop) -> None:
+        if message.inv not in self._waiting and len(self._waiting) >= LIMIT:
+            log.warning("dropped an edge of %s: too many edges wait for their invocation", message.inv)
+            return
+        self._waiting.setdefault(message.inv, (time.monotonic(), []))[1].append(message)
+
+    def take(self, invocation: str) -> list[Chunk | Hop]:
+        """What waits for ``invocation``, in order; it waits no more."""
+        _, messages = self._waiting.pop(invocation, (0.0, []))
+        return messages
+
+    def purge(self) -> None:
+        """Forget what has waited for too long."""
+        oldest = time.monotonic() - EARLY
+        for invocation in [key for key, (arrived, _) in self._waiting.items() if arrived < oldest]:
+            del self._waiting[invocation]

@@ -1,0 +1,161 @@
+"""What a node gives: each output is numbered chunk by chunk, and goes to jobs in this process, to executors elsewhere,
+and to the gateway.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from omnibus.bus import messages
+from omnibus.bus.messages import Chunk
+from omnibus.bus.outbox import Outbox
+from omnibus.executor.channels import Piece
+from omnibus.executor.contract import Item
+from omnibus.graph import Invocation
+from omnibus.metrics import TRANSFER
+from omnibus.tensors.client import Block
+from omnibus.tensors.handle import Handle
+
+
+class Sibling(Protocol):
+    """Another node of the same invocation in this process."""
+
+    def feed(self, node: int, output: str, piece: Piece) -> None: ...
+
+
+class Source:
+    """The node that gives, and what its messages leave by."""
+
+    __slots__ = ("first", "index", "invocation", "outbox")
+
+    def __init__(self, invocation: Invocation, index: int, outbox: Outbox) -> None:
+        self.invocation = invocation
+        self.index = index
+        self.outbox = outbox
+        self.first = 0.0  # when it gave anything first, Unix seconds
+
+
+class Output:
+    """One output of a node: who reads it, and how much of it there was."""
+
+    __slots__ = (
+        "_edges",
+        "_gateway",
+        "_local",
+        "_name",
+        "_pieces",
+        "_seconds",
+        "_seq",
+        "_source",
+        "_targets",
+        "closed",
+        "moved",
+        "readers",
+    )
+
+    def __init__(
+        self,
+        source: Source,
+        name: str,
+        local: Sequence[Sibling],
+        edges: Sequence[str],
+        readers: int,
+        gateway: bool,
+        targets: tuple[str, ...],
+    ) -> None:
+        """``readers`` counts those elsewhere, the gateway among them; ``targets`` names their components, for metrics."""
+        self._source = source
+        self._name = name
+        self._local = local
+        self._edges = edges  # subjects
+        self._gateway = gateway
+        self._targets = targets
+        self._seq = 0
+        self._pieces = 0  # tensors that were written, which took ``_seconds``
+        self._seconds = 0.0
+        self.readers = readers
+        self.moved = 0  # bytes that were written
+        self.closed = False
+
+    @property
+    def here(self) -> bool:
+        """Whether all who read it are in this process."""
+        return not (self._edges or self._gateway)
+
+    def wrote(self, size: int, began: float) -> None:
+        """A tensor of ``size`` bytes is in the arena; ``began`` is of ``time.perf_counter``."""
+        self._seconds += time.perf_counter() - began
+        self.moved += size
+        self._pieces += 1
+
+    def pass_on(
+        self,
+        item: Item,
+        handle: Handle | None,
+        *,
+        last: bool,
+        rows: tuple[int, int] | None = None,
+        empty: bool = False,
+    ) -> None:
+        """The next chunk, for everybody; ``handle`` is where its tensor is, or ``rows`` of that."""
+        source, invocation = self._source, self._source.invocation
+        source.first = source.first or time.time()
+        seq, self._seq, self.closed = self._seq, self._seq + 1, last
+        for sibling in self._local:
+            sibling.feed(source.index, self._name, Piece(seq, item, None, None, last, empty))
+        if not self._edges and not self._gateway:
+            return
+        body = messages.encode(
+            Chunk(
+                inv=invocation.id,
+                node=source.index,
+                output=self._name,
+                seq=seq,
+                attempt=invocation.attempt,
+                data=item.data,
+                handle=handle,
+                rows=rows,
+                last=last,
+                empty=empty,
+            )
+        )
+        for subject in self._edges:
+            source.outbox.send(subject, body)
+        if self._gateway:
+            source.outbox.send(invocation.reply, body)
+
+    def tell(self) -> None:
+        """Count what was written, and begin anew."""
+        if self._pieces:
+            component = self._source.invocation.nodes[self._source.index].component
+            for target in self._targets:
+                TRANSFER.count(component, target, self.moved, self._seconds, self._pieces)
+            self.moved = self._pieces = 0
+            self._seconds = 0.0
+
+
+class Rows:
+    """A tensor that grows row by row in one block; see ``contract.RowWriter``."""
+
+    __slots__ = ("_block", "_count", "_cursor", "_output", "_width")
+
+    def __init__(self, output: Output, block: Block | None, count: int, width: int) -> None:
+        self._output = output
+        self._block = block  # None where nobody elsewhere reads it
+        self._count = count
+        self._width = width
+        self._cursor = 0
+
+    def write(self, rows: np.ndarray, data: dict[str, Any] | None = None) -> None:
+        start, end = self._cursor, self._cursor + len(rows)
+        if end > self._count or rows.shape[1:] != (self._width,):
+            raise ValueError(f"rows {rows.shape} at {start} do not fit a block of {(self._count, self._width)}")
+        if self._block is not None:
+            began = time.perf_counter()
+            self._block.array[start:end] = rows
+            self._output.wrote(rows.nbytes, began)
+        self._cursor = end
+        handle = self._block.handle if self._block is not None else None
+        self._output.pass_on(Item(data or {}, rows), handle, last=False, rows=(start, end))
