@@ -65,7 +65,7 @@ class Output:
         gateway: bool,
         targets: tuple[str, ...],
     ) -> None:
-        """``readers`` counts those elsewhere, the gateway among them; ``targets`` names their components, for metrics."""
+        """``readers`` counts those elsewhere, the gateway among them; ``targets`` names them, for metrics."""
         self._source = source
         self._name = name
         self._local = local

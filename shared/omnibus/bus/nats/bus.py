@@ -1,14 +1,8 @@
-"""The bus on NATS. The only module that knows nats-py.
-
-Deliveries are handed to handlers in the reader's own turn: nats-py would queue each one and wake a
-task for it, which costs more than the handler. Requires a server of at least version 2.12, because
-older ones accept and ignore per-message deduplication and micro features that Omnibus relies on.
-"""
+"""What the bus promises, on a connection to NATS: messages, micro services, and streams of JetStream."""
 
 import asyncio
 import json
 import logging
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -17,82 +11,27 @@ import nats.errors
 import nats.js.api
 import nats.js.errors
 import nats.micro
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.micro.request import Request
 from nats.micro.service import EndpointConfig
 
 from omnibus.bus import Delivery, Handler, Responder, Stored, StreamState, asking
-from omnibus.bus.permissions import inbox
+from omnibus.bus.nats.connection import BUFFER, Connection, command, connect
 from omnibus.bus.subjects import INVOCATIONS, Stream
-from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, Fatal, NotFound, ProtocolError, TooLarge
-from omnibus.metrics import PROCESS
-from omnibus.settings import BusSettings, public
+from omnibus.errors import BusUnavailable, DeadlineExceeded, Fatal, NotFound, TooLarge
+from omnibus.settings import BusSettings
 
 log = logging.getLogger(__name__)
 
-#: Bytes that may wait for the socket before publishing is refused.
-BUFFER = 64 << 20
-NO_RESPONDERS = b" 503"
 #: Bytes that one read of a stream gives at most, and seconds that it may take.
 BATCH = 16 << 20
 WITHIN = 10.0
-OLDEST_SERVER = (2, 12)
-
-
-class _Connection(Client):
-    """nats-py's client with a direct way from the parser to a handler, per subscription."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.handlers: dict[int, Handler] = {}
-
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        handler = self.handlers.get(sid)
-        if handler is None:
-            await super()._process_msg(sid, subject, reply, data, headers)
-            return
-        self.stats["in_msgs"] += 1
-        self.stats["in_bytes"] += len(data)
-        refused = bool(headers) and not data and NO_RESPONDERS in headers[:16]
-        known = await self._process_headers(headers) if headers and not refused else None
-        try:
-            handler(Delivery(subject.decode(), data, reply.decode(), known, refused))
-        except Exception:  # the reader must outlive any one message
-            log.exception("handler of %s failed", subject.decode())
-
-    def send(self, command: bytes) -> None:
-        """Queue protocol bytes and wake the flusher, as ``Client.publish`` does but without its coroutines."""
-        self._pending.append(command)
-        self._pending_data_size += len(command)
-        self.stats["out_msgs"] += 1
-        self.stats["out_bytes"] += len(command)
-        if self._flush_queue is not None and self._flush_queue.empty() and self.is_connected:
-            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
-
-
-def _command(subject: str, data: bytes, reply: str, headers: dict[str, str] | None) -> bytes:
-    """PUB or HPUB with its payload.
-
-    Parts of subjects come from messages, so a blank or line break in one must not become protocol.
-    """
-    for name in (subject, reply):
-        if " " in name or not name.isprintable():
-            raise ProtocolError(f"{name[:80]!r} is no subject")
-    if headers is None:
-        return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(data), data)
-    lines = "".join(f"{key}: {value}\r\n" for key, value in headers.items())
-    head = f"NATS/1.0\r\n{lines}\r\n".encode()
-    if b"\n" in lines.replace("\r\n", "").encode():
-        raise ValueError("a header value may not hold a line break")
-    sizes = (len(head), len(head) + len(data))
-    return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject.encode(), reply.encode(), *sizes, head, data)
 
 
 class NatsBus:
     """A connection to NATS; ``await NatsBus.connect(settings, name)``."""
 
-    def __init__(self, connection: _Connection, settings: BusSettings) -> None:
+    def __init__(self, connection: Connection, settings: BusSettings) -> None:
         self._nc = connection
         self._js = connection.jetstream(timeout=5)
         self._settings = settings
@@ -101,34 +40,7 @@ class NatsBus:
     @classmethod
     async def connect(cls, settings: BusSettings, name: str) -> "NatsBus":
         """Connect within ``settings.connect_timeout``; raises ``BusUnavailable`` with the URL."""
-        connection = _Connection()
-        options: dict[str, Any] = {"user": settings.user, "password": settings.password} if settings.user else {}
-        if settings.tls_ca:
-            options["tls"] = _tls(settings)
-        try:
-            async with asyncio.timeout(settings.connect_timeout):
-                await connection.connect(
-                    settings.url,
-                    name=name,
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=0.2,  # type: ignore[arg-type]
-                    pending_size=BUFFER,
-                    allow_reconnect=True,
-                    error_cb=_log_error,
-                    inbox_prefix=inbox(settings.user).encode(),
-                    skip_subject_validation=True,
-                    **options,
-                )
-        except (TimeoutError, OSError, nats.errors.Error) as error:
-            raise BusUnavailable(f"no NATS server at {public(settings.url)}: {error or 'timed out'}") from error
-        version = connection.connected_server_version
-        if (version.major, version.minor) < OLDEST_SERVER:
-            await connection.close()
-            raise Fatal(
-                f"NATS server {version} is too old: Omnibus needs {OLDEST_SERVER[0]}.{OLDEST_SERVER[1]} or newer"
-            )
-        _tell(connection)
-        return cls(connection, settings)
+        return cls(await connect(settings, name), settings)
 
     @property
     def connected(self) -> bool:
@@ -149,7 +61,7 @@ class NatsBus:
             raise BusUnavailable(f"cannot publish to {subject}: the connection to NATS is closed")
         if nc.pending_data_size + len(data) > BUFFER:
             raise BusUnavailable(f"the connection to NATS has {nc.pending_data_size} bytes waiting: try again")
-        nc.send(_command(subject, data, reply, headers))
+        nc.send(command(subject, data, reply, headers))
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Callable[[], Awaitable[None]]:
         async def never(_: Msg) -> None: ...
@@ -339,27 +251,3 @@ class NatsBus:
                 await self._nc.close()
         except (TimeoutError, nats.errors.Error, BusUnavailable):
             log.warning("NATS did not take the last messages before closing")
-
-
-def _tls(settings: BusSettings) -> ssl.SSLContext:
-    """Raises ``BadRequest`` for files that cannot be read."""
-    try:
-        context = ssl.create_default_context(cafile=settings.tls_ca)
-        if settings.tls_cert:
-            context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
-    except (OSError, ssl.SSLError) as error:
-        raise BadRequest(f"the files of OMNIBUS_BUS_TLS_CA, _CERT, _KEY cannot be used: {error}") from error
-    return context
-
-
-def _tell(connection: _Connection) -> None:
-    """From now on metrics are of this connection; a service has one."""
-    counts = connection.stats
-    PROCESS.bus.one(lambda: connection.is_connected)
-    PROCESS.reconnects.one(lambda: counts["reconnects"])
-    PROCESS.messages.by(lambda: {("in",): counts["in_msgs"], ("out",): counts["out_msgs"]})
-    PROCESS.bytes.by(lambda: {("in",): counts["in_bytes"], ("out",): counts["out_bytes"]})
-
-
-async def _log_error(error: Exception) -> None:
-    log.warning("nats: %s", error or type(error).__name__)

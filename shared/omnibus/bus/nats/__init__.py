@@ -1,0 +1,9 @@
+"""The bus on NATS. The only room that knows nats-py.
+
+Requires a server of at least version 2.12, because older ones accept and ignore per-message deduplication and micro
+features that Omnibus relies on.
+"""
+
+from omnibus.bus.nats.bus import NatsBus
+
+__all__ = ["NatsBus"]

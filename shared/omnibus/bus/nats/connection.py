@@ -1,0 +1,133 @@
+"""A connection to NATS, with a short way in and a short way out.
+
+Deliveries are handed to handlers in the reader's own turn: nats-py would queue each one and wake a
+task for it, which costs more than the handler.
+"""
+
+import asyncio
+import logging
+import ssl
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+
+from omnibus.bus import Delivery, Handler
+from omnibus.bus.permissions import inbox
+from omnibus.errors import BadRequest, BusUnavailable, Fatal, ProtocolError
+from omnibus.metrics import PROCESS
+from omnibus.settings import BusSettings, public
+
+log = logging.getLogger(__name__)
+
+#: Bytes that may wait for the socket before publishing is refused.
+BUFFER = 64 << 20
+OLDEST_SERVER = (2, 12)
+_NO_RESPONDERS = b" 503"
+
+
+class Connection(Client):
+    """nats-py's client with a direct way from the parser to a handler, per subscription."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handlers: dict[int, Handler] = {}
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        handler = self.handlers.get(sid)
+        if handler is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
+        refused = bool(headers) and not data and _NO_RESPONDERS in headers[:16]
+        known = await self._process_headers(headers) if headers and not refused else None
+        try:
+            handler(Delivery(subject.decode(), data, reply.decode(), known, refused))
+        except Exception:  # the reader must outlive any one message
+            log.exception("handler of %s failed", subject.decode())
+
+    def send(self, command: bytes) -> None:
+        """Queue protocol bytes and wake the flusher, as ``Client.publish`` does but without its coroutines."""
+        self._pending.append(command)
+        self._pending_data_size += len(command)
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += len(command)
+        if self._flush_queue is not None and self._flush_queue.empty() and self.is_connected:
+            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+
+
+def command(subject: str, data: bytes, reply: str, headers: dict[str, str] | None) -> bytes:
+    """PUB or HPUB with its payload.
+
+    Parts of subjects come from messages, so a blank or line break in one must not become protocol.
+    """
+    for name in (subject, reply):
+        if " " in name or not name.isprintable():
+            raise ProtocolError(f"{name[:80]!r} is no subject")
+    if headers is None:
+        return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(data), data)
+    lines = "".join(f"{key}: {value}\r\n" for key, value in headers.items())
+    head = f"NATS/1.0\r\n{lines}\r\n".encode()
+    if b"\n" in lines.replace("\r\n", "").encode():
+        raise ValueError("a header value may not hold a line break")
+    sizes = (len(head), len(head) + len(data))
+    return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject.encode(), reply.encode(), *sizes, head, data)
+
+
+async def connect(settings: BusSettings, name: str) -> Connection:
+    """Connect within ``settings.connect_timeout``.
+
+    Raises ``BusUnavailable`` with the URL, ``Fatal`` for a server that is too old, and ``BadRequest`` for files of
+    TLS that cannot be read.
+    """
+    connection = Connection()
+    options: dict[str, Any] = {"user": settings.user, "password": settings.password} if settings.user else {}
+    if settings.tls_ca:
+        options["tls"] = _tls(settings)
+    try:
+        async with asyncio.timeout(settings.connect_timeout):
+            await connection.connect(
+                settings.url,
+                name=name,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.2,  # type: ignore[arg-type]
+                pending_size=BUFFER,
+                allow_reconnect=True,
+                error_cb=_log_error,
+                inbox_prefix=inbox(settings.user).encode(),
+                skip_subject_validation=True,
+                **options,
+            )
+    except (TimeoutError, OSError, nats.errors.Error) as error:
+        raise BusUnavailable(f"no NATS server at {public(settings.url)}: {error or 'timed out'}") from error
+    version = connection.connected_server_version
+    if (version.major, version.minor) < OLDEST_SERVER:
+        await connection.close()
+        raise Fatal(f"NATS server {version} is too old: Omnibus needs {OLDEST_SERVER[0]}.{OLDEST_SERVER[1]} or newer")
+    _tell(connection)
+    return connection
+
+
+def _tls(settings: BusSettings) -> ssl.SSLContext:
+    """Raises ``BadRequest`` for files that cannot be read."""
+    try:
+        context = ssl.create_default_context(cafile=settings.tls_ca)
+        if settings.tls_cert:
+            context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
+    except (OSError, ssl.SSLError) as error:
+        raise BadRequest(f"the files of OMNIBUS_BUS_TLS_CA, _CERT, _KEY cannot be used: {error}") from error
+    return context
+
+
+def _tell(connection: Connection) -> None:
+    """From now on metrics are of this connection; a service has one."""
+    counts = connection.stats
+    PROCESS.bus.one(lambda: connection.is_connected)
+    PROCESS.reconnects.one(lambda: counts["reconnects"])
+    PROCESS.messages.by(lambda: {("in",): counts["in_msgs"], ("out",): counts["out_msgs"]})
+    PROCESS.bytes.by(lambda: {("in",): counts["in_bytes"], ("out",): counts["out_bytes"]})
+
+
+async def _log_error(error: Exception) -> None:
+    log.warning("nats: %s", error or type(error).__name__)
