@@ -11,15 +11,14 @@ Source: its examples and its server, 2026. What differs from ``requests``, ``ans
 
 import base64
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
 
 from omnibus.encoding.sound import wav
 from omnibus.errors import BadRequest
 from services.gateway.openai import answers
-from services.gateway.openai.answers import Audio, FinishReason, Picture, Usage
+from services.gateway.openai.answers import Audio, ChatCompletion, Choice, FinishReason, Picture, Usage
 from services.gateway.openai.requests import check_chat, invalid
 from services.gateway.openai.schema import ChatRequest
 from services.gateway.openai.stream import ChatStream
@@ -171,28 +170,10 @@ def _media(said: dict[str, Any]) -> None:
 # Answers
 
 
-class Message(Struct, frozen=True):
-    content: str | list[Picture] | None = None
-    role: Literal["assistant"] = "assistant"
-    refusal: str | None = None
-    audio: Audio | UnsetType = UNSET
+class Message(answers.Message, frozen=True):
+    """As ``answers.Message``, but for pictures: they are its content."""
 
-
-class Choice(Struct, frozen=True):
-    message: Message
-    finish_reason: FinishReason
-    index: int = 0
-    logprobs: None = None
-
-
-class Completion(Struct, frozen=True):
-    id: str
-    created: int
-    model: str
-    choices: list[Choice]
-    usage: Usage
-    object: Literal["chat.completion"] = "chat.completion"
-    system_fingerprint: str | None = None
+    content: str | list[Picture] | None = None  # type: ignore[assignment]
 
 
 def completion(
@@ -210,12 +191,12 @@ def completion(
     choices = [] if text is None else [Choice(Message(text), finish_reason)]
     if audio is not None:
         choices.append(Choice(Message(audio=audio), "stop"))
-    return _encode(Completion(id, created, model, choices, usage, system_fingerprint=fingerprint or None))
+    return _encode(ChatCompletion(id, created, model, choices, usage, system_fingerprint=fingerprint or None))
 
 
 def drawn(*, id: str, model: str, created: int, text: str | None, usage: Usage, images: list[Picture]) -> bytes:
     """As ``answers.drawn``. ``text`` is not there: pictures take its place."""
-    return _encode(Completion(id, created, model, [Choice(Message(images), "stop")], usage))
+    return _encode(ChatCompletion(id, created, model, [Choice(Message(images), "stop")], usage))
 
 
 class OmniStream(ChatStream):

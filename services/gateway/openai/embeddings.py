@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from omnibus.errors import BadRequest
-from services.gateway.openai.requests import invalid
+from services.gateway.openai.requests import decoded
 
 PATH = "/v1/embeddings"
 
@@ -62,12 +62,7 @@ _encode = msgspec.json.Encoder().encode
 
 def parse(body: bytes) -> EmbeddingRequest:
     """Decode and check a request. Raises ``BadRequest`` with ``param``."""
-    try:
-        return _DECODER.decode(body)
-    except msgspec.ValidationError as error:
-        raise invalid(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise BadRequest("The request body is not valid JSON in UTF-8.") from None
+    return decoded(_DECODER, body)
 
 
 def answer(request: EmbeddingRequest, vectors: NDArray[np.float32], tokens: int) -> bytes:

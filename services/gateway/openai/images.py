@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from omnibus.encoding.picture import PictureFormat
 from omnibus.errors import BadRequest
-from services.gateway.openai.requests import invalid
+from services.gateway.openai.requests import decoded, invalid
 from services.gateway.openai.schema import Guidance, Size, Steps
 
 PATH, EDITS, VARIATIONS = "/v1/images/generations", "/v1/images/edits", "/v1/images/variations"
@@ -197,12 +197,7 @@ def event(said: PartialImage | CompletedImage) -> bytes:
 
 def parse_generation(body: bytes) -> ImageRequest:
     """Decode and check the body of a generation. Raises ``BadRequest`` with ``param``."""
-    try:
-        request = _GENERATION.decode(body)
-    except msgspec.ValidationError as error:
-        raise invalid(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise BadRequest("The request body is not valid JSON in UTF-8.") from None
+    request = decoded(_GENERATION, body)
     check(request)
     return request
 

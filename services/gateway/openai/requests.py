@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import AsyncIterable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ _DECODER = msgspec.json.Decoder(ChatRequest)
 _OF_APP: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(AppChatRequest)
 _PLACE = re.compile(r"(?P<text>.*?)(?: - at `\$\.?(?P<param>.*)`)?", re.DOTALL)
 _FIELD = re.compile(r"Object (?P<kind>missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
+Body = TypeVar("Body")
 _SHOWN = 160  # characters of a client's own text that an error may repeat
 
 
@@ -61,6 +62,16 @@ async def read_body(chunks: AsyncIterable[bytes], limit: int, declared: int | No
         received += len(chunk)
         _check_body(received, limit)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def decoded(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
+    """The body of a request, as ``decoder`` has it. Raises ``BadRequest`` with ``param``."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise BadRequest("The request body is not valid JSON in UTF-8.") from None
 
 
 def parse_chat(body: bytes | bytearray | memoryview, *, app: bool = False) -> ChatRequest:

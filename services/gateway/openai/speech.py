@@ -7,8 +7,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from omnibus.encoding.sound import FASTEST, SLOWEST, SoundFormat
-from omnibus.errors import BadRequest
-from services.gateway.openai.requests import invalid
+from services.gateway.openai.requests import decoded
 from services.gateway.openai.schema import Count, VoiceId
 
 PATH = "/v1/audio/speech"
@@ -68,12 +67,7 @@ _encode = msgspec.json.Encoder().encode
 
 def parse(body: bytes) -> SpeechRequest:
     """Decode and check a request. Raises ``BadRequest`` with ``param``."""
-    try:
-        return _DECODER.decode(body)
-    except msgspec.ValidationError as error:
-        raise invalid(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise BadRequest("The request body is not valid JSON in UTF-8.") from None
+    return decoded(_DECODER, body)
 
 
 def event(said: SpeechDelta | SpeechDone) -> bytes:

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from omnibus.errors import BadRequest
 from services.gateway.openai import multipart
-from services.gateway.openai.requests import invalid
+from services.gateway.openai.requests import decoded, invalid
 from services.gateway.openai.schema import Guidance, Steps
 
 PATH, VIDEO, CONTENT = "/v1/videos", "/v1/videos/{video_id}", "/v1/videos/{video_id}/content"
@@ -133,7 +133,7 @@ def parse(body: bytes, kind: str) -> VideoRequest:
 
     Raises ``BadRequest`` with ``param``.
     """
-    request = _form(body, kind) if kind.lower().startswith("multipart/") else _json(body)
+    request = _form(body, kind) if kind.lower().startswith("multipart/") else decoded(_DECODER, body)
     if request.input_reference is not None:
         raise _unsupported("input_reference", "videos are made of text alone, leave it out")
     for first, second in (("steps", "num_inference_steps"), ("guidance", "guidance_scale")):
@@ -153,15 +153,6 @@ def variant(query: dict[str, str]) -> Variant:
 def page(query: dict[str, str]) -> ListQuery:
     """Raises ``BadRequest`` with ``param``."""
     return _convert(query, ListQuery)
-
-
-def _json(body: bytes) -> VideoRequest:
-    try:
-        return _DECODER.decode(body)
-    except msgspec.ValidationError as error:
-        raise invalid(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise BadRequest("The request body is not valid JSON in UTF-8.") from None
 
 
 def _form(body: bytes, kind: str) -> VideoRequest:
