@@ -1,7 +1,7 @@
-"""A Python module as a process of its own that gives one answer: for what needs torch, or may take long.
+"""A Python module as a process of its own, run to its end: for what needs torch, or may take long.
 
-The answer is one line of JSON on its stdout, ``{"answer": ...}`` or ``{"problem": ...}``; what it says on stderr is
-for people.
+One that gives an answer has it as one line of JSON on its stdout, ``{"answer": ...}`` or ``{"problem": ...}``; what it
+says on stderr is for people.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,20 +21,28 @@ _ROOT = str(Path(__file__).parents[1])
 _SHOWN = 2000  # characters of what a child said that ended without an answer
 
 
-async def ask(
-    module: str, *arguments: str, within: float, env: Mapping[str, str] | None = None, show: bool = False
-) -> Any:
-    """The answer of ``python -m module``, ``env`` added to its environment; ``show`` its stderr as ours.
+class Ended(NamedTuple):
+    """How a process ended, and what it said."""
 
-    Raises its problem, ``DeadlineExceeded`` after ``within`` seconds, and ``Fatal`` when it gives no answer.
+    code: int
+    output: str
+    said: str  # on stderr, where that was read apart
+
+
+async def run(
+    module: str, *arguments: str, within: float, env: Mapping[str, str] | None = None, stderr: int | None = PIPE
+) -> Ended:
+    """Run ``python -m module``, ``env`` added to its environment; ``stderr`` as ``asyncio.subprocess`` has it.
+
+    Raises ``DeadlineExceeded`` after ``within`` seconds. Nothing of it is left, however this ends.
     """
     path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH", "")]))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *arguments),
+        *(sys.executable, "-u", "-m", module, *arguments),
         env={**os.environ, "PYTHONPATH": path, **(env or {})},
         stdin=DEVNULL,
         stdout=PIPE,
-        stderr=None if show else PIPE,
+        stderr=stderr,
     )
     try:
         async with asyncio.timeout(within):
@@ -45,7 +53,18 @@ async def ask(
         if process.returncode is None:
             process.kill()
             await process.wait()
-    return _read(module, output, said or b"")
+    return Ended(process.returncode or 0, output.decode(errors="replace"), (said or b"").decode(errors="replace"))
+
+
+async def ask(
+    module: str, *arguments: str, within: float, env: Mapping[str, str] | None = None, show: bool = False
+) -> Any:
+    """The answer of ``python -m module``, ``env`` added to its environment; ``show`` its stderr as ours.
+
+    Raises its problem, ``DeadlineExceeded`` after ``within`` seconds, and ``Fatal`` when it gives no answer.
+    """
+    ended = await run(module, *arguments, within=within, env=env, stderr=None if show else PIPE)
+    return _read(module, ended)
 
 
 def answer(work: Callable[[], Any]) -> int:
@@ -58,13 +77,13 @@ def answer(work: Callable[[], Any]) -> int:
     return 1 if "problem" in told else 0
 
 
-def _read(module: str, output: bytes, said: bytes) -> Any:
-    lines = output.decode(errors="replace").strip().splitlines()
+def _read(module: str, ended: Ended) -> Any:
+    lines = ended.output.strip().splitlines()
     try:
         told = json.loads(lines[-1])
         problem = msgspec.convert(told["problem"], Problem) if "problem" in told else None
     except (LookupError, ValueError, TypeError):
-        raise Fatal(f"{module} ended without an answer:\n{said.decode(errors='replace')[-_SHOWN:]}") from None
+        raise Fatal(f"{module} ended without an answer:\n{ended.said[-_SHOWN:]}") from None
     if problem is not None:
         raise from_problem(problem)
     return told["answer"]

@@ -1,12 +1,10 @@
 """Things to show to models that were trained, and what is in their answers, as told without any model."""
 
-import asyncio
-import os
 from pathlib import Path
 from typing import NamedTuple
 
-from omnibus.errors import DeadlineExceeded, Fatal
-from omnibus.up.spec import ROOT, python
+from omnibus import child
+from omnibus.errors import Fatal
 
 _WITHIN = 60.0  # seconds
 _COLUMNS = 32  # of a picture in a terminal
@@ -55,21 +53,7 @@ def _half(upper: tuple[int, int, int], lower: tuple[int, int, int]) -> str:
 
 
 async def _run(*arguments: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        *python("omnibus_models.world", *arguments),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "shared"), os.environ.get("PYTHONPATH", "")])},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(_WITHIN):
-            output, problems = await process.communicate()
-    except TimeoutError:
-        raise DeadlineExceeded(f"omnibus_models.world {arguments[0]} took longer than {_WITHIN:g} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        raise Fatal(f"omnibus_models.world {arguments[0]} failed:\n{problems.decode()[-2000:]}")
-    return output.decode().strip()
+    ended = await child.run("omnibus_models.world", *arguments, within=_WITHIN)
+    if ended.code:
+        raise Fatal(f"omnibus_models.world {arguments[0]} failed:\n{ended.said[-2000:]}")
+    return ended.output.strip()

@@ -4,12 +4,13 @@ import asyncio
 import json
 import os
 import shutil
+from asyncio.subprocess import STDOUT
 from collections.abc import Sequence
 from pathlib import Path
 
-from omnibus import catalog
+from omnibus import catalog, child
 from omnibus.errors import BadRequest, DeadlineExceeded
-from omnibus.up.spec import ROOT, python
+from omnibus.up.spec import ROOT
 
 #: Seed of the LLMs of twins, which have all else from the model they share with.
 TWIN_SEED = 1
@@ -71,23 +72,12 @@ async def write(family: str, directory: Path) -> None:
 
 async def _run_builder(family: str, directory: Path, *arguments: str) -> str:
     """What the builder printed when it failed; empty when the checkpoint is there."""
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "shared"), os.environ.get("PYTHONPATH", "")])}
-    process = await asyncio.create_subprocess_exec(
-        *python("omnibus_models.tiny", family, str(directory), *arguments),
-        env=environ,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
+    builder = "omnibus_models.tiny"
     try:
-        async with asyncio.timeout(BUILT_WITHIN):
-            output, _ = await process.communicate()
-    except TimeoutError:
+        ended = await child.run(builder, family, str(directory), *arguments, within=BUILT_WITHIN, stderr=STDOUT)
+    except DeadlineExceeded:
         raise DeadlineExceeded(f"the tiny {family} checkpoint was not built within {BUILT_WITHIN:g} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return output.decode() if process.returncode else ""
+    return ended.output if ended.code else ""
 
 
 def _removed(directory: Path) -> bool:

@@ -128,7 +128,7 @@ def _config(tokenizer: Any, wide: bool) -> Any:
     return Qwen2_5OmniConfig(
         thinker_config=_thinker(tokenizer, media, wide),
         talker_config=_talker(tokenizer, media),
-        token2wav_config={"dit_config": _dit(), "bigvgan_config": _bigvgan()},
+        token2wav_config={"dit_config": dit(_CODES + 8, _MEL), "bigvgan_config": bigvgan(_MEL)},
     )
 
 
@@ -198,21 +198,24 @@ def codec(tokenizer: Any, sounds: int) -> dict[str, int]:
     }
 
 
-def _dit() -> dict[str, Any]:
-    # One layer looks ahead and one back by a block, as in the real model.
+def dit(codes: int, mel: int) -> dict[str, Any]:
+    """A DiT for ``codes`` codes and ``mel`` bands.
+
+    One layer looks ahead and one back by a block, as in the real model.
+    """
     return {
         "hidden_size": 32,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "head_dim": 16,
         "emb_dim": 16,
-        "num_embeds": _CODES + 8,
-        "mel_dim": _MEL,
+        "num_embeds": codes,
+        "mel_dim": mel,
         "block_size": 24,
         "look_ahead_layers": [1],
         "look_backward_layers": [0],
         "dropout": 0.0,
-        "enc_emb_dim": _MEL,
+        "enc_emb_dim": mel,
         "enc_dim": 8,
         "enc_channels": [16, 16, 16, 16, 48],
         "enc_kernel_sizes": [5, 3, 3, 3, 1],
@@ -223,9 +226,9 @@ def _dit() -> dict[str, Any]:
     }
 
 
-def _bigvgan() -> dict[str, Any]:
+def bigvgan(mel: int) -> dict[str, Any]:
     return {
-        "mel_dim": _MEL,
+        "mel_dim": mel,
         "upsample_initial_channel": 64,
         "resblock_kernel_sizes": [3],
         "resblock_dilation_sizes": [[1, 3, 5]],

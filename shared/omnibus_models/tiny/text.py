@@ -21,10 +21,12 @@ WORDS = frozenset(re.findall(r"[a-z]{2,}", _CORPUS))
 _TEXTS = (*[_CORPUS] * 4, *["user\nassistant\nsystem\n"] * 4)
 
 _NEWLINE = "{{ '\\n' }}"
-_CHATML = (
+_SYSTEM = (
     "{%- if messages[0]['role'] != 'system' -%}"
     "<|im_start|>systemNEWLINEYou are a helpful assistant.<|im_end|>NEWLINE"
     "{%- endif -%}"
+)
+_TURNS = (
     "{%- for message in messages -%}"
     "<|im_start|>{{ message['role'] }}NEWLINE"
     "{%- if message['content'] is string -%}{{ message['content'] }}"
@@ -42,9 +44,12 @@ _CHATML = (
 )
 
 
-def template(image: str = "", video: str = "", audio: str = "") -> str:
-    """The ChatML template with the strings that stand for one media item each."""
-    text = _CHATML.replace("NEWLINE", _NEWLINE)
+def template(image: str = "", video: str = "", audio: str = "", *, system: bool = True) -> str:
+    """The ChatML template with the strings that stand for one media item each.
+
+    Where a chat begins without a system message, the usual one comes before it, unless ``system`` is false.
+    """
+    text = f"{_SYSTEM if system else ''}{_TURNS}".replace("NEWLINE", _NEWLINE)
     return text.replace("IMAGE", image).replace("VIDEO", video).replace("AUDIO", audio)
 
 

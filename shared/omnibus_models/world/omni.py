@@ -151,35 +151,18 @@ def _talker(made: Any, media: dict[str, int]) -> dict[str, Any]:
 
 def _dit() -> dict[str, Any]:
     return {
+        **qwen2_5_omni.dit(CODES, MEL),
         "hidden_size": _SOUNDING,
         "num_hidden_layers": 3,
-        "num_attention_heads": 2,
         "head_dim": _SOUNDING // 2,
         "ff_mult": 2,
         "emb_dim": 32,
-        "num_embeds": CODES,
-        "mel_dim": MEL,
-        "block_size": 24,
-        "look_ahead_layers": [1],
-        "look_backward_layers": [0],
-        "dropout": 0.0,
-        "enc_emb_dim": MEL,
-        "enc_dim": 8,
-        "enc_channels": [16, 16, 16, 16, 48],
-        "enc_kernel_sizes": [5, 3, 3, 3, 1],
-        "enc_dilations": [1, 2, 3, 4, 1],
-        "enc_attention_channels": 8,
-        "enc_res2net_scale": 2,
-        "enc_se_channels": 8,
     }
 
 
 def _bigvgan() -> dict[str, Any]:
     return {
-        "mel_dim": MEL,
-        "upsample_initial_channel": 64,
-        "resblock_kernel_sizes": [3],
-        "resblock_dilation_sizes": [[1, 3, 5]],
+        **qwen2_5_omni.bigvgan(MEL),
         "upsample_rates": [10, 6, 4],
         "upsample_kernel_sizes": [20, 12, 8],
     }

@@ -21,29 +21,10 @@ _UNLEARNT = (
 #: What is not asked of them either: a yes or a no takes longer to learn than a name.
 _UNASKED = ("Is it {}?",)
 
-#: As Qwen's, without a system message where there is none: each token less makes training faster.
-_TURNS = (
-    "{%- for message in messages -%}"
-    "<|im_start|>{{ message['role'] }}NEWLINE"
-    "{%- if message['content'] is string -%}{{ message['content'] }}"
-    "{%- else -%}"
-    "{%- for part in message['content'] -%}"
-    "{%- if part['type'] == 'image' -%}IMAGE"
-    "{%- elif part['type'] == 'video' -%}VIDEO"
-    "{%- elif part['type'] == 'audio' -%}AUDIO"
-    "{%- else -%}{{ part['text'] }}{%- endif -%}"
-    "{%- endfor -%}"
-    "{%- endif -%}"
-    "<|im_end|>NEWLINE"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}<|im_start|>assistantNEWLINE{%- endif -%}"
-)
-
 
 def template(image: str, video: str, audio: str = "") -> str:
-    """The chat template with the strings that stand for one media item each."""
-    turns = _TURNS.replace("NEWLINE", "{{ '\\n' }}")
-    return turns.replace("IMAGE", image).replace("VIDEO", video).replace("AUDIO", audio)
+    """See ``tiny.text.template``. No system message where there is none: each token less makes training faster."""
+    return text.template(image, video, audio, system=False)
 
 
 def tokenizer(special: Sequence[str], names: Mapping[str, str], chat_template: str) -> Any:
