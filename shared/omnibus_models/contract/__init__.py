@@ -6,7 +6,7 @@ architecture. Shapes: ``B`` rows of a batch, ``T`` positions, ``H`` hidden width
 All tensors live on ``device``; families never keep per-request state on a module.
 """
 
-from omnibus_models.contract.family import Family
+from omnibus_models.contract.family import Family, no_component
 from omnibus_models.contract.language import CrossDecoder, Decoder, Layout, Prefill, Prompt, Reader, Run, Thinker
 from omnibus_models.contract.parts import Component, Encoded, Encoder, Loaded, Prepared, Sampling
 from omnibus_models.contract.pictures import (
@@ -52,4 +52,5 @@ __all__ = [
     "VideoDecoder",
     "Vocoder",
     "Vocoding",
+    "no_component",
 ]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from omnibus import errors
 from omnibus_models import loading, media
+from omnibus_models.contract import no_component
 from omnibus_models.families import _qwen
 
 _EYES, _EARS, _MIND = ("visual",), ("audio_tower",), ("model", "lm_head")
@@ -52,7 +52,7 @@ class Omni(ABC):
                 return self._talker(config, checkpoint, device, dtype)
             case "vocoder":
                 return self._vocoder(config, checkpoint, device, dtype)
-        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+        raise no_component(self.name, self.components, component)
 
     # What families differ in
 

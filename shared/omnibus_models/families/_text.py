@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omnibus import errors
 from omnibus_models import loading
+from omnibus_models.contract import no_component
 from omnibus_models.families import _plain
 
 
@@ -38,7 +38,7 @@ class Language:
     def load(self, component: str, checkpoint: Path, device: str = "cpu", dtype: str = "float32") -> Thinker:
         """Load ``thinker``, the whole model."""
         if component != "thinker":
-            raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+            raise no_component(self.name, self.components, component)
         return self._load(Path(checkpoint), [], device, dtype)
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:

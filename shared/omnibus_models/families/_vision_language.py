@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from omnibus import errors
 from omnibus_models import loading, media
+from omnibus_models.contract import no_component
 
 #: All but the vision encoder, in most models of the library.
 MIND = ("model.language_model", "lm_head")
@@ -38,7 +38,7 @@ class VisionLanguage(ABC):
                 return self._vision(self._load(checkpoint, self.mind, device, dtype), checkpoint, limits)
             case "thinker":
                 return self._thinker(self._load(checkpoint, self.eyes, device, dtype), checkpoint)
-        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+        raise no_component(self.name, self.components, component)
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Any:
         """See ``contract.Family``."""

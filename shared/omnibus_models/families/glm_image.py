@@ -16,7 +16,7 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import loading
-from omnibus_models.contract import Encoded, Loaded, Picture, Prepared
+from omnibus_models.contract import Encoded, Loaded, Picture, Prepared, no_component
 from omnibus_models.families import _language
 from omnibus_models.families._glm_decoder import decoder
 from omnibus_models.families._glm_denoiser import Denoiser, check_sides
@@ -163,7 +163,7 @@ class GlmImage:
                 return _denoiser(checkpoint, device, dtype)
             case "vae":
                 return decoder(checkpoint, device, dtype)
-        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+        raise no_component(self.name, self.components, component)
 
 
 def _text_encoder(checkpoint: Path, device: str, dtype: str) -> TextEncoder:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import loading, media
-from omnibus_models.contract import Encoded, Loaded, Picture, Prepared
+from omnibus_models.contract import Encoded, Loaded, Picture, Prepared, no_component
 from omnibus_models.families import _colours, _language, _plain
 from omnibus_models.families._tokens import Drawer, Drawing
 
@@ -238,7 +238,7 @@ class Janus:
                 return Denoiser(_load(checkpoint, drop, device, dtype), checkpoint)
             case "vae":
                 return _decoder(checkpoint, device, dtype)
-        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+        raise no_component(self.name, self.components, component)
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
         """See ``contract.Family``."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from omnibus import errors
 from omnibus_models import loading
-from omnibus_models.contract import Encoded, Loaded, Prepared
+from omnibus_models.contract import Encoded, Loaded, Prepared, no_component
 from omnibus_models.families import _colours, _language, _schedule
 from omnibus_models.families._ltx2 import Denoiser, Geometry
 
@@ -161,7 +161,7 @@ class LTX2:
                 return _film_decoder(checkpoint, device, dtype)
             case "audio_vae":
                 return _sound_decoder(checkpoint, device, dtype)
-        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+        raise no_component(self.name, self.components, component)
 
 
 def _text_encoder(checkpoint: Path, device: str, dtype: str) -> TextEncoder:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import loading
-from omnibus_models.contract import Encoded, Loaded, Picture, Prepared
+from omnibus_models.contract import Encoded, Loaded, Picture, Prepared, no_component
 from omnibus_models.families import _colours, _qwen, _schedule
 
 #: What the pipeline says around a prompt, and how many tokens of that are left out again at the beginning.
@@ -254,7 +254,7 @@ class QwenImage:
                 return denoiser(checkpoint, device, dtype)
             case "vae":
                 return decoder(checkpoint, device, dtype)
-        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+        raise no_component(self.name, self.components, component)
 
 
 def _text_encoder(checkpoint: Path, device: str, dtype: str) -> TextEncoder:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import loading, media
-from omnibus_models.contract import Encoded, Loaded, Picture, Prepared
+from omnibus_models.contract import Encoded, Loaded, Picture, Prepared, no_component
 from omnibus_models.families import _qwen, qwen_image
 from omnibus_models.limits import check_aspect
 
@@ -215,7 +215,7 @@ class QwenImageEdit:
                 return qwen_image.denoiser(checkpoint, device, dtype, Denoiser)
             case "vae":
                 return qwen_image.decoder(checkpoint, device, dtype)
-        raise errors.NotFound(f"{self.name} has no component {component!r}; it has {', '.join(self.components)}")
+        raise no_component(self.name, self.components, component)
 
 
 def _language(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
