@@ -66,6 +66,13 @@ async def test_an_end_without_an_answer_tells_what_was_said(module: str, said: s
         await child.ask(module, within=30, env=env)
 
 
+async def test_how_a_process_ended_is_told(env: dict[str, str]):
+    spoke, broke = [await child.run(module, within=30, env=env) for module in ("speaks", "breaks")]
+
+    assert spoke == (0, "1\n", "")
+    assert broke == (1, "", "out of paper\n")
+
+
 async def test_who_takes_too_long_is_ended(env: dict[str, str], tmp_path: Path):
     with pytest.raises(DeadlineExceeded, match=r"waits .* took more than 2 s"):
         await child.ask("waits", str(tmp_path / "pid"), within=2, env=env)
