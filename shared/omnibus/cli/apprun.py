@@ -37,7 +37,7 @@ async def run_app(options: argparse.Namespace) -> int:
     )
     try:
         async with stack:
-            there = Gateway(stack.url, stack.admin_token, str(root))
+            there = Gateway(stack.url, stack.admin_token, str(root), stack.certificate)
             app = await asyncio.to_thread(register, there, options.target, None)
             if once:
                 await asyncio.to_thread(say, there, app["name"], request, options.json)

@@ -10,6 +10,7 @@ from typing import Any
 
 from omnibus.errors import Fatal, OmnibusError, Problem, StageUnavailable, from_problem
 from omnibus.up import run
+from omnibus.up.trust import trust
 
 TOKEN, APPS_DIR = "OMNIBUS_GATEWAY_ADMIN_TOKEN", "OMNIBUS_GATEWAY_APPS_DIR"
 #: Seconds that an answer may take: an app may load and its executors may start meanwhile.
@@ -17,12 +18,14 @@ PATIENCE = 300.0
 
 
 class Gateway:
-    """One gateway. ``apps_dir`` is where it takes apps from directories, empty when nobody says so."""
+    """One gateway. ``apps_dir`` is where it takes apps from directories, empty when nobody says so; ``certificate`` is
+    its own, when it is one of this machine that speaks TLS."""
 
-    def __init__(self, url: str, token: str, apps_dir: str) -> None:
+    def __init__(self, url: str, token: str, apps_dir: str, certificate: str = "") -> None:
         self.url = url.rstrip("/")
         self.apps_dir = apps_dir
         self._token = token
+        self._believed = trust(certificate)
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """The JSON that the gateway answers. Raises its error, typed, and ``StageUnavailable``."""
@@ -49,7 +52,8 @@ class Gateway:
         headers = {"content-type": "application/json", "authorization": f"Bearer {self._token}"}
         try:
             request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)  # noqa: S310
-            return urllib.request.urlopen(request, timeout=PATIENCE)  # noqa: S310 the gateway that was named
+            # The gateway that was named.
+            return urllib.request.urlopen(request, timeout=PATIENCE, context=self._believed)  # noqa: S310
         except urllib.error.HTTPError as error:
             raise _refusal(error) from error
         except (OSError, ValueError) as error:
@@ -63,7 +67,7 @@ def find(options: argparse.Namespace) -> Gateway:
     if options.url:
         return Gateway(options.url, token, apps_dir)
     state = run.read()
-    return Gateway(state.gateway_url, token or state.admin_token, state.apps_dir)
+    return Gateway(state.gateway_url, token or state.admin_token, state.apps_dir, state.certificate)
 
 
 def _json(body: bytes) -> Any:

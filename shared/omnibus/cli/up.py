@@ -34,7 +34,7 @@ async def up(options: argparse.Namespace) -> int:
 
 async def _registered(stack: Stack, target: str) -> str:
     """The name of the app ``target``, which every gateway serves from now on. Raises ``DeadlineExceeded``."""
-    gateways = [Gateway(url, stack.admin_token, str(stack.apps_dir)) for url in stack.urls]
+    gateways = [Gateway(url, stack.admin_token, str(stack.apps_dir), stack.certificate) for url in stack.urls]
     name = str((await asyncio.to_thread(register, gateways[0], target, None))["name"])
     try:
         async with asyncio.timeout(SERVED_WITHIN):

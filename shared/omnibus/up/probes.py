@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 import urllib.error
 import urllib.request
 
@@ -33,10 +34,10 @@ async def listens(path: str) -> None:
             await asyncio.sleep(_PAUSE)
 
 
-def not_ready(url: str) -> str:
+def not_ready(url: str, believed: ssl.SSLContext | None = None) -> str:
     """What ``/readyz`` of the gateway at ``url`` says is missing; empty when nothing is."""
     try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=_ANSWER_WITHIN):  # noqa: S310 our own gateway
+        with urllib.request.urlopen(f"{url}/readyz", timeout=_ANSWER_WITHIN, context=believed):  # noqa: S310 our own
             return ""
     except urllib.error.HTTPError as error:
         return str(json.loads(error.read()).get("missing"))

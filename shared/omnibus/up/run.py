@@ -22,7 +22,8 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """Where a running Omnibus is: URLs, ports and process ids. ``started`` is in ``time.time()`` seconds.
 
     ``ports`` has one for each gateway: ``gateway``, ``gateway-1`` and so on. ``admin_token`` opens their
-    control routes; ``apps_dir`` is where apps that are directories may lie.
+    control routes; ``apps_dir`` is where apps that are directories may lie. ``certificate`` is the file of
+    gateways that speak TLS.
     """
 
     directory: str
@@ -37,6 +38,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     shm_prefix: str = ""
     admin_token: str = ""
     apps_dir: str = ""
+    certificate: str = ""
 
 
 class RunDirectory:

@@ -27,6 +27,7 @@ from omnibus.up.probes import listens, not_ready, serves
 from omnibus.up.run import RunDirectory, RunState
 from omnibus.up.spec import ROOT, ProcessSpec, python
 from omnibus.up.supervisor import Supervisor
+from omnibus.up.trust import trust
 from omnibus.wanted import ID
 
 NODE = "local"
@@ -34,6 +35,7 @@ PLAN_WITHIN = 30.0  # seconds
 READY_WITHIN = 180.0  # seconds for all executors to load
 APPS_DIR = "OMNIBUS_GATEWAY_APPS_DIR"
 ADMIN = "OMNIBUS_GATEWAY_ADMIN_TOKEN"
+CERTIFICATE = "OMNIBUS_GATEWAY_TLS_CERT"
 #: Where services say at which port Prometheus finds them; by default a directory of the run.
 METRICS_DIR = "OMNIBUS_SERVICE_METRICS_DIR"
 #: What the nursery imports once for all executors.
@@ -78,6 +80,8 @@ class Stack:
         self.apps_dir = Path(apps_dir or given.get(APPS_DIR) or Path.cwd()).resolve()
         self.admin_token = given.get(ADMIN) or secrets.token_urlsafe(32)
         self.own_token = not given.get(ADMIN)
+        self.certificate = given.get(CERTIFICATE, "")
+        self._believed = trust(self.certificate)
         self._nursery = nursery and nursery_suits(given)
         self._models = models
         self._log = log or Log()
@@ -126,7 +130,8 @@ class Stack:
         self.nats = infra.nats(self.directory, port=free.pop(), monitor_port=free.pop())
         self.valkey = infra.valkey(self.directory, port=free.pop())
         self.ports = [self._asked_port or free.pop(), *free[: self._gateways - 1]]
-        self.urls = [f"http://127.0.0.1:{port}" for port in self.ports]
+        scheme = "https" if self.certificate else "http"
+        self.urls = [f"{scheme}://127.0.0.1:{port}" for port in self.ports]
         self.port, self.url = self.ports[0], self.urls[0]
 
     async def _start_executors(self) -> None:
@@ -162,6 +167,7 @@ class Stack:
                 shm_prefix=f"omnibus-{NODE}-{os.getpid()}",
                 admin_token=self.admin_token,
                 apps_dir=str(self.apps_dir),
+                certificate=self.certificate,
             )
         )
 
@@ -242,7 +248,7 @@ class Stack:
         try:
             async with asyncio.timeout(seconds):
                 for url in self.urls:
-                    while missing := await asyncio.to_thread(not_ready, url):  # noqa: ASYNC110 HTTP cannot tell us
+                    while missing := await asyncio.to_thread(not_ready, url, self._believed):  # noqa: ASYNC110 HTTP cannot tell us
                         await asyncio.sleep(0.1)
         except TimeoutError:
             raise DeadlineExceeded(f"not ready within {seconds:g} s: {missing}") from None

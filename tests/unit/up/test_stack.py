@@ -1,15 +1,19 @@
 """The whole system without a model: several gateways, their token, and a plan that nobody can serve."""
 
+import asyncio
 import stat
+from argparse import Namespace
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from omnibus.errors import BadRequest
+from omnibus.cli.gateway import Gateway, find
+from omnibus.errors import BadRequest, StageUnavailable
 from omnibus.up import run
 from omnibus.up.stack import Stack
+from tests import certificates
 from tests.unit.up.programs import Lines, all_gone, log_to
 
 NOTHING = '{"models": {}}'
@@ -45,6 +49,29 @@ async def test_a_system_without_models_is_ready_at_every_gateway_and_leaves_noth
     assert not any("OMNIBUS_GATEWAY_ADMIN_TOKEN" in one for one in others)
     assert {one["OMNIBUS_SERVICE_METRICS_DIR"] for one in [*gateways, *others]} == {f"{state.directory}/metrics"}
     assert all_gone(list(pids.values()))
+
+
+@pytest.mark.slow
+async def test_gateways_that_speak_tls_are_known_by_their_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMNIBUS_GATEWAY_TLS_CERT", str(certificates.CERTIFICATE))
+    monkeypatch.setenv("OMNIBUS_GATEWAY_TLS_KEY", str(certificates.KEY))
+    async with Stack(NOTHING, apps_dir=tmp_path, nursery=False, log=log_to(Lines())) as stack:
+        found = find(Namespace(url=""))
+        served = await asyncio.to_thread(found.call, "GET", "/v1/models")
+        stranger = Gateway(found.url, "", "")
+        with pytest.raises(StageUnavailable, match="certificate verify failed"):
+            await asyncio.to_thread(stranger.call, "GET", "/v1/models")
+
+    assert (found.url, served["data"]) == (stack.url, [])
+    assert stack.url.startswith("https://")
+
+
+def test_a_certificate_that_is_none_is_refused_at_once(tmp_path: Path):
+    (tmp_path / "tls.crt").write_text("nothing")
+
+    for name in ("tls.crt", "missing.crt"):
+        with pytest.raises(BadRequest, match=f"OMNIBUS_GATEWAY_TLS_CERT=.*{name}"):
+            Stack(NOTHING, env={"OMNIBUS_GATEWAY_TLS_CERT": str(tmp_path / name)})
 
 
 def test_each_run_has_a_token_of_its_own_unless_one_is_given(monkeypatch: pytest.MonkeyPatch):
