@@ -3,8 +3,8 @@
 Labels are looked up once and kept, so that the hot path only adds. What somebody counts anyway is ``Told``: it is read
 when Prometheus asks, and costs nothing until then; so is every gauge without labels, else each process would say that
 it is 0. Labels have few values: models, request types, paths and options are a plan's, apps are registered, components
-a model's, codes those of ``omnibus.errors``. Nothing that a client makes up,
-and no id, is one.
+a model's, codes those of ``omnibus.errors``, tenants those that the operator gave keys (``omnibus keys``). Nothing that
+a client makes up, and no id, is one.
 """
 
 from prometheus_client.exposition import generate_latest
@@ -13,6 +13,7 @@ from omnibus.metrics.executor import ENCODER, ENGINE, EXECUTOR
 from omnibus.metrics.gateway import GATEWAY
 from omnibus.metrics.planner import PLANNER, STREAMS
 from omnibus.metrics.process import PROCESS
+from omnibus.metrics.tenants import TENANTS
 from omnibus.metrics.tensors import ARENA, EDGES, TRANSFER
 from omnibus.told import REGISTRY
 
@@ -27,6 +28,7 @@ __all__ = [
     "PROCESS",
     "REGISTRY",
     "STREAMS",
+    "TENANTS",
     "TRANSFER",
     "exposition",
 ]

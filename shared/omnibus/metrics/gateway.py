@@ -62,10 +62,11 @@ class _Gateway:
     inflight = Told("omnibus_gateway_inflight", "Requests in flight.")
     #: The limit, OMNIBUS_GATEWAY_MAX_INFLIGHT.
     limit = Told("omnibus_gateway_inflight_limit", "Requests that may be in flight.")
-    #: Requests that were refused because there was no room: ``gateway`` is at its limit, ``executors`` were all busy.
-    rejected = Counter(
-        "omnibus_rejected_total", "Requests without room by reason.", ["model", "reason"], registry=REGISTRY
-    )
+    #: Requests that were refused, by why. No room: ``gateway`` is at its limit, ``executors`` were all busy. Tenants:
+    #: ``queue``, as many of it wait as may; ``turn``, its turn did not come in time; ``rate``, ``concurrent`` and
+    #: ``gpu_seconds``, limits of its key. Where the model is not known yet it is "". What tenants are refused is not
+    #: among what came; ``omnibus_tenant_refused_total`` says whose it was.
+    rejected = Counter("omnibus_rejected_total", "Requests refused by reason.", ["model", "reason"], registry=REGISTRY)
     #: Executors that this gateway knows, by state: ``ok``, ``silent`` without heartbeats, ``stuck`` without progress.
     executors = Told("omnibus_executors", "Executors known here.", ["model", "option", "state"])
     #: Work that this gateway has sent to executors of an option and not seen finish.
@@ -74,6 +75,8 @@ class _Gateway:
     videos = Told("omnibus_gateway_videos", "Videos being made here.")
     #: Invocations that were sent to other executors. Rising: executors die or are full.
     moved = Counter("omnibus_moved_total", "Re-dispatches by reason.", ["reason"], registry=REGISTRY)
+    #: Inputs that ``crashed`` or ``failed`` an engine. Any at all: `omnibus deadletters` lists and shows them.
+    dead = Told("omnibus_deadletters_total", "Dead letters by reason.", ["model", "reason"])
     #: Epoch of the plan in use; gateways that differ for long do not hear the store.
     epoch = Told("omnibus_plan_epoch", "Plan epoch in use.")
     #: When that plan was made, Unix seconds; its age is ``time()`` less this.
@@ -86,6 +89,10 @@ class _Gateway:
     @cache  # noqa: B019 registered apps alone
     def app(self, name: str, code: str) -> Any:
         return self.apps.labels(name, code)
+
+    @cache  # noqa: B019
+    def refused(self, model: str, reason: str) -> Any:
+        return self.rejected.labels(model, reason)
 
     @cache  # noqa: B019
     def path(self, model: str, kind: str, path: str) -> Any:
