@@ -93,6 +93,17 @@ def test_errors_are_those_that_are_our_fault():
     assert re.fullmatch(matcher.value, "ok")
 
 
+def test_a_tenant_at_its_limit_wakes_nobody():
+    [rule] = [rule for rule in RULES if rule["alert"] == "OmnibusRejects"]
+    [matcher] = promql.read(rule["expr"]).selectors[0].matchers
+    of_tenants = ("queue", "turn", "rate", "concurrent", "gpu_seconds")
+
+    assert (matcher.label, matcher.sign) == ("reason", "=~")
+    assert [reason for reason in of_tenants if re.fullmatch(matcher.value, reason)] == []
+    assert all(re.fullmatch(matcher.value, reason) for reason in ("gateway", "executors"))
+    assert {rule["labels"]["severity"] for rule in observed.alerts()["omnibus-tenants"]} == {"ticket"}
+
+
 def test_what_is_missing_is_found():
     emitted = {"a": [{"x": "1"}]}
 
