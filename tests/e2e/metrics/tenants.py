@@ -1,0 +1,113 @@
+"""Tenants of the load run, each with a key that has another limit, and what they are refused."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from omnibus import keys
+from omnibus.keys import KeyRecord
+from tests.e2e.omni.speech import wanted
+from tests.e2e.questions import ask
+from tests.e2e.system import OMNI, System
+
+CHAT = "/v1/chat/completions"
+#: What each tenant's key may; the first one's is all there is.
+LIMITS: dict[str, dict[str, Any]] = {
+    "search": {},
+    "rated": {"rate": 0.001, "burst": 1.0},
+    "single": {"concurrent": 1},
+    "metered": {"gpu_seconds": 1e-9},
+}
+FREE = "search"
+#: What the gateway is told: few requests of a tenant wait, and not for long; two at a time for each executor.
+SETTINGS = {
+    "OMNIBUS_GATEWAY_ADMIT": "2",
+    "OMNIBUS_GATEWAY_ADMIT_QUEUE": "1",
+    "OMNIBUS_GATEWAY_ADMIT_WAIT": "3",
+}
+#: Answers in text that are made at a time, by two thinkers; speech has half the room, for there is one vocoder.
+TEXT = 4
+IDLE = "omnibus_gateway_inflight 0.0"
+LONG = 3000  # tokens: nobody waits for the last one
+
+
+def write(path: Path) -> Path:
+    """The file of their keys."""
+    records = [KeyRecord(keys.digest(_key(name)), name, **limits) for name, limits in LIMITS.items()]
+    path.write_bytes(msgspec.json.encode({"keys": records}))
+    return path
+
+
+@contextlib.asynccontextmanager
+async def door(system: System, tenant: str = FREE) -> AsyncIterator[httpx.AsyncClient]:
+    """HTTP with the key of ``tenant``."""
+    async with system.http() as http:
+        http.headers["authorization"] = f"Bearer {_key(tenant)}"
+        yield http
+
+
+async def refused(system: System) -> None:
+    """Every tenant meets its limit."""
+    async with door(system, "rated") as http:
+        assert [(await http.get("/v1/models")).status_code for _ in range(2)] == [200, 429]
+    async with door(system, "metered") as http:
+        assert [(await http.post(CHAT, json=_text("hello"))).status_code for _ in range(2)] == [200, 429]
+    for scene in (_crowded, _full):
+        await _told(system, IDLE)
+        await scene(system)
+    await _told(system, IDLE)
+
+
+async def _crowded(system: System) -> None:
+    """While others have all turns, one waits for its own in vain, and one more finds the queue full."""
+    async with (
+        door(system) as http,
+        _held(system, "single") as single,
+        _held(system, FREE),
+        asyncio.TaskGroup() as group,
+    ):
+        assert (await single.get("/v1/models")).status_code == 429
+        waits = group.create_task(http.post(CHAT, json=wanted(ask("hello"))))
+        await _told(system, f'omnibus_admission_waiting{{model="{OMNI}"}} 1.0')
+        assert (await http.post(CHAT, json=wanted(ask("hello")))).status_code == 429
+        assert (await waits).status_code == 429
+
+
+async def _full(system: System) -> None:
+    """While as many are in flight as may, the gateway takes no more."""
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(TEXT):
+            http = await stack.enter_async_context(_held(system, FREE))
+        assert (await http.post(CHAT, json=_text("hello"))).status_code == 429
+
+
+@contextlib.asynccontextmanager
+async def _held(system: System, tenant: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A long answer to ``tenant`` that has begun; it is given up in the end. What it was asked through."""
+    body = {**_text("tell me all of it"), "max_tokens": LONG, "stream": True}
+    async with door(system, tenant) as http, http.stream("POST", CHAT, json=body) as answer:
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            if '"content":"' in line and '"content":""' not in line:
+                break
+        yield http
+
+
+async def _told(system: System, line: str) -> None:
+    """Until the gateway's metrics have this line."""
+    async with asyncio.timeout(20), system.http() as http:
+        while line not in (await http.get("/metrics")).text.splitlines():
+            pass
+
+
+def _text(said: str) -> dict[str, Any]:
+    return {**wanted(ask(said)), "modalities": ["text"], "audio": None}
+
+
+def _key(tenant: str) -> str:
+    return f"omni-{tenant}"
