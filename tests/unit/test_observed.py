@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+import omnibus.store  # noqa: F401 it has an error of its own
 from omnibus.errors import OmnibusError
 from tests import observed, promql
 
