@@ -1,6 +1,7 @@
 """Writes dead letters; see ``omnibus.deadletters``."""
 
 import time
+from collections import Counter
 
 import msgspec
 
@@ -10,6 +11,9 @@ from omnibus.deadletters import LOST, DeadLetter
 from omnibus.graph import WIRE_VERSION, Invocation
 from services.gateway.running import Running
 
+#: Models and reasons whose dead letters are told apart.
+KINDS = 512
+
 
 class DeadLetters:
     """Publishes to the stream without waiting. ``full`` keeps inputs; ``limit`` is the bus's, in bytes."""
@@ -18,6 +22,7 @@ class DeadLetters:
         self._bus = bus
         self._limit = limit
         self.full = full
+        self.counts: Counter[tuple[str, str]] = Counter()  # by model and reason
 
     def write(self, running: Running, digested: Invocation) -> None:
         """Keep what failed if it is a dead letter; ``digested`` is its invocation without users' content."""
@@ -47,8 +52,14 @@ class DeadLetters:
             invocation=invocation if self.full else digested,
         )
         small = msgspec.structs.replace(letter, invocation=digested)
+        self._count(invocation.nodes[node].model or invocation.model if node >= 0 else invocation.model, why)
         body = deadletters.encode(letter, small, limit=self._limit)
         self._bus.record(subjects.dead(invocation.app, invocation.id), body, f"{invocation.id}.dead")
+
+    def _count(self, model: str, why: str) -> None:
+        # Who replays by hand may write a record as he likes.
+        known = (model, why) in self.counts or len(self.counts) < KINDS
+        self.counts[model if known else "other", why] += 1
 
 
 def _of(invocation: Invocation, executor: str) -> int:

@@ -213,6 +213,6 @@ def _expose(model: str, kind: str, load: Load) -> None:
     for outcome, count in (("done", load.done), ("failed", load.failed), ("refused", load.refused)):
         GATEWAY.ended.labels(model, kind, outcome).inc(count)
     if load.refused:  # before its type is known, a request is refused by its gateway
-        GATEWAY.rejected.labels(model, "executors" if kind else "gateway").inc(load.refused)
+        GATEWAY.refused(model, "executors" if kind else "gateway").inc(load.refused)
     for quantity, value in load.quantities.items():
         GATEWAY.quantities.labels(model, kind, quantity).inc(value)

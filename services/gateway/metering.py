@@ -1,16 +1,20 @@
-"""What Prometheus asks of a gateway that it knows anyway: executors, shares of paths, limits."""
+"""What Prometheus asks of a gateway that it knows anyway: executors, shares of paths, limits, dead letters."""
 
 from collections import Counter
 
+from omnibus.deadletters import REASONS
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
+from services.gateway.deadletters import DeadLetters
 from services.gateway.dispatch import Dispatcher
 from services.gateway.members import Members
 from services.gateway.route import Router
 from services.gateway.scope import Assignment
 
 
-def watch(settings: GatewaySettings, router: Router, members: Members, dispatcher: Dispatcher) -> None:
+def watch(
+    settings: GatewaySettings, router: Router, members: Members, dispatcher: Dispatcher, dead: DeadLetters
+) -> None:
     """Let the metrics of this process be read from these."""
     GATEWAY.inflight.one(lambda: dispatcher.inflight)
     GATEWAY.limit.one(lambda: settings.max_inflight)
@@ -19,6 +23,7 @@ def watch(settings: GatewaySettings, router: Router, members: Members, dispatche
     GATEWAY.planned.by(router.shares)
     GATEWAY.executors.by(lambda: _executors(members))
     GATEWAY.outstanding.by(lambda: _outstanding(members))
+    GATEWAY.dead.by(lambda: _dead(router, dead))
 
 
 def count_paths(assignment: Assignment, path: str) -> None:
@@ -43,3 +48,9 @@ def _outstanding(members: Members) -> dict[tuple[str, ...], float]:
         key = status.model, status.option
         found[key] = found.get(key, 0.0) + (max(0.0, member.outstanding) if member is not None else 0.0)
     return found
+
+
+def _dead(router: Router, dead: DeadLetters) -> dict[tuple[str, str], int]:
+    """Dead letters by model and reason, from 0 on: the first one is a rise as well."""
+    models = router.plan.models if router.plan is not None else ()
+    return {(model, reason): 0 for model in models for reason in REASONS} | dead.counts

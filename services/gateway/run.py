@@ -71,7 +71,7 @@ class Runs:
             if model:
                 self.loads.refused(model)
             else:
-                GATEWAY.rejected.labels("", "gateway").inc()
+                GATEWAY.refused("", "gateway").inc()
             raise Overloaded(f"{self.dispatcher.inflight} requests are in flight here: try again later")
         return Run(self, app, model, next(self._numbers[_name(app)]), seed, pinned)
 

@@ -113,7 +113,7 @@ class GatewayService:
         self._closing.push_async_callback(dispatcher.shutdown)
         dead = DeadLetters(bus, settings.deadletters == "full", limit)
         records = Records(bus, settings.record != "digest", self._keep, dead)
-        metering.watch(settings, router, router.members, dispatcher)
+        metering.watch(settings, router, router.members, dispatcher, dead)
         replayer = Replayer(router, dispatcher, tensors, records, self._keep)
         await bus.respond(subjects.REPLAY, replayer.respond, queue="gateways")
         await tenancy.startup(bus, lambda: self._announce("ready"))

@@ -13,6 +13,7 @@ from omnibus.store import Store
 from services.gateway.admin import Admin, loopback
 from services.gateway.gate import Gate
 from services.gateway.route import Router
+from services.gateway.tenancy import metering
 from services.gateway.tenancy.admission import Admission
 from services.gateway.tenancy.book import Book
 from services.gateway.tenancy.costs import Costs
@@ -37,6 +38,7 @@ class Tenancy:
         self._tasks: list[asyncio.Task[None]] = []
         if self.on:
             self.admission = Admission(settings, router, self._costs, self._limits, lambda: self._peers.count)
+            metering.watch(self.admission.queues)
 
     async def startup(self, bus: Bus, beat: Callable[[], None]) -> None:
         """Follow keys and other gateways; ``beat`` says that this one is there. Raises ``BadRequest``."""

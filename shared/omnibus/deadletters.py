@@ -20,7 +20,7 @@ from omnibus.recorded import Moved, find
 #: Why an attempt was given up that cost an executor, or its engine.
 LOST = frozenset({"gone", "unavailable"})
 
-CRASHED, FAILED = "crashed", "failed"
+CRASHED, FAILED = REASONS = "crashed", "failed"
 
 
 class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -121,13 +121,14 @@ class Retryable(OmnibusError):
 
 
 class Overloaded(Retryable):
-    """Admission was refused. ``retry_after`` is in seconds."""
+    """Admission was refused. ``retry_after`` is in seconds; by ``reason`` it is counted where it was."""
 
     code, status, kind = "overloaded", 429, "rate_limit_error"
 
-    def __init__(self, message: str, *, retry_after: float = 1.0, **where: Any) -> None:
+    def __init__(self, message: str, *, retry_after: float = 1.0, reason: str = "", **where: Any) -> None:
         super().__init__(message, **where)
         self.retry_after = retry_after
+        self.reason = reason
 
 
 class StageUnavailable(Retryable):

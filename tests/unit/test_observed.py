@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+import omnibus.store  # noqa: F401 it has an error of its own
 from omnibus.errors import OmnibusError
 from tests import observed, promql
 
@@ -91,6 +92,17 @@ def test_errors_are_those_that_are_our_fault():
     assert matcher.sign == "!~"
     assert left_out == {kind.code for kind in kinds() if kind.status < 500}
     assert re.fullmatch(matcher.value, "ok")
+
+
+def test_a_tenant_at_its_limit_wakes_nobody():
+    [rule] = [rule for rule in RULES if rule["alert"] == "OmnibusRejects"]
+    [matcher] = promql.read(rule["expr"]).selectors[0].matchers
+    of_tenants = ("queue", "turn", "rate", "concurrent", "gpu_seconds")
+
+    assert (matcher.label, matcher.sign) == ("reason", "=~")
+    assert [reason for reason in of_tenants if re.fullmatch(matcher.value, reason)] == []
+    assert all(re.fullmatch(matcher.value, reason) for reason in ("gateway", "executors"))
+    assert {rule["labels"]["severity"] for rule in observed.alerts()["omnibus-tenants"]} == {"ticket"}
 
 
 def test_what_is_missing_is_found():

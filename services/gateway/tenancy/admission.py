@@ -7,15 +7,17 @@ given as many requests as it batches and no more; the rest wait in one short que
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from omnibus.errors import Overloaded
 from omnibus.settings import GatewaySettings
 from services.gateway.route import Router
 from services.gateway.scope import Assignment
+from services.gateway.tenancy import metering
 from services.gateway.tenancy.costs import Cost, Costs
 from services.gateway.tenancy.fair import WAITING, Fair, Turn
 from services.gateway.tenancy.limits import Limits
+from services.gateway.tenancy.metering import Queue
 from services.gateway.tenancy.tenant import Tenant
 
 #: Seconds that the count of places is good for.
@@ -63,14 +65,12 @@ class Admission:
         self._limits = limits
         self._gateways = gateways
         self._clock = clock
-        self._queues: dict[str, Fair] = {}
+        self._queues: dict[str, Queue] = {}
         self._places: dict[tuple[str, frozenset[str]], tuple[float, int]] = {}
 
-    def queue(self, model: str) -> Fair:
-        found = self._queues.get(model)
-        if found is None:
-            found = self._queues[model] = Fair(self._settings.admit_queue)
-        return found
+    def queues(self) -> Iterable[Queue]:
+        """Those in which somebody has been."""
+        return self._queues.values()
 
     async def enter(
         self, tenant: Tenant, assignment: Assignment, cost: Cost, left: float, patient: bool = False
@@ -80,17 +80,36 @@ class Admission:
         Raises ``Overloaded`` when its tenant's queue is full, its key's GPU-seconds are used up, or its turn does not
         come in time.
         """
-        if tenant.key is not None:
-            self._limits.of(tenant.key).check(self._clock())
-        fair = self.queue(assignment.model)
-        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        slots = self._slots(assignment)
-        turn = fair.come(tenant.name, tenant.weight, cost.seconds, slots, lambda: _wake(woken), patient)
-        self._go_on(fair)
-        if turn.state == WAITING:
-            await self._wait(fair, turn, woken, left if patient else min(left, self._settings.admit_wait))
+        queue = self._queue(assignment)
+        try:
+            if tenant.key is not None:
+                self._limits.of(tenant.key).check(self._clock())
+            turn = await self._turn(queue, tenant, self._slots(assignment), cost.seconds, left, patient)
+        except Overloaded as error:
+            metering.refused(tenant.name, error.reason, *queue.models)
+            raise
         self.charge(tenant, cost.seconds)
-        return Grant(self, fair, turn, tenant)
+        return Grant(self, queue.fair, turn, tenant)
+
+    def _queue(self, assignment: Assignment) -> Queue:
+        found = self._queues.get(assignment.model)
+        if found is None:
+            models = tuple(part.model for part in assignment.parts)
+            found = self._queues[assignment.model] = Queue(models, Fair(self._settings.admit_queue))
+        return found
+
+    async def _turn(self, queue: Queue, tenant: Tenant, slots: int, seconds: float, left: float, patient: bool) -> Turn:
+        came, fair = self._clock(), queue.fair
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        turn = fair.come(tenant.name, tenant.weight, seconds, slots, lambda: _wake(woken), patient)
+        self._go_on(fair)
+        try:
+            if turn.state == WAITING:
+                await self._wait(fair, turn, woken, left if patient else min(left, self._settings.admit_wait))
+        finally:
+            if not patient:
+                metering.waited(self._clock() - came, queue.models)
+        return turn
 
     async def _wait(self, fair: Fair, turn: Turn, woken: "asyncio.Future[None]", seconds: float) -> None:
         try:
@@ -104,6 +123,7 @@ class Admission:
             raise Overloaded(
                 f"it was not this request's turn within {seconds:g} s: its tenant has sent more than its share",
                 retry_after=turn.line.retry_after,
+                reason="turn",
             ) from None
         except BaseException:
             fair.leave(turn)
@@ -120,6 +140,7 @@ class Admission:
         self.charge(tenant, used - expected)
         fair.over(turn, used)
         self._go_on(fair)
+        metering.used(tenant.name, used)
 
     def _go_on(self, fair: Fair) -> None:
         while (turn := fair.next(self._clock())) is not None:

@@ -136,7 +136,7 @@ def actual(
             group = _SPLIT if components[node] in _SPLIT else (components[node],)
             _scale(took, [index for index, name in enumerate(components) if name in group], count)
         rate = stream.first.data.get("rate") if stream.samples and stream.first is not None else None
-        if isinstance(rate, int | float) and rate > 0:
+        if isinstance(rate, int | float) and rate >= 1:  # it comes from engines: what is divided by it stays finite
             for name in _SPEAKS:
                 own = [index for index, each in enumerate(components) if each == name]
                 _scale(took, own, _CODES * stream.samples / rate)

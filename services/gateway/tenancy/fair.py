@@ -112,6 +112,7 @@ class Fair:
             raise Overloaded(
                 f"{line.waiting} requests of this tenant wait for their turn: try again later",
                 retry_after=line.retry_after,
+                reason="queue",
             )
         if not line.waiting:
             line.mark = max(line.mark, self._level)

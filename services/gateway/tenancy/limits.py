@@ -7,6 +7,7 @@ from math import ceil
 
 from omnibus.errors import Overloaded
 from omnibus.keys import KeyRecord
+from services.gateway.tenancy import metering
 from services.gateway.tenancy.bucket import Bucket
 
 #: Seconds of its GPU-seconds that a key may use at once.
@@ -35,10 +36,14 @@ class Allowance:
         """One more request. Raises ``Overloaded`` that names the limit."""
         record = self._record
         if record.concurrent and self.inflight >= ceil(record.concurrent / self._gateways):
-            raise Overloaded(f"this key may have {record.concurrent} requests at a time: wait for one of them")
+            raise Overloaded(
+                f"this key may have {record.concurrent} requests at a time: wait for one of them", reason="concurrent"
+            )
         if record.rate:
             if wait := self._requests.wait(1.0, now):
-                raise Overloaded(f"this key may send {record.rate:g} requests per second: wait", retry_after=wait)
+                raise Overloaded(
+                    f"this key may send {record.rate:g} requests per second: wait", retry_after=wait, reason="rate"
+                )
             self._requests.take(1.0, now)
         self.inflight += 1
 
@@ -51,6 +56,7 @@ class Allowance:
             raise Overloaded(
                 f"this key may use {self._record.gpu_seconds:g} GPU-seconds per second and has used more: wait",
                 retry_after=wait,
+                reason="gpu_seconds",
             )
 
     def use(self, seconds: float, now: float) -> None:
@@ -86,7 +92,11 @@ class Limits:
     def inside(self, record: KeyRecord) -> Iterator[None]:
         """One request of a key, while it lasts. Raises ``Overloaded``."""
         allowance = self.of(record)
-        allowance.enter(self._clock())
+        try:
+            allowance.enter(self._clock())
+        except Overloaded as error:  # before it is known for which model it is
+            metering.refused(record.tenant, error.reason, "")
+            raise
         try:
             yield
         finally:

@@ -1,7 +1,11 @@
-"""A system under load that meets everything that metrics tell of: speech, refusals, a lost executor, a slow consumer."""
+"""A system under load that meets everything that metrics tell of.
+
+Speech, tenants at their limits, a lost executor, an input that breaks an engine, a slow consumer.
+"""
 
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +18,8 @@ from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from omnibus.bus import subjects
+from tests.e2e.debugging.conftest import BRITTLE
+from tests.e2e.metrics import tenants
 from tests.e2e.omni.speech import wanted
 from tests.e2e.questions import Question, ask, audio, image
 from tests.e2e.system import OMNI, ROOT, System, declaration, running
@@ -22,6 +28,8 @@ from tests.observed import Emitted, samples
 WITHIN = 60.0  # seconds for metrics to tell what has happened
 INFLIGHT = 4
 BOTH = ask(image(2), audio(1.1, 1), "describe")
+#: Why requests are refused here.
+REASONS = {"gateway", "queue", "turn", "rate", "concurrent", "gpu_seconds"}
 SERVICES = {"gateway", "planner", "sidecar", "encoder", "llm", "generator"}
 
 
@@ -59,9 +67,23 @@ def system(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> I
     }
     model = {**usual, "options": options, "paths": [{"options": ["E", "L", "V"]}]}
     directory = tmp_path_factory.mktemp("metrics")
-    flags = ("--apps-dir", str(ROOT / "examples"), "--app", str(ROOT / "examples" / "shout.py"))
-    with running(directory, {OMNI: model}, *flags, OMNIBUS_GATEWAY_MAX_INFLIGHT=str(INFLIGHT)) as started:
+    settings = {
+        "OMNIBUS_GATEWAY_MAX_INFLIGHT": str(INFLIGHT),
+        "OMNIBUS_GATEWAY_KEYS_FILE": str(tenants.write(directory / "keys.json")),
+        **tenants.SETTINGS,
+    }
+    with running(directory, {OMNI: model}, *_apps(directory / "apps"), **settings) as started:
         yield started
+
+
+def _apps(directory: Path) -> Iterator[str]:
+    """Flags for two apps."""
+    directory.mkdir()
+    shutil.copy(ROOT / "examples" / "shout.py", directory)
+    (directory / "brittle.py").write_text(BRITTLE)
+    yield from ("--apps-dir", str(directory))
+    for file in sorted(directory.glob("*.py")):
+        yield from ("--app", str(file))
 
 
 @pytest.fixture(scope="package")
@@ -72,17 +94,19 @@ def observed(system: System) -> Observed:
 async def observe(system: System) -> Observed:
     """Load the system, then read its metrics once they have told all of it."""
     consumer = await _consumer(system)
-    async with system.http() as http:
+    async with tenants.door(system) as http:
         for _ in range(2):  # the second time the media are known
             await _answered(http, wanted(BOTH))
         await _streamed(http, wanted(BOTH, "pcm16", stream=True))
         assert (await http.post("/v1/apps/shout/invoke", json={"text": "hello"})).status_code == 200
+        assert (await http.post("/v1/apps/brittle/invoke", json={"text": "defect"})).status_code == 502
         assert (await http.post("/v1/chat/completions", json={**wanted(BOTH), "model": "nobody"})).status_code == 404
         crowd = [
             http.post("/v1/chat/completions", json=wanted(ask(f"hello {number}"))) for number in range(4 * INFLIGHT)
         ]
         codes = [answer.status_code for answer in await asyncio.gather(*crowd)]
         assert set(codes) == {200, 429}
+        await tenants.refused(system)
         await _lost(system, http)
     texts = await _told(system)
     await consumer.close()
@@ -138,7 +162,8 @@ async def _told(system: System) -> dict[str, list[str]]:
     while True:
         texts = await scraped(system)
         whole = samples(text for found in texts.values() for text in found)
-        if {"omnibus_stream_consumer_pending", "omnibus_rejected_total", "omnibus_moved_total"} <= whole.keys():
+        refused = {labels["reason"] for labels in whole.get("omnibus_rejected_total", ())}
+        if refused >= REASONS and {"omnibus_stream_consumer_pending", "omnibus_moved_total"} <= whole.keys():
             return texts
         assert time.monotonic() < end, "not told in time"
         await asyncio.sleep(0.2)

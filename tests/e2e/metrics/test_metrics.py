@@ -7,13 +7,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from omnibus.told import REGISTRY
 from tests import observed as kept
-from tests.e2e.metrics.conftest import SERVICES, Observed
+from tests.e2e.metrics import tenants
+from tests.e2e.metrics.conftest import REASONS, SERVICES, Observed
 from tests.e2e.system import OMNI
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-#: Models that the app of the run brings.
-APPS = {"shout", "echo"}
+#: Models that the apps of the run bring.
+APPS = {"shout", "echo", "again"}
 #: Every label that there is, and why it has few values.
 FEW = {
     "app": "registered apps",
@@ -37,6 +38,7 @@ FEW = {
     "state": "a few words",
     "stream": "streams",
     "target": "components of models",
+    "tenant": "whom the operator gave keys, and no more than are told apart",
     "type": "request types of the plan",
     "version": "one of a process",
 }
@@ -78,8 +80,32 @@ def test_values_that_queries_name_are_emitted(observed: Observed):
     assert {"text", "audio"} <= values("omnibus_first_output_seconds_bucket", "output")
     assert {"hits", "misses"} <= values("omnibus_encoder_results_total", "how")
     assert {"expired", "forced"} <= values("omnibus_arena_freed_total", "reason")
-    assert "gateway" in values("omnibus_rejected_total", "reason")
+    assert values("omnibus_rejected_total", "reason") >= REASONS
     assert {"ok", "overloaded", "not_found"} <= values("omnibus_requests_total", "code")
+
+
+def test_tenants_are_told_apart(observed: Observed):
+    used = {labels["tenant"] for labels in observed.emitted["omnibus_tenant_gpu_seconds_total"]}
+    refused = {(labels["tenant"], labels["reason"]) for labels in observed.emitted["omnibus_tenant_refused_total"]}
+
+    assert used == {"search", "single", "metered"}
+    assert {("rated", "rate"), ("single", "concurrent"), ("metered", "gpu_seconds")} <= refused
+    assert {("search", "queue"), ("search", "turn")} <= refused
+    assert used | {tenant for tenant, _ in refused} == set(tenants.LIMITS)
+
+
+def test_who_works_is_nobody_when_all_is_over(observed: Observed):
+    [text] = observed.texts["gateway"]
+
+    assert f'omnibus_admission_working{{model="{OMNI}"}} 0.0' in text
+    assert f'omnibus_admission_waiting{{model="{OMNI}"}} 0.0' in text
+
+
+def test_an_input_that_broke_its_engine_is_told_once(observed: Observed):
+    [text] = observed.texts["gateway"]
+    told = re.findall(r'^omnibus_deadletters_total\{model="(.*)",reason="(.*)"\} ([1-9].*)$', text, re.MULTILINE)
+
+    assert told == [("again", "failed", "1.0")]
 
 
 def test_edges_between_components_are_told_apart(observed: Observed):

@@ -176,8 +176,8 @@ class House:
         self.dispatcher = Dispatcher(gateway, self.bus, self.tensors, self.members, LIMIT)
         self.dispatcher.keeps = settings.record == "stages"
         self.keep = MediaKeep(settings.media_dir, settings.media_bytes)
-        dead = DeadLetters(self.bus, settings.deadletters == "full", LIMIT)
-        self.records = Records(self.bus, settings.record != "digest", self.keep, dead)
+        self.dead = DeadLetters(self.bus, settings.deadletters == "full", LIMIT)
+        self.records = Records(self.bus, settings.record != "digest", self.keep, self.dead)
         fetcher = Fetcher(FetchRules())
         self.loads = Loads(self.router, self.bus, LIMIT)
         self.runs = Runs(settings, self.router, self.dispatcher, self.tensors, self.records, self.keep, self.loads)

@@ -5,14 +5,24 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
 from omnibus import deadletters, graph
 from omnibus.bus import subjects
 from omnibus.deadletters import DeadLetter
-from omnibus.errors import BadRequest
+from omnibus.errors import BadRequest, StageFailed
 from omnibus.executor.contract import Job
+from omnibus.graph import Node
+from omnibus.metrics import GATEWAY
+from services.gateway import metering
+from services.gateway.deadletters import KINDS
 from services.gateway.dispatch import ATTEMPTS
+from services.gateway.members import Members
+from services.gateway.route import Route
+from services.gateway.running import Running
+from tests.unit.executor.arithmetic import call, invocation
 from tests.unit.gateway.house import TEXT, House, answered, error, house, think
 from tests.unit.sidecar.node import until
 
@@ -183,3 +193,63 @@ async def test_inputs_are_kept_with_the_letter_when_that_is_asked_for(tmp_path: 
         else:
             with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_DEADLETTERS=full"):
                 await deadletters.body(home.bus, letter)
+
+
+# What is told of them
+
+
+def told(home: House) -> dict[tuple[str, str], float]:
+    """Dead letters by model and reason, as Prometheus reads them."""
+    metering.watch(home.settings, home.router, home.members, home.dispatcher, home.dead)
+    return {
+        (sample.labels["model"], sample.labels["reason"]): sample.value
+        for family in GATEWAY.dead.collect()
+        for sample in family.samples
+    }
+
+
+async def test_dead_letters_are_counted_by_model_and_reason_from_zero_on(home: House):
+    await serving(home)
+    before = told(home)
+
+    for words in ("poison", "hello", "mistake", "poison"):
+        await home.ask(TEXT, words)
+    await letters(home, 2)
+
+    assert before == {(TEXT, "crashed"): 0, (TEXT, "failed"): 0}
+    assert told(home) == {(TEXT, "crashed"): 0, (TEXT, "failed"): 2}
+
+
+async def test_an_input_whose_executors_die_is_counted_once(home: House):
+    await crashing(home, 2)
+
+    await home.ask(TEXT, "poison")
+    await letters(home, 1)
+
+    assert told(home) == {(TEXT, "crashed"): 1, (TEXT, "failed"): 0}
+
+
+def buried(model: str, *nodes: Node) -> Running:
+    """An invocation whose first node has failed an engine."""
+    recorded = invocation([call("thinker")], ["L-0"], [(0, "text")])
+    made = msgspec.structs.replace(recorded, model=model, nodes=nodes or recorded.nodes)
+    running = Running(made, (1.0,), lambda _: Route("", (), (), ()), lambda _: np.zeros(1), Members())
+    running.failure, running.failed = StageFailed("a defect", stage="thinker", executor="L-0"), 0
+    return running
+
+
+async def test_of_several_models_the_one_that_failed_is_told(home: House):
+    running = buried("a+b", Node("think", "thinker", {}, "", model="b"))
+
+    home.dead.write(running, running.invocation)
+
+    assert told(home) == {("b", "failed"): 1}
+
+
+async def test_models_that_somebody_makes_up_are_told_together(home: House):
+    for number in range(KINDS + 3):
+        running = buried(f"made-up-{number}")
+        home.dead.write(running, running.invocation)
+
+    assert len(home.dead.counts) == KINDS + 1
+    assert told(home)["other", "failed"] == 3

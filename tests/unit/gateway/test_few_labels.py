@@ -19,7 +19,7 @@ SAMPLES = dict[str, dict[tuple[str, ...], float]]
 async def home(tmp_path: Path) -> AsyncIterator[House]:
     async with house(tmp_path) as made:
         await made.all_of(VL)
-        metering.watch(made.settings, made.router, made.members, made.dispatcher)
+        metering.watch(made.settings, made.router, made.members, made.dispatcher, made.dead)
         yield made
 
 

@@ -48,8 +48,10 @@ class Gated:
         return await self.http.request(method, path, headers=headers, **more)
 
     def fair(self, model: str = TEXT) -> Fair:
+        """The queue of ``model``, an empty one before anybody has come."""
         assert self.tenancy.admission is not None
-        return self.tenancy.admission.queue(model)
+        found = [queue.fair for queue in self.tenancy.admission.queues() if queue.models == (model,)]
+        return found[0] if found else Fair(0)
 
 
 def write(path: Path, **tenants: dict[str, Any]) -> None:

@@ -1,7 +1,10 @@
 """Labels of metrics come from what there is, not from what clients write."""
 
+from pathlib import Path
+
 from omnibus.metrics import exposition
-from tests.unit.gateway.house import TEXT, House
+from tests.unit.gateway.house import TEXT, House, answered
+from tests.unit.gateway.tenancy.test_gate import gated
 
 
 async def test_unknown_models_leave_no_label(home: House):
@@ -15,3 +18,17 @@ async def test_unknown_models_leave_no_label(home: House):
             )
 
     assert b"made-up" not in exposition()
+
+
+async def test_keys_leave_no_label_and_tenants_do(tmp_path: Path):
+    async with gated(tmp_path) as gate:
+        await gate.home.all_of(TEXT)
+        answered(await gate.ask("b"))
+
+        for number in range(20):
+            assert (await gate.ask(f"made-up-{number}")).status_code == 401
+            assert (await gate.ask("b", model=f"made-up-{number}")).status_code == 404
+
+        told = exposition()
+        assert b"made-up" not in told
+        assert b'omnibus_tenant_gpu_seconds_total{tenant="b"}' in told

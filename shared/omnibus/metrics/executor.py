@@ -1,0 +1,104 @@
+"""What executors tell: jobs, engines, and what encoders need not compute again."""
+
+from functools import cache
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from omnibus.metrics.buckets import SECONDS
+from omnibus.told import REGISTRY, Sizes, Told
+
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class _Executor:
+    """What engines do."""
+
+    #: Invocations in flight in this executor. At its credits it answers busy.
+    inflight = Told("omnibus_executor_inflight", "Invocations in flight.")
+    #: What it may have in flight, OMNIBUS_EXECUTOR_CREDITS.
+    credits = Told("omnibus_executor_credits", "Invocations that may be in flight.")
+    #: Always 1; says of this process which executor it is. Join on ``instance`` to get model and option.
+    about = Gauge("omnibus_executor_info", "This executor.", ["executor", "model", "option", "node"], registry=REGISTRY)
+    #: Invocations that were answered ``busy``, and those that could not be taken at all. Gateways try another one.
+    refused = Counter("omnibus_executor_busy_answers_total", "Invocations refused.", registry=REGISTRY)
+    #: From taking a job until its inputs were there. High: look at the stage before, or at transfers.
+    inputs = Histogram(
+        "omnibus_job_input_seconds",
+        "Job from taken to inputs there.",
+        ["component"],
+        registry=REGISTRY,
+        buckets=SECONDS,
+    )
+    #: From inputs to the first output, waiting for a turn included. High with a long queue: more replicas.
+    first = Histogram(
+        "omnibus_job_first_seconds",
+        "Job from inputs to first output.",
+        ["component"],
+        registry=REGISTRY,
+        buckets=SECONDS,
+    )
+    #: Time from taking a job to its end, waiting for inputs included.
+    job = Histogram("omnibus_job_seconds", "Job from taken to end.", ["component"], registry=REGISTRY, buckets=SECONDS)
+    #: Jobs by outcome.
+    jobs = Counter("omnibus_jobs_total", "Jobs by outcome.", ["component", "code"], registry=REGISTRY)
+    #: Seconds that the engine has computed. Rises by nearly a second each second: it is at its limit.
+    busy = Gauge("omnibus_executor_busy_seconds", "Seconds computed.", ["component"], registry=REGISTRY)
+
+    @cache  # noqa: B019
+    def seconds(self, component: str) -> tuple[Any, Any, Any]:
+        """Until inputs were there, until the first output, and until the end."""
+        return self.inputs.labels(component), self.first.labels(component), self.job.labels(component)
+
+    def finished(self, component: str, taken: float, ready: float, first: float, end: float) -> None:
+        """A job was done; times in Unix seconds. A stream may begin before its last input has come."""
+        inputs, firsts, whole = self.seconds(component)
+        inputs.observe(ready - taken)
+        firsts.observe(max(0.0, first - ready))
+        whole.observe(end - taken)
+        self.done(component, "ok").inc()
+
+    @cache  # noqa: B019
+    def done(self, component: str, code: str) -> Any:
+        return self.jobs.labels(component, code)
+
+
+class _Engine:
+    """What runners say of themselves in ``stats``; a number that an engine does not know is left out.
+
+    Engines of vLLM also tell all that vLLM does, by its names: ``vllm:kv_cache_usage_perc`` and others.
+    """
+
+    #: Jobs, or items of an encoder, that wait for a turn. Long for long: more replicas of the option are needed.
+    waiting = Told("omnibus_engine_waiting", "Waiting for a turn.", ["component"])
+    #: Sequences that are computed together at most, and now. All in use: the others wait.
+    slots = Told("omnibus_engine_slots", "Sequences at once.", ["component"])
+    used = Told("omnibus_engine_slots_used", "Sequences now.", ["component"])
+    tokens = Told("omnibus_engine_tokens_total", "Tokens made.", ["component"])
+    #: Times that the engine of a runner died and was started again.
+    restarts = Told("omnibus_engine_restarts_total", "Engines started again.", ["component"])
+    #: What is computed together, by its size. All small under load: look at what holds up the stage before.
+    batches = Sizes("omnibus_batch_size", "Sizes of batches.", "component", _SIZES)
+
+
+class _Encoder:
+    """What encoders need not compute again."""
+
+    #: Media items by what became of them: ``hits`` were kept, ``coalesced`` waited for an equal one, ``misses`` were
+    #: computed; ``evicted`` left for newer ones. Many of the latter beside misses: raise OMNIBUS_EXECUTOR_CACHE_MIB.
+    results = Counter("omnibus_encoder_results_total", "Media items.", ["component", "how"], registry=REGISTRY)
+    #: Bytes of embeddings that are kept, at most OMNIBUS_EXECUTOR_CACHE_MIB.
+    held = Gauge("omnibus_encoder_cache_bytes", "Bytes of kept embeddings.", ["component"], registry=REGISTRY)
+
+    @cache  # noqa: B019
+    def result(self, component: str, how: str) -> Any:
+        return self.results.labels(component, how)
+
+    @cache  # noqa: B019
+    def kept(self, component: str) -> Any:
+        return self.held.labels(component)
+
+
+EXECUTOR = _Executor()
+ENGINE = _Engine()
+ENCODER = _Encoder()

@@ -1,0 +1,110 @@
+"""What clients feel, as gateways tell it."""
+
+from functools import cache
+from typing import Any
+
+from prometheus_client import Counter, Histogram
+
+from omnibus.metrics.buckets import SECONDS
+from omnibus.told import REGISTRY, Told
+
+#: From one token to the next.
+_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
+#: Seconds of work for a second of sound: 1 is as fast as it is played.
+_FACTORS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 5.0, 10.0)
+
+
+class _Gateway:
+    """What clients feel."""
+
+    #: Requests by model and outcome (``ok`` or an error code). A rise of 5xx codes: see the stage in the logs.
+    requests = Counter("omnibus_requests_total", "Requests by model and outcome.", ["model", "code"], registry=REGISTRY)
+    #: Requests to apps by outcome. A rise of one app's 5xx codes: see its worker's lines in the gateway's log.
+    apps = Counter("omnibus_app_requests_total", "Requests by app and outcome.", ["app", "code"], registry=REGISTRY)
+    #: Requests per path. Compare with the planned rates; a drift means missing executors.
+    paths = Counter("omnibus_path_requests_total", "Requests by path.", ["model", "type", "path"], registry=REGISTRY)
+    #: What part of its type's requests the plan gives each path, of those that were used since it came.
+    planned = Told("omnibus_path_planned_share", "Planned share of a path.", ["model", "type", "path"])
+    #: Invocations that came, refused ones too, told once a second. Far above what is planned: plan again, or add GPUs.
+    arrivals = Counter("omnibus_arrivals_total", "What came, by type.", ["model", "type"], registry=REGISTRY)
+    #: Invocations by outcome: done, failed or refused. Refused ones found no room: more executors are needed.
+    ended = Counter("omnibus_ended_total", "What ended, by type.", ["model", "type", "outcome"], registry=REGISTRY)
+    #: Tokens and seconds of speech of what was done. More per request than the plan was made for: plan again.
+    quantities = Counter(
+        "omnibus_quantities_total", "Tokens and seconds.", ["model", "type", "quantity"], registry=REGISTRY
+    )
+    #: From request to first output. High with idle executors: look at the waterfall of one invocation.
+    first = Histogram(
+        "omnibus_first_output_seconds",
+        "Time to first output.",
+        ["model", "output"],
+        registry=REGISTRY,
+        buckets=SECONDS,
+    )
+    #: From request to end.
+    total = Histogram("omnibus_request_seconds", "Whole request.", ["model"], registry=REGISTRY, buckets=SECONDS)
+    #: Mean time between two tokens of an answer, as its client got them. High with idle executors: see its waterfall.
+    tbt = Histogram("omnibus_tbt_seconds", "Mean time between tokens.", ["model"], registry=REGISTRY, buckets=_GAPS)
+    #: The longest time between two pieces of text of an answer. Far above the mean: prompts hold up decoding; set
+    #: OMNIBUS_EXECUTOR_TBT, or encode and prefill elsewhere.
+    pause = Histogram("omnibus_tbt_longest_seconds", "Longest pause.", ["model"], registry=REGISTRY, buckets=_GAPS)
+    #: Seconds from the request to the end of its sound, for each second of sound. Above 1 it cannot be played while it
+    #: is made: more talkers or vocoders are needed.
+    factor = Histogram(
+        "omnibus_audio_realtime_factor", "Seconds per second of sound.", ["model"], registry=REGISTRY, buckets=_FACTORS
+    )
+    #: Times that a client who plays sound as it comes had none left, and the seconds of silence that this made.
+    underruns = Counter("omnibus_audio_underruns_total", "Pauses in sound.", ["model"], registry=REGISTRY)
+    silence = Counter("omnibus_audio_underrun_seconds_total", "Silence.", ["model"], registry=REGISTRY)
+    #: Seconds of sound that clients got.
+    sound = Counter("omnibus_audio_seconds_total", "Seconds of sound.", ["model"], registry=REGISTRY)
+    #: Requests in flight at this gateway. At its limit clients get 429.
+    inflight = Told("omnibus_gateway_inflight", "Requests in flight.")
+    #: The limit, OMNIBUS_GATEWAY_MAX_INFLIGHT.
+    limit = Told("omnibus_gateway_inflight_limit", "Requests that may be in flight.")
+    #: Requests that were refused, by why. No room: ``gateway`` is at its limit, ``executors`` were all busy. Tenants:
+    #: ``queue``, as many of it wait as may; ``turn``, its turn did not come in time; ``rate``, ``concurrent`` and
+    #: ``gpu_seconds``, limits of its key. Where the model is not known yet it is "". What tenants are refused is not
+    #: among what came; ``omnibus_tenant_refused_total`` says whose it was.
+    rejected = Counter("omnibus_rejected_total", "Requests refused by reason.", ["model", "reason"], registry=REGISTRY)
+    #: Executors that this gateway knows, by state: ``ok``, ``silent`` without heartbeats, ``stuck`` without progress.
+    executors = Told("omnibus_executors", "Executors known here.", ["model", "option", "state"])
+    #: Work that this gateway has sent to executors of an option and not seen finish.
+    outstanding = Told("omnibus_outstanding_tokens", "Work on its way, in tokens.", ["model", "option"])
+    #: Videos that clients have asked for and that are made here now.
+    videos = Told("omnibus_gateway_videos", "Videos being made here.")
+    #: Invocations that were sent to other executors. Rising: executors die or are full.
+    moved = Counter("omnibus_moved_total", "Re-dispatches by reason.", ["reason"], registry=REGISTRY)
+    #: Inputs that ``crashed`` or ``failed`` an engine. Any at all: `omnibus deadletters` lists and shows them.
+    dead = Told("omnibus_deadletters_total", "Dead letters by reason.", ["model", "reason"])
+    #: Epoch of the plan in use; gateways that differ for long do not hear the store.
+    epoch = Told("omnibus_plan_epoch", "Plan epoch in use.")
+    #: When that plan was made, Unix seconds; its age is ``time()`` less this.
+    created = Told("omnibus_plan_created_seconds", "When the plan in use was made.")
+
+    @cache  # noqa: B019 one instance, few labels
+    def outcome(self, model: str, code: str) -> Any:
+        return self.requests.labels(model, code)
+
+    @cache  # noqa: B019 registered apps alone
+    def app(self, name: str, code: str) -> Any:
+        return self.apps.labels(name, code)
+
+    @cache  # noqa: B019
+    def refused(self, model: str, reason: str) -> Any:
+        return self.rejected.labels(model, reason)
+
+    @cache  # noqa: B019
+    def path(self, model: str, kind: str, path: str) -> Any:
+        return self.paths.labels(model, kind, path)
+
+    @cache  # noqa: B019
+    def first_output(self, model: str, output: str) -> Any:
+        return self.first.labels(model, output)
+
+    @cache  # noqa: B019
+    def seconds(self, model: str) -> Any:
+        return self.total.labels(model)
+
+
+GATEWAY = _Gateway()

@@ -1,0 +1,23 @@
+"""What every service tells."""
+
+from prometheus_client import Gauge
+
+from omnibus.told import REGISTRY, Told
+
+
+class _Process:
+    """Every service."""
+
+    #: Whether the connection to NATS is up, and how often it came back. What was under way then ran again.
+    bus = Told("omnibus_bus_connected", "Whether NATS is there.")
+    reconnects = Told("omnibus_bus_reconnects_total", "Times that the connection came back.")
+    #: Messages and bytes to and from NATS.
+    messages = Told("omnibus_bus_messages_total", "Messages.", ["direction"])
+    bytes = Told("omnibus_bus_bytes_total", "Bytes.", ["direction"])
+    #: 1 once the service has started and until it drains.
+    ready = Gauge("omnibus_ready", "Whether this service is ready.", ["service"], registry=REGISTRY)
+    #: Always 1; the version of this process.
+    build = Gauge("omnibus_build_info", "This build.", ["service", "version"], registry=REGISTRY)
+
+
+PROCESS = _Process()

@@ -1,0 +1,57 @@
+"""What admission tells: who waits for a turn, who is refused, and what each tenant uses."""
+
+from functools import cache
+from typing import Any
+
+from prometheus_client import Counter, Histogram
+
+from omnibus.metrics.buckets import SECONDS
+from omnibus.told import REGISTRY, Told
+
+#: Tenants that are told apart. Operators register them, so they are few; who comes after as many is ``other``.
+NAMES = 256
+
+
+class _Tenants:
+    """Turns and limits among tenants. Nothing is told where no API keys are asked for.
+
+    What several models serve together counts for each of them. Tenant "" is the operator, by the admin token.
+    """
+
+    #: Requests that wait for their turn. Long for long: see below who uses most; if all do, more executors are needed.
+    waiting = Told("omnibus_admission_waiting", "Requests that wait for their turn.", ["model"])
+    #: Requests that have their turn. Few beside many that wait, and executors idle: raise OMNIBUS_GATEWAY_ADMIT.
+    working = Told("omnibus_admission_working", "Requests that have their turn.", ["model"])
+    #: Seconds from a request's coming to its turn, or until it was refused or its client left. What may wait as long as
+    #: it has time (videos) is not in it. High: a tenant asks for more than its share, or all for more than there is.
+    wait = Histogram(
+        "omnibus_admission_wait_seconds", "Waited for a turn.", ["model"], registry=REGISTRY, buckets=SECONDS
+    )
+    #: GPU-seconds that requests which are over have used. Its rate is GPUs in use; compare tenants by their weights.
+    used = Counter("omnibus_tenant_gpu_seconds_total", "GPU-seconds used.", ["tenant"], registry=REGISTRY)
+    #: Requests that were refused, by the reasons of ``omnibus_rejected_total`` from ``queue`` on. One tenant's:
+    #: it asks for more than its keys or its share allow. All tenants': more executors are needed.
+    refused = Counter(
+        "omnibus_tenant_refused_total", "Requests refused by reason.", ["tenant", "reason"], registry=REGISTRY
+    )
+
+    @cache  # noqa: B019 models of the plan alone
+    def waits(self, model: str) -> Any:
+        return self.wait.labels(model)
+
+    @cache  # noqa: B019 registered tenants alone
+    def gpu_seconds(self, tenant: str) -> Any:
+        return self.used.labels(self.name(tenant))
+
+    @cache  # noqa: B019
+    def refusals(self, tenant: str, reason: str) -> Any:
+        return self.refused.labels(self.name(tenant), reason)
+
+    @cache  # noqa: B019
+    def name(self, tenant: str) -> str:
+        """What ``tenant`` is called in labels."""
+        # Keys come and go while a gateway runs.
+        return tenant if self.name.cache_info().currsize < NAMES else "other"
+
+
+TENANTS = _Tenants()

@@ -1,0 +1,64 @@
+"""What tensors tell: those on their way, and the memory that they lie in."""
+
+from functools import cache
+from typing import Any
+
+from prometheus_client import Counter
+
+from omnibus.told import REGISTRY, Told
+
+#: Pairs of components that are told apart.
+EDGES = 512
+
+
+class _Transfer:
+    """Tensors on the way from one component to the next, counted by who sends them. ``gateway`` sends media."""
+
+    #: Bytes that were written for another process.
+    bytes = Counter("omnibus_transfer_bytes_total", "Bytes sent.", ["source", "target"], registry=REGISTRY)
+    #: Seconds that this took, waiting for room in the arena included. High per byte: the arena is full.
+    seconds = Counter("omnibus_transfer_seconds_total", "Seconds of sending.", ["source", "target"], registry=REGISTRY)
+    #: How many tensors, or rows of growing ones, that were.
+    pieces = Counter("omnibus_transfers_total", "Tensors sent.", ["source", "target"], registry=REGISTRY)
+
+    @cache  # noqa: B019
+    def edge(self, source: str, target: str) -> tuple[Any, Any, Any]:
+        """Bytes, seconds and pieces."""
+        # Who writes to the bus by hand may name components as he likes.
+        labels = (source, target) if self.edge.cache_info().currsize < EDGES else ("other", "other")
+        return self.bytes.labels(*labels), self.seconds.labels(*labels), self.pieces.labels(*labels)
+
+    def count(self, source: str, target: str, size: int, seconds: float, pieces: int = 1) -> None:
+        added = size, seconds, pieces
+        for counter, value in zip(self.edge(source, target), added, strict=True):
+            counter.inc(value)
+
+
+class _Arena:
+    """What the node's shared memory holds; read from the sidecar's ledger."""
+
+    #: Bytes given out. Near the arena's size: raise OMNIBUS_SIDECAR_ARENA_MIB.
+    used = Told("omnibus_arena_used_bytes", "Bytes given out.")
+    #: Most bytes that were given out at once.
+    peak = Told("omnibus_arena_peak_bytes", "Most bytes given out.")
+    #: Size of the arena.
+    size = Told("omnibus_arena_size_bytes", "Size of the arena.")
+    #: The largest free piece. Far below what is free: tensors of very different size; a larger arena helps.
+    hole = Told("omnibus_arena_largest_hole_bytes", "Largest free piece.")
+    #: Leases. Must return to zero when no request is in flight; else a holder leaks.
+    leases = Told("omnibus_arena_leases", "Blocks given out.")
+    #: Allocations that wait for room, and those that got none in time.
+    waiting = Told("omnibus_arena_waiting", "Allocations that wait.")
+    refused = Told("omnibus_arena_refused_total", "Allocations without room.")
+    #: Blocks that were freed by their deadline. Any at all: somebody did not release.
+    expired = Told("omnibus_arena_expired", "Blocks freed by deadline.")
+    granted = Told("omnibus_arena_granted_total", "Blocks given out so far.")
+    #: Blocks that were freed, by why.
+    freed = Told("omnibus_arena_freed_total", "Blocks freed by reason.", ["reason"])
+    #: Processes of this node that are connected, and those that were cut off for breaking the protocol.
+    clients = Told("omnibus_arena_clients", "Connected processes.")
+    dropped = Told("omnibus_arena_dropped_clients_total", "Processes cut off.")
+
+
+TRANSFER = _Transfer()
+ARENA = _Arena()

@@ -1,0 +1,106 @@
+"""Tenants of the load run, each with a key that has another limit, and what they are refused."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from omnibus import keys
+from omnibus.keys import KeyRecord
+from tests.e2e.omni.speech import wanted
+from tests.e2e.questions import ask
+from tests.e2e.system import System
+
+CHAT = "/v1/chat/completions"
+#: What each tenant's key may; the first one's is all there is.
+LIMITS: dict[str, dict[str, Any]] = {
+    "search": {},
+    "rated": {"rate": 0.001, "burst": 1.0},
+    "single": {"concurrent": 1},
+    "metered": {"gpu_seconds": 1e-9},
+}
+FREE = "search"
+#: What the gateway is told: few requests of a tenant wait, and not for long; two at a time for each executor.
+SETTINGS = {
+    "OMNIBUS_GATEWAY_ADMIT": "2",
+    "OMNIBUS_GATEWAY_ADMIT_QUEUE": "1",
+    "OMNIBUS_GATEWAY_ADMIT_WAIT": "0.5",
+}
+#: Answers in text that are made at a time, by two thinkers; speech has half the room, for there is one vocoder.
+TEXT = 4
+LONG = 3000  # tokens: nobody waits for the last one
+
+
+def write(path: Path) -> Path:
+    """The file of their keys."""
+    records = [KeyRecord(keys.digest(_key(name)), name, **limits) for name, limits in LIMITS.items()]
+    path.write_bytes(msgspec.json.encode({"keys": records}))
+    return path
+
+
+@contextlib.asynccontextmanager
+async def door(system: System, tenant: str = FREE) -> AsyncIterator[httpx.AsyncClient]:
+    """HTTP with the key of ``tenant``."""
+    async with system.http() as http:
+        http.headers["authorization"] = f"Bearer {_key(tenant)}"
+        yield http
+
+
+async def refused(system: System) -> None:
+    """Every tenant meets its limit."""
+    async with door(system, "rated") as http:
+        assert [(await http.get("/v1/models")).status_code for _ in range(2)] == [200, 429]
+    async with door(system, "metered") as http:
+        assert [(await http.post(CHAT, json=_text("hello"))).status_code for _ in range(2)] == [200, 429]
+    for scene in (_crowded, _full):
+        await _idle(system)
+        await scene(system)
+    await _idle(system)
+
+
+async def _crowded(system: System) -> None:
+    """While others have all turns, one waits for its own in vain, and one more finds the queue full."""
+    async with door(system) as http, _held(system, "single") as single, _held(system, FREE):
+        assert (await single.get("/v1/models")).status_code == 429
+        both = await asyncio.gather(*(http.post(CHAT, json=wanted(ask("hello"))) for _ in range(2)))
+        assert [each.status_code for each in both] == [429, 429]
+
+
+async def _full(system: System) -> None:
+    """While as many are in flight as may, the gateway takes no more."""
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(TEXT):
+            http = await stack.enter_async_context(_held(system, FREE))
+        assert (await http.post(CHAT, json=_text("hello"))).status_code == 429
+
+
+@contextlib.asynccontextmanager
+async def _held(system: System, tenant: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A long answer to ``tenant`` that has begun; it is given up in the end. What it was asked through."""
+    body = {**_text("tell me all of it"), "max_tokens": LONG, "stream": True}
+    async with door(system, tenant) as http, http.stream("POST", CHAT, json=body) as answer:
+        assert answer.status_code == 200
+        lines = answer.aiter_lines()  # whoever lets go of it leaves
+        async for line in lines:
+            if '"content":"' in line and '"content":""' not in line:
+                break
+        yield http
+
+
+async def _idle(system: System) -> None:
+    """Until nothing is in flight."""
+    async with asyncio.timeout(20), system.http() as http:
+        while "omnibus_gateway_inflight 0.0" not in (await http.get("/metrics")).text.splitlines():
+            pass
+
+
+def _text(said: str) -> dict[str, Any]:
+    return {**wanted(ask(said)), "modalities": ["text"], "audio": None}
+
+
+def _key(tenant: str) -> str:
+    return f"omni-{tenant}"
