@@ -192,7 +192,7 @@ class House:
         frontend = Frontend(settings, self.chat, self.router, self.dispatcher, self.table, console=self.console)
         self.app = frontend.application()
         transport = httpx.ASGITransport(app=self.app)
-        self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
     async def open(self) -> None:
         await self.bus.open_records(60.0, 1 << 20)

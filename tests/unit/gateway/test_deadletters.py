@@ -248,7 +248,7 @@ async def test_of_several_models_the_one_that_failed_is_told(home: House):
 
 async def test_models_that_somebody_makes_up_are_told_together(home: House):
     for number in range(KINDS + 3):
-        running = buried(f"made-up-{number}")
+        running = buried(f"unheard-of-{number}")
         home.dead.write(running, running.invocation)
 
     assert len(home.dead.counts) == KINDS + 1

@@ -348,7 +348,7 @@ async def test_a_url_begins_with_what_the_client_called_the_gateway_or_with_the_
         await behind.all_of(PAINTER)
         [shown] = (await draw(behind, response_format="url")).json()["data"]
 
-    assert image["url"].startswith("http://gateway/v1/files/file-")
+    assert image["url"].startswith("http://localhost/v1/files/file-")
     assert shown["url"].startswith("https://api.example.com/v1/files/file-")
 
 
