@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
+from omnibus.settings import GatewaySettings
+from omnibus.settings import load as load_settings
 from tests import observed
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "deploy" / "compose"
 BASE, GPU, OBSERVABILITY = "compose.yaml", "compose.gpu.yaml", "compose.observability.yaml"
-LAYERS = [BASE, GPU, OBSERVABILITY]
+USERS = "compose.users.yaml"
+LAYERS = [BASE, GPU, OBSERVABILITY, USERS]
 PORT = 9400
 #: It has no program that could look.
 UNWATCHED = {"jaeger"}
@@ -43,15 +46,7 @@ ALL = services(*LAYERS)
 OURS = {name for name, service in services(BASE).items() if "build" in service} - ONCE
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_compose_v1_reads_it(name: str):
-    layer = load(name)
-
-    assert layer["version"] == "3.8"
-    assert {key for key in layer if not key.startswith("x-")} <= {"version", "services", "volumes"}
-
-
-@pytest.mark.parametrize("layer", [GPU, OBSERVABILITY])
+@pytest.mark.parametrize("layer", LAYERS[1:])
 def test_a_layer_changes_services_that_there_are(layer: str):
     base = services(BASE)
     fresh = {name for name, service in services(layer).items() if name not in base}
@@ -145,6 +140,22 @@ def test_grafana_finds_the_dashboards_and_their_source():
     assert Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]).stem in observed.dashboards()
     assert uids <= {source["uid"] for source in sources}
     assert {source["url"].split("//")[1].split(":")[0] for source in sources} <= ALL.keys()
+
+
+def test_images_have_what_sends_traces():
+    installs = [line for line in (ROOT / "deploy/Dockerfile").read_text().splitlines() if "pip install" in line]
+
+    assert installs[0].endswith('".[otel]"')
+
+
+def test_what_the_gateway_is_closed_with_comes_from_the_environment_and_is_off_without_it():
+    told = services(BASE)["gateway"]["environment"]
+    passed = {name: value for name, value in told.items() if str(value).startswith("${")}
+
+    unset = {name: re.fullmatch(r"\$\{(\w+):-(.*)\}", value).groups() for name, value in passed.items()}
+    assert {name: variable for name, (variable, _) in unset.items()} == {name: name for name in passed}
+    assert passed.keys() == {"OMNIBUS_GATEWAY_KEYS", "OMNIBUS_GATEWAY_ADMIN_TOKEN"}
+    assert load_settings(GatewaySettings, {name: value for name, (_, value) in unset.items()}) == GatewaySettings()
 
 
 def test_all_services_send_their_traces_to_the_backend():
