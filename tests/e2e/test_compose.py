@@ -120,16 +120,18 @@ def test_nobody_is_asked_for_a_key_and_control_routes_are_closed(stack: Stack) -
 # Hurt
 
 
-def test_an_executor_that_dies_is_started_again_and_answers(stack: Stack) -> None:
-    stack.shell("llm-vl", "kill -9 -1")  # everything but the first process, which ends for want of a child
+@pytest.mark.parametrize("service", ["llm-vl", "sidecar"])
+def test_what_dies_is_started_again_and_requests_are_answered(stack: Stack, service: str) -> None:
+    stack.shell(service, "kill -9 -1")  # everything but the first process, which ends for want of a child
 
     def again() -> bool:
-        found = stack.containers()["llm-vl"]
+        found = stack.containers()[service]
         return found["RestartCount"] > 0 and found["State"]["Health"]["Status"] == "healthy"
 
-    stack.wait_for(again, "healthy llm-vl")
+    stack.wait_for(again, f"healthy {service}")
 
     assert stack.answered(short())["choices"]
+    assert stack.answered(seen_and_heard())["choices"][0]["message"]["audio"]["data"]
 
 
 def test_requests_are_answered_after_the_bus_was_restarted(stack: Stack) -> None:

@@ -181,12 +181,19 @@ def _devices(service: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("layers", [[BASE], [BASE, GPU]])
-def test_shared_memory_holds_the_arena(layers: list[str]):
+def test_the_sidecar_may_fill_the_arena(layers: list[str]):
     sidecar = services(*layers)["sidecar"]
     arena = int(sidecar["environment"].get("OMNIBUS_SIDECAR_ARENA_MIB", "256"))
 
-    assert _mib(sidecar["shm_size"]) > arena
-    assert _mib(sidecar["mem_limit"]) > _mib(sidecar["shm_size"])
+    assert _mib(sidecar["mem_limit"]) > arena
+
+
+def test_whoever_touches_tensors_sees_the_arena_and_the_sidecar():
+    shm = load(BASE)["volumes"]["shm"]["driver_opts"]
+    at = {name: {"shm:/dev/shm", "run:/run/omnibus"} <= set(told["volumes"]) for name, told in services(BASE).items()}
+
+    assert (shm["type"], shm["device"]) == ("tmpfs", "tmpfs")
+    assert {name for name, sees in at.items() if sees} == OURS - {"planner"}
 
 
 def _mib(size: str) -> int:
