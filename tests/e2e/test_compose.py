@@ -158,6 +158,13 @@ def test_without_a_key_nobody_is_answered_and_without_the_token_nobody_steers(cl
     assert closed.get("/v1/invocations", TOKEN).status == 200
 
 
+def test_a_key_outlives_the_store(closed: Stack, key: str) -> None:
+    closed.compose("restart", "valkey")
+
+    closed.wait_for(lambda: "someone" in closed.shell("gateway", "python -m omnibus.cli keys list"), "key", within=30)
+    assert closed.ask(short(), key).status == 200
+
+
 @pytest.mark.parametrize(
     ("user", "password"),
     [("", ""), ("encoder", "guessed"), ("root", PASSWORDS["gateway"])],
