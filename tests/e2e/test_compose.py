@@ -18,7 +18,7 @@ BASE = yaml.safe_load((FILES / "compose.yaml").read_text())["services"]
 OURS = sorted(name for name, spec in BASE.items() if "build" in spec and name != "models")
 STAY = sorted(BASE.keys() - {"models"})
 #: Who runs, with what privileges, and what comes of an attempt to write to the root, and to /tmp.
-LOOK = "id -u; grep -E '^(CapEff|NoNewPrivs):' /proc/1/status; touch /app/written; touch /tmp/written && echo tmp"
+LOOK = "exec 2>&1; id -u; grep -E '^(CapEff|NoNewPrivs):' /proc/1/status; touch /app/written; touch /tmp/written && echo tmp"
 STRANGER = (HERE / "stranger.py").read_text()
 
 

@@ -190,7 +190,10 @@ def test_the_sidecar_may_fill_the_arena(layers: list[str]):
 
 def test_whoever_touches_tensors_sees_the_arena_and_the_sidecar():
     shm = load(BASE)["volumes"]["shm"]["driver_opts"]
-    at = {name: {"shm:/dev/shm", "run:/run/omnibus"} <= set(told["volumes"]) for name, told in services(BASE).items()}
+    at = {
+        name: {"shm:/dev/shm:nocopy", "run:/run/omnibus"} <= set(told["volumes"])
+        for name, told in services(BASE).items()
+    }
 
     assert (shm["type"], shm["device"]) == ("tmpfs", "tmpfs")
     assert {name for name, sees in at.items() if sees} == OURS - {"planner"}
