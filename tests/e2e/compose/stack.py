@@ -84,13 +84,19 @@ class Stack:
         """Containers and networks; volumes stay."""
         self.compose("down", within=DOWN_WITHIN)
 
-    def logs(self, *services: str) -> str:
-        return self.compose("logs", "--tail", "20", *services)
+    def logs(self, *services: str, last: int = 20) -> str:
+        """The last lines of each service."""
+        return self.compose("logs", "--tail", str(last), *services)
 
     def shell(self, service: str, command: str) -> str:
         """What ``command`` prints in the service's container, standard error included, whatever it exits with."""
+        return self.exec(service, "sh", "-c", f"exec 2>&1; {command}")
+
+    def exec(self, service: str, *command: str) -> str:
+        """The same of a program and its arguments."""
+        (container,) = self.listed("ps", "--filter", f"label=com.docker.compose.service={service}")
         try:
-            return self._run("exec", "-T", service, "sh", "-c", command)
+            return self.engine.run("exec", container, *command, within=60)
         except subprocess.CalledProcessError as error:
             return error.output
 
