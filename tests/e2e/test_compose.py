@@ -102,6 +102,13 @@ def test_limits_of_the_file_are_in_force(stack: Stack) -> None:
     }
 
 
+@pytest.mark.parametrize("service", OURS)
+def test_the_kernel_knows_a_services_limit_of_memory(stack: Stack, service: str) -> None:
+    said = stack.shell(service, "cd /sys/fs/cgroup && cat memory.max memory/memory.limit_in_bytes").splitlines()
+
+    assert [int(line) for line in said if line.isdigit()] == [size(BASE[service]["mem_limit"])]
+
+
 def size(text: str) -> int:
     return int(text[:-1]) << {"m": 20, "g": 30}[text[-1]]
 
