@@ -1,143 +1,272 @@
-"""The compose file in a real Docker engine: build, start, ask for text and speech, stop."""
+"""The compose files in a real Docker engine: built, started, asked, hurt, closed to strangers, watched, taken down."""
 
-import base64
-import json
-import os
-import subprocess
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import NamedTuple
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
 
 import pytest
+import yaml
 
-from omnibus.cli import samples
-from omnibus.up.ports import free_ports
-from omnibus.up.stack import ROOT
+from omnibus import keys
+from tests.e2e.compose import stack as stacks
+from tests.e2e.compose.stack import FILES, HERE, PASSWORDS, TOKEN, Stack, picture, seen_and_heard, short
 from tests.e2e.docker_engine import Engine
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(2400)]
 
-HERE = Path(__file__).parent / "compose"
-FILES = ("-f", str(ROOT / "deploy/compose/compose.yaml"), "-f", str(HERE / "override.yaml"))
-BUILD_WITHIN = 1500.0  # seconds, torch from the index included
-READY_WITHIN = 240.0
-
-
-class Stack(NamedTuple):
-    url: str  # of a gateway in a container, with everything behind it
-    logs: Callable[[], str]
+BASE = yaml.safe_load((FILES / "compose.yaml").read_text())["services"]
+OURS = sorted(name for name, spec in BASE.items() if "build" in spec and name != "models")
+STAY = sorted(BASE.keys() - {"models"})
+#: Who runs, with what privileges, and what comes of an attempt to write to the root, and to /tmp.
+LOOK = "id -u; grep -E '^(CapEff|NoNewPrivs):' /proc/1/status; touch /app/written; touch /tmp/written && echo tmp"
+STRANGER = (HERE / "stranger.py").read_text()
 
 
 @pytest.fixture(scope="module")
 def stack(docker_engine: Engine) -> Iterator[Stack]:
-    (port,) = free_ports(1)
-    env = {"COMPOSE_PROJECT_NAME": f"omnibus-test-{os.getpid()}", "OMNIBUS_PORT": str(port)}
-    directory, engine = ROOT / "deploy/compose", docker_engine
-    _build(engine)
-    try:
-        engine.run_compose(*FILES, "up", "-d", "--no-build", within=300, cwd=directory, env=env)
-        stack = Stack(
-            f"http://127.0.0.1:{port}",
-            lambda: engine.run_compose(*FILES, "logs", "--tail", "20", within=60, cwd=directory, env=env),
-        )
-        _wait(stack)
+    """``compose.yaml`` alone, as a newcomer starts it."""
+    with stacks.started(docker_engine) as stack:
         yield stack
-    except subprocess.CalledProcessError as error:
-        pytest.fail(f"{error}\n{error.output[-4000:]}")
-    finally:
-        engine.run_compose(*FILES, "down", "-v", "--remove-orphans", within=180, cwd=directory, env=env)
 
 
-def _build(engine: Engine) -> None:
-    """All images; with the host's network, because builds fetch packages."""
-    try:
-        servers = (
-            "build",
-            "-q",
-            "--network",
-            "host",
-            "-t",
-            "omnibus-test-servers",
-            "-f",
-            str(HERE / "servers.Dockerfile"),
-        )
-        engine.run(*servers, str(ROOT), within=BUILD_WITHIN)
-        for service in ("sidecar", "planner", "gateway", "llm", "encoder", "generator"):
-            named = (
-                "-t",
-                f"omnibus-{service}",
-                "--build-arg",
-                f"SERVICE={service}",
-                "-f",
-                str(ROOT / "deploy/Dockerfile"),
-            )
-            engine.run("build", "-q", "--network", "host", *named, str(ROOT), within=BUILD_WITHIN)
-    except subprocess.CalledProcessError as error:
-        pytest.fail(f"{error}\n{error.output[-4000:]}")
+@pytest.fixture(scope="module")
+def closed(stack: Stack) -> Stack:
+    """The same project once users, keys and what watches it were laid over it: containers begin again, volumes stay."""
+    stack.files = (*stacks.PLAIN, *stacks.LAYERS)
+    stack.env.update(stacks.guards())
+    stack.up(*BASE, "prometheus", "jaeger")
+    stack.wait_ready()
+    return stack
 
 
-def _wait(stack: Stack) -> None:
-    last = ""
-    end = time.monotonic() + READY_WITHIN
-    while time.monotonic() < end:
-        try:
-            with urllib.request.urlopen(f"{stack.url}/readyz", timeout=5):
-                return
-        except urllib.error.HTTPError as error:
-            last = error.read().decode()
-        except OSError as error:
-            last = str(error)
-        time.sleep(0.5)
-    pytest.fail(f"not ready: {last}\n{stack.logs()}")
+@pytest.fixture(scope="module")
+def key(closed: Stack) -> str:
+    """A client's key, made as docs/security.md says it, that the gateway has heard of."""
+    said = closed.compose("exec", "-T", "gateway", "python", "-m", "omnibus.cli", "keys", "create", "someone")
+    made = next(word for word in said.split() if word.startswith(keys.PREFIX))
+    closed.wait_for(lambda: closed.get("/v1/models", made).status == 200, "gateway that knows the key", within=30)
+    return made
 
 
-def _ask(stack: Stack, body: dict) -> dict:
-    request = urllib.request.Request(
-        f"{stack.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=120) as response:
-            return json.loads(response.read())
-    except urllib.error.HTTPError as error:
-        pytest.fail(f"{error}: {error.read().decode()}\n{stack.logs()}")
-
-
-def _data_url(kind: str, data: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+# As a newcomer starts it
 
 
 def test_containers_answer_a_picture_and_a_sound_in_text_and_speech(stack: Stack) -> None:
-    sound = _data_url("audio/wav", samples.sound()).partition(",")[2]
-    content = [
-        {"type": "image_url", "image_url": {"url": _data_url("image/jpeg", samples.picture())}},
-        {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}},
-        {"type": "text", "text": "What do you see and hear?"},
-    ]
-    answer = _ask(
-        stack,
-        {
-            "model": "qwen2.5-omni-tiny",
-            "messages": [{"role": "user", "content": content}],
-            "modalities": ["text", "audio"],
-            "audio": {"voice": "Chelsie", "format": "wav", "max_tokens": 60},
-            "max_tokens": 60,
-            "temperature": 0,
-        },
-    )
+    answer = stack.ask(seen_and_heard())
 
-    message = answer["choices"][0]["message"]
+    assert answer.status == 200, f"{answer.text}\n{stack.logs()}"
+    message, usage = answer.body["choices"][0]["message"], answer.body["usage"]["prompt_tokens_details"]
     assert message["content"]
     assert len(message["audio"]["data"]) > 1000
-    assert answer["usage"]["prompt_tokens_details"]["image_tokens"] > 0
-    assert answer["usage"]["prompt_tokens_details"]["audio_tokens"] > 0
+    assert usage["image_tokens"] > 0
+    assert usage["audio_tokens"] > 0
 
 
 def test_containers_serve_a_second_model(stack: Stack) -> None:
-    answer = _ask(
-        stack, {"model": "qwen2.5-vl-tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
-    )
+    answer = stack.ask(short())
 
-    assert answer["usage"]["completion_tokens"] <= 5
+    assert answer.status == 200, f"{answer.text}\n{stack.logs()}"
+    assert answer.body["usage"]["completion_tokens"] <= 5
+
+
+def test_every_container_is_healthy_and_the_models_were_built(stack: Stack) -> None:
+    stack.wait_for(lambda: set(health(stack).values()) == {"healthy"}, "health of all containers", within=90)
+
+    assert sorted(health(stack)) == STAY
+    models = stack.containers()["models"]["State"]
+    assert (models["Status"], models["ExitCode"]) == ("exited", 0)
+
+
+def health(stack: Stack) -> dict[str, str]:
+    """What the health checks of running containers say."""
+    states = {name: each["State"] for name, each in stack.containers().items()}
+    return {name: state.get("Health", {}).get("Status", "none") for name, state in states.items() if state["Running"]}
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_a_service_runs_as_nobody_special_on_a_root_that_it_cannot_write(stack: Stack, service: str) -> None:
+    uid, *privileges, refused, written = stack.shell(service, LOOK).splitlines()
+
+    assert uid == "10001"
+    assert [line.split() for line in privileges] == [["CapEff:", "0" * 16], ["NoNewPrivs:", "1"]]
+    assert "Read-only file system" in refused
+    assert written == "tmp"
+
+
+def test_limits_of_the_file_are_in_force(stack: Stack) -> None:
+    found = {name: each["HostConfig"] for name, each in stack.containers().items()}
+
+    assert {name: (host["NanoCpus"], host["Memory"], host["PidsLimit"]) for name, host in found.items()} == {
+        name: (int(spec["cpus"] * 1e9), size(spec["mem_limit"]), spec["pids_limit"]) for name, spec in BASE.items()
+    }
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_the_kernel_knows_a_services_limit_of_memory(stack: Stack, service: str) -> None:
+    said = stack.shell(service, "cd /sys/fs/cgroup && cat memory.max memory/memory.limit_in_bytes").splitlines()
+
+    assert [int(line) for line in said if line.isdigit()] == [size(BASE[service]["mem_limit"])]
+
+
+def size(text: str) -> int:
+    return int(text[:-1]) << {"m": 20, "g": 30}[text[-1]]
+
+
+def test_nothing_but_the_gateway_is_published_and_that_on_loopback(stack: Stack) -> None:
+    bound = {name: each["HostConfig"]["PortBindings"] or {} for name, each in stack.containers().items()}
+
+    assert {name for name, ports in bound.items() if ports} == {"gateway"}
+    assert [at["HostIp"] for ports in bound["gateway"].values() for at in ports] == ["127.0.0.1"]
+
+
+def test_nobody_is_asked_for_a_key_and_control_routes_are_closed(stack: Stack) -> None:
+    assert stack.get("/v1/models").status == 200
+    assert stack.get("/v1/invocations").status == 403
+
+
+# Hurt
+
+
+@pytest.mark.parametrize("service", ["llm-vl", "sidecar"])
+def test_what_dies_is_started_again_and_requests_are_answered(stack: Stack, service: str) -> None:
+    stack.shell(service, "kill -9 -1")  # everything but the first process, which ends for want of a child
+
+    def again() -> bool:
+        found = stack.containers()[service]
+        return found["RestartCount"] > 0 and found["State"]["Health"]["Status"] == "healthy"
+
+    stack.wait_for(again, f"healthy {service}")
+
+    assert stack.answered(short())["choices"]
+    assert stack.answered(seen_and_heard())["choices"][0]["message"]["audio"]["data"]
+
+
+def test_requests_are_answered_after_the_bus_was_restarted(stack: Stack) -> None:
+    stack.compose("restart", "nats")
+
+    assert stack.answered(seen_and_heard())["choices"][0]["message"]["audio"]["data"]
+
+
+# Closed, and watched
+
+
+def test_with_users_and_keys_a_picture_is_answered(closed: Stack, key: str) -> None:
+    answer = closed.ask(seen_and_heard(), key)
+
+    assert answer.status == 200, f"{answer.text}\n{closed.logs()}"
+    assert answer.body["choices"][0]["message"]["audio"]["data"]
+    assert answer.body["usage"]["prompt_tokens_details"]["image_tokens"] > 0
+
+
+def test_without_a_key_nobody_is_answered_and_without_the_token_nobody_steers(closed: Stack, key: str) -> None:
+    assert closed.ask(short()).status == 401
+    assert closed.ask(short(), "guessed").status == 401
+    assert closed.get("/v1/invocations", key).status == 401
+    assert closed.get("/v1/invocations", TOKEN).status == 200
+
+
+def test_a_key_outlives_the_store(closed: Stack, key: str) -> None:
+    closed.compose("restart", "valkey")
+
+    closed.wait_for(lambda: "someone" in closed.shell("gateway", "python -m omnibus.cli keys list"), "key", within=30)
+    assert closed.ask(short(), key).status == 200
+
+
+@pytest.mark.parametrize(
+    ("user", "password"),
+    [("", ""), ("encoder", "guessed"), ("root", PASSWORDS["gateway"])],
+    ids=["nobody", "guess", "root"],
+)
+def test_the_bus_lets_no_stranger_in(closed: Stack, user: str, password: str) -> None:
+    assert "Authorization Violation" in as_somebody(closed, user, password, "omnibus.edge.nobody")
+
+
+@pytest.mark.parametrize(
+    ("user", "subject", "publishes", "listens"),
+    [
+        ("encoder", "omnibus.edge.nobody", True, True),
+        ("encoder", "omnibus.task.nobody.nowhere", False, True),
+        ("encoder", "omnibus.replay", False, False),
+        ("encoder", "omnibus.inv.chat.made-up", False, False),
+        ("planner", "omnibus.edge.nobody", False, False),
+    ],
+)
+def test_a_user_says_and_hears_its_own_alone(
+    closed: Stack, user: str, subject: str, publishes: bool, listens: bool
+) -> None:
+    said = as_somebody(closed, user, PASSWORDS[user], subject).lower()
+
+    assert "not let in" not in said
+    assert (f'permissions violation for publish to "{subject}"' in said) != publishes
+    assert (f'permissions violation for subscription to "{subject}"' in said) != listens
+
+
+def as_somebody(stack: Stack, *who: str) -> str:
+    """What the bus refuses of somebody in a container beside it."""
+    return stack.exec("encoder", "python", "-c", STRANGER, *who)
+
+
+def test_prometheus_asks_every_service(closed: Stack) -> None:
+    def up() -> bool:
+        targets = ask_prometheus(closed, "targets?state=active").get("activeTargets", [])
+        return sorted((each["labels"]["service"], each["health"]) for each in targets) == [(one, "up") for one in OURS]
+
+    closed.wait_for(up, "answers of all services to Prometheus", within=90)
+
+
+def test_prometheus_works_the_alerts_out(closed: Stack) -> None:
+    alerts = yaml.safe_load((FILES / "../observability/alerts.yml").read_text())["groups"]
+
+    def rules() -> list[dict[str, Any]]:
+        found = [rule for group in ask_prometheus(closed, "rules").get("groups", []) for rule in group["rules"]]
+        return found if found and all(rule["health"] != "unknown" for rule in found) else []
+
+    found = closed.wait_for(rules, "rules that were worked out", within=60)
+    assert {rule["name"]: rule["health"] for rule in found} == {
+        rule["alert"]: "ok" for group in alerts for rule in group["rules"]
+    }
+
+
+def test_prometheus_counts_a_request(closed: Stack, key: str) -> None:
+    assert closed.ask(seen_and_heard(), key).status == 200
+
+    query = quote('sum by (service) (omnibus_requests_total{code="ok"}) > 0')
+    found = closed.wait_for(
+        lambda: ask_prometheus(closed, f"query?query={query}").get("result"), "request that Prometheus knows of", 60
+    )
+    assert [each["metric"] for each in found] == [{"service": "gateway"}]
+
+
+def ask_prometheus(stack: Stack, what: str) -> Any:
+    """Its answer's data; empty while it has none."""
+    answer = stack.get(f"/api/v1/{what}", base=f"http://127.0.0.1:{stack.prometheus}")
+    return answer.body["data"] if answer.status == 200 else {}
+
+
+def test_a_request_leaves_its_trace(closed: Stack, key: str) -> None:
+    image = {"role": "user", "content": [picture(), {"type": "text", "text": "What is this?"}]}
+    assert closed.ask({**short(), "model": "qwen2.5-omni-tiny", "messages": [image]}, key).status == 200
+
+    networks = {name: each["NetworkSettings"]["Networks"].values() for name, each in closed.containers().items()}
+    ours = {at["IPAddress"] for name in ("gateway", "encoder", "llm") for at in networks[name]}
+    closed.wait_for(lambda: ours <= spoken(closed), "spans of a request", within=60)
+
+
+def spoken(stack: Stack) -> set[str]:
+    """Addresses that sent spans."""
+    return set(re.findall(r"spans of (\S+) at /v1/traces", stack.logs("jaeger", last=1000)))
+
+
+# Taken down
+
+
+def test_what_is_taken_down_leaves_its_volumes_alone(stack: Stack) -> None:
+    before = set(stack.listed("volume", "ls"))
+
+    stack.down()
+
+    assert before
+    assert set(stack.listed("volume", "ls")) == before
+    assert stack.listed("ps", "-a") == []
+    assert stack.listed("network", "ls") == []

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
+from omnibus.settings import GatewaySettings
+from omnibus.settings import load as load_settings
 from tests import observed
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "deploy" / "compose"
 BASE, GPU, OBSERVABILITY = "compose.yaml", "compose.gpu.yaml", "compose.observability.yaml"
-LAYERS = [BASE, GPU, OBSERVABILITY]
+USERS = "compose.users.yaml"
+LAYERS = [BASE, GPU, OBSERVABILITY, USERS]
 PORT = 9400
 #: It has no program that could look.
 UNWATCHED = {"jaeger"}
@@ -43,15 +46,7 @@ ALL = services(*LAYERS)
 OURS = {name for name, service in services(BASE).items() if "build" in service} - ONCE
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_compose_v1_reads_it(name: str):
-    layer = load(name)
-
-    assert layer["version"] == "3.8"
-    assert {key for key in layer if not key.startswith("x-")} <= {"version", "services", "volumes"}
-
-
-@pytest.mark.parametrize("layer", [GPU, OBSERVABILITY])
+@pytest.mark.parametrize("layer", LAYERS[1:])
 def test_a_layer_changes_services_that_there_are(layer: str):
     base = services(BASE)
     fresh = {name for name, service in services(layer).items() if name not in base}
@@ -147,6 +142,22 @@ def test_grafana_finds_the_dashboards_and_their_source():
     assert {source["url"].split("//")[1].split(":")[0] for source in sources} <= ALL.keys()
 
 
+def test_images_have_what_sends_traces():
+    installs = [line for line in (ROOT / "deploy/Dockerfile").read_text().splitlines() if "pip install" in line]
+
+    assert installs[0].endswith('".[otel]"')
+
+
+def test_what_the_gateway_is_closed_with_comes_from_the_environment_and_is_off_without_it():
+    told = services(BASE)["gateway"]["environment"]
+    passed = {name: value for name, value in told.items() if str(value).startswith("${")}
+
+    unset = {name: re.fullmatch(r"\$\{(\w+):-(.*)\}", value).groups() for name, value in passed.items()}
+    assert {name: variable for name, (variable, _) in unset.items()} == {name: name for name in passed}
+    assert passed.keys() == {"OMNIBUS_GATEWAY_KEYS", "OMNIBUS_GATEWAY_ADMIN_TOKEN"}
+    assert load_settings(GatewaySettings, {name: value for name, (_, value) in unset.items()}) == GatewaySettings()
+
+
 def test_all_services_send_their_traces_to_the_backend():
     layer = services(OBSERVABILITY)
 
@@ -170,12 +181,22 @@ def _devices(service: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("layers", [[BASE], [BASE, GPU]])
-def test_shared_memory_holds_the_arena(layers: list[str]):
+def test_the_sidecar_may_fill_the_arena(layers: list[str]):
     sidecar = services(*layers)["sidecar"]
     arena = int(sidecar["environment"].get("OMNIBUS_SIDECAR_ARENA_MIB", "256"))
 
-    assert _mib(sidecar["shm_size"]) > arena
-    assert _mib(sidecar["mem_limit"]) > _mib(sidecar["shm_size"])
+    assert _mib(sidecar["mem_limit"]) > arena
+
+
+def test_whoever_touches_tensors_sees_the_arena_and_the_sidecar():
+    shm = load(BASE)["volumes"]["shm"]["driver_opts"]
+    at = {
+        name: {"shm:/dev/shm:nocopy", "run:/run/omnibus"} <= set(told["volumes"])
+        for name, told in services(BASE).items()
+    }
+
+    assert (shm["type"], shm["device"]) == ("tmpfs", "tmpfs")
+    assert {name for name, sees in at.items() if sees} == OURS - {"planner"}
 
 
 def _mib(size: str) -> int:

@@ -145,7 +145,7 @@ def _check_room(directory: str, size: int) -> None:
     if size > room.f_blocks * room.f_frsize:
         raise Fatal(
             f"an arena of {size} bytes does not fit into {directory}, which has {room.f_blocks * room.f_frsize}; "
-            "make the arena smaller or the tmpfs larger (shm_size in compose, medium: Memory in Kubernetes)"
+            "make the arena smaller or the tmpfs larger (volume shm in compose, medium: Memory in Kubernetes)"
         )
 
 

@@ -125,7 +125,7 @@ def test_a_name_that_is_no_plain_file_name_is_refused(tmp_path, name):
 
 
 def test_an_arena_larger_than_its_tmpfs_is_refused_at_once(tmp_path):
-    with pytest.raises(Fatal, match="shm_size"):
+    with pytest.raises(Fatal, match="volume shm"):
         Arena.create("arena", 1 << 60, str(tmp_path))
 
 

@@ -1,0 +1,224 @@
+"""The compose files as containers: built, started, asked, looked at, taken down. Every wait has an end."""
+
+import base64
+import json
+import os
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from omnibus.cli import samples
+from omnibus.up.ports import free_ports
+from omnibus.up.stack import ROOT
+from tests.e2e.docker_engine import Engine
+
+HERE = Path(__file__).parent
+FILES = ROOT / "deploy/compose"
+SERVICES = ("sidecar", "planner", "gateway", "llm", "encoder", "generator")
+USERS = ("gateway", "planner", "encoder", "llm", "generator", "operator")
+PASSWORDS = {user: f"word-of-{user}" for user in USERS}
+TOKEN = "the-operators"
+PLAIN = (FILES / "compose.yaml", HERE / "override.yaml")
+LAYERS = (FILES / "compose.users.yaml", FILES / "compose.observability.yaml", HERE / "override.observability.yaml")
+BUILD_WITHIN = 1500.0  # seconds, torch from the index included
+UP_WITHIN = 300.0
+DOWN_WITHIN = 180.0
+READY_WITHIN = 240.0
+#: What the gateway says while something is on its way back.
+LATER = (429, 502, 503, 504)
+
+
+class Answer(NamedTuple):
+    """Status and text of an HTTP answer; status 0 when there was none, with the reason."""
+
+    status: int
+    text: str
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.text)
+
+
+class Stack:
+    """One project of compose. ``files`` are the layers that it runs with."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        gateway, self.prometheus, grafana, jaeger = free_ports(4)
+        self.name = f"omnibus-test-{os.getpid()}"
+        self.url = f"http://127.0.0.1:{gateway}"
+        self.files: tuple[Path, ...] = PLAIN
+        self.env = {
+            "COMPOSE_PROJECT_NAME": self.name,
+            "OMNIBUS_PORT": str(gateway),
+            "PROMETHEUS_PORT": str(self.prometheus),
+            "GRAFANA_PORT": str(grafana),
+            "JAEGER_PORT": str(jaeger),
+            "PROMETHEUS_IMAGE": "omnibus-test-prometheus",
+        }
+
+    # What compose and the engine do
+
+    def compose(self, *arguments: str, within: float = 60.0) -> str:
+        """``docker compose ARGUMENTS`` with the layers; a failure fails the test with what was printed."""
+        try:
+            return self._run(*arguments, within=within)
+        except subprocess.CalledProcessError as error:
+            pytest.fail(f"{error}\n{error.output[-4000:]}")
+
+    def _run(self, *arguments: str, within: float = 60.0) -> str:
+        files = [part for file in self.files for part in ("-f", str(file))]
+        return self.engine.run_compose(*files, *arguments, within=within, cwd=FILES, env=self.env)
+
+    def up(self, *services: str) -> None:
+        self.compose("up", "-d", "--no-build", *services, within=UP_WITHIN)
+
+    def down(self) -> None:
+        """Containers and networks; volumes stay."""
+        self.compose("down", within=DOWN_WITHIN)
+
+    def logs(self, *services: str, last: int = 20) -> str:
+        """The last lines of each service."""
+        return self.compose("logs", "--tail", str(last), *services)
+
+    def shell(self, service: str, command: str) -> str:
+        """What ``command`` prints in the service's container, standard error included, whatever it exits with."""
+        return self.exec(service, "sh", "-c", f"exec 2>&1; {command}")
+
+    def exec(self, service: str, *command: str) -> str:
+        """The same of a program and its arguments."""
+        (container,) = self.listed("ps", "--filter", f"label=com.docker.compose.service={service}")
+        try:
+            return self.engine.run("exec", container, *command, within=60)
+        except subprocess.CalledProcessError as error:
+            return error.output
+
+    def containers(self) -> dict[str, dict[str, Any]]:
+        """What the engine says of each service's container."""
+        ids = self.listed("ps", "-a")
+        found = json.loads(self.engine.run("inspect", *ids, within=60)) if ids else []
+        return {each["Config"]["Labels"]["com.docker.compose.service"]: each for each in found}
+
+    def listed(self, *command: str) -> list[str]:
+        """The ids or names that ``docker COMMAND`` lists of this project."""
+        label = f"label=com.docker.compose.project={self.name}"
+        return self.engine.run(*command, "-q", "--filter", label, within=60).split()
+
+    # What clients do
+
+    def get(self, path: str, key: str = "", base: str = "") -> Answer:
+        return _answer(urllib.request.Request(f"{base or self.url}{path}", headers=_headers(key)))
+
+    def ask(self, body: dict[str, Any], key: str = "") -> Answer:
+        """POST a chat."""
+        headers = {"Content-Type": "application/json", **_headers(key)}
+        return _answer(urllib.request.Request(f"{self.url}/v1/chat/completions", json.dumps(body).encode(), headers))
+
+    def answered(self, body: dict[str, Any], key: str = "") -> Any:
+        """The JSON of a chat that must succeed, though perhaps not yet."""
+
+        def asked() -> Answer | None:
+            answer = self.ask(body, key)
+            return None if answer.status in LATER or not answer.status else answer
+
+        answer = self.wait_for(asked, f"an answer to {str(body)[:80]}")
+        if answer.status != 200:
+            pytest.fail(f"{answer}\n{self.logs()}")
+        return answer.body
+
+    def wait_for(self, look: Callable[[], Any], what: str, within: float = READY_WITHIN) -> Any:
+        """What ``look`` returns once that is true; a failure shows the logs."""
+        end = time.monotonic() + within
+        while time.monotonic() < end:
+            if found := look():
+                return found
+            time.sleep(0.5)
+        pytest.fail(f"no {what} within {within:g} s\n{self.get('/readyz')}\n{self.logs()}")
+
+    def wait_ready(self) -> None:
+        self.wait_for(lambda: self.get("/readyz").status == 200, "ready gateway")
+
+
+def _headers(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _answer(request: urllib.request.Request) -> Answer:
+    try:
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return Answer(response.status, response.read().decode())
+    except urllib.error.HTTPError as error:
+        return Answer(error.code, error.read().decode())
+    except OSError as error:
+        return Answer(0, str(error))
+
+
+@contextmanager
+def started(engine: Engine) -> Iterator[Stack]:
+    """Images built and ``compose.yaml`` up and ready; everything is gone afterwards."""
+    _build(engine)
+    stack = Stack(engine)
+    try:
+        stack.up()
+        stack.wait_ready()
+        yield stack
+    finally:
+        stack.files, stack.env = (*PLAIN, *LAYERS), {**stack.env, **guards()}
+        stack.compose("down", "-v", "--remove-orphans", within=DOWN_WITHIN)
+
+
+def guards() -> Mapping[str, str]:
+    """Variables that close what compose opens: users on the bus, API keys, a token of the operator."""
+    passwords = {f"OMNIBUS_NATS_{user.upper()}_PASSWORD": password for user, password in PASSWORDS.items()}
+    return {**passwords, "OMNIBUS_GATEWAY_KEYS": "true", "OMNIBUS_GATEWAY_ADMIN_TOKEN": TOKEN}
+
+
+def _build(engine: Engine) -> None:
+    """All images; with the host's network, because builds fetch packages."""
+    ours, others = str(ROOT / "deploy/Dockerfile"), ("servers", "prometheus")
+    made = [(f"omnibus-test-{name}", str(HERE / f"{name}.Dockerfile"), name) for name in others]
+    made += [(f"omnibus-{name}", ours, name) for name in SERVICES]
+    for image, file, name in made:
+        named = ("-t", image, "-f", file, "--build-arg", f"SERVICE={name}")
+        try:
+            engine.run("build", "-q", "--network", "host", *named, str(ROOT), within=BUILD_WITHIN)
+        except subprocess.CalledProcessError as error:
+            pytest.fail(f"{error}\n{error.output[-4000:]}")
+
+
+# Requests
+
+SPOKEN = {
+    "modalities": ["text", "audio"],
+    "audio": {"voice": "Chelsie", "format": "wav", "max_tokens": 60},
+    "max_tokens": 60,
+    "temperature": 0,
+}
+
+
+def seen_and_heard() -> dict[str, Any]:
+    """A picture and a sound, to be answered in text and speech: every executor of the first model takes part."""
+    sound = base64.b64encode(samples.sound()).decode()
+    content = [
+        picture(),
+        {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}},
+        {"type": "text", "text": "What do you see and hear?"},
+    ]
+    return {"model": "qwen2.5-omni-tiny", "messages": [{"role": "user", "content": content}], **SPOKEN}
+
+
+def short() -> dict[str, Any]:
+    """One for the second model."""
+    return {"model": "qwen2.5-vl-tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+
+
+def picture() -> dict[str, Any]:
+    data = base64.b64encode(samples.picture()).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{data}"}}

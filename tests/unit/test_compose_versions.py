@@ -1,0 +1,136 @@
+"""What compose v1 and v2 read differently is not in the compose files: one meaning, whoever reads them.
+
+v1 is Python with YAML 1.1, checks the types of values itself, and knows no ``name``. v2 is Go with YAML 1.2, warns of
+``version``, refuses a limit that is said twice, builds all images at once, and alone starts those again that share a
+namespace with a container that is.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+HERE = Path(__file__).parents[2] / "deploy" / "compose"
+LAYERS = sorted(path.name for path in HERE.glob("compose*.yaml"))
+#: Plain words that are the same to YAML 1.1 and 1.2.
+ALIKE = {
+    "bool": r"true|false",
+    "int": r"0|-?[1-9]\d*",
+    "float": r"-?\d+\.\d+",
+    "null": "null|",
+    "merge": "<<",
+    "str": r"(?!0o?\d|\d+e).*",
+}
+#: A limit of a service, and the same one below ``deploy.resources.limits``.
+LIMITS = {"cpus": "cpus", "mem_limit": "memory", "pids_limit": "pids"}
+
+
+def load(name: str) -> dict[str, Any]:
+    return yaml.safe_load((HERE / name).read_text())
+
+
+def everywhere() -> list[tuple[str, str, dict[str, Any]]]:
+    """Layer, service and what it says of it."""
+    return [(name, service, told) for name in LAYERS for service, told in load(name)["services"].items()]
+
+
+BASE = load("compose.yaml")["services"]
+EACH = pytest.mark.parametrize(("layer", "service", "told"), everywhere(), ids=lambda each: str(each)[:30])
+
+
+def nodes(node: yaml.Node) -> Iterator[yaml.Node]:
+    yield node
+    if isinstance(node, yaml.MappingNode):
+        for pair in node.value:
+            for one in pair:
+                yield from nodes(one)
+    elif isinstance(node, yaml.SequenceNode):
+        for one in node.value:
+            yield from nodes(one)
+
+
+def tree(name: str) -> list[yaml.Node]:
+    return list(nodes(yaml.compose((HERE / name).read_text(), yaml.SafeLoader)))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_nothing_at_the_top_is_for_one_of_them(name: str):
+    assert {key for key in load(name) if not key.startswith("x-")} <= {"services", "volumes"}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_word_is_something_else_to_yaml_1_1(name: str):
+    plain = [node for node in tree(name) if isinstance(node, yaml.ScalarNode) and node.style is None]
+
+    assert [
+        node.value for node in plain if not re.fullmatch(ALIKE[node.tag.rpartition(":")[2]], node.value, re.DOTALL)
+    ] == []
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_is_merged_together_says_nothing_twice(name: str):
+    merged = [
+        [{key.value for key, _ in flat(one)} for one in value.value]
+        for node in tree(name)
+        if isinstance(node, yaml.MappingNode)
+        for key, value in node.value
+        if key.value == "<<" and isinstance(value, yaml.SequenceNode)
+    ]
+
+    assert [one & other for together in merged for one, other in combinations(together, 2) if one & other] == []
+    assert merged or name != "compose.yaml"
+
+
+def flat(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
+    """The pairs of a mapping, those of what is merged into it included."""
+    own = [(key, value) for key, value in node.value if key.value != "<<"]
+    into = [value for key, value in node.value if key.value == "<<"]
+    more = [one for value in into for one in (value.value if isinstance(value, yaml.SequenceNode) else [value])]
+    return own + [pair for one in more for pair in flat(one)]
+
+
+@EACH
+def test_variables_are_maps_of_texts(layer: str, service: str, told: dict[str, Any]):
+    told_env = told.get("environment", {})
+
+    assert {type(each) for each in (*told_env.keys(), *told_env.values())} <= {str}
+
+
+@EACH
+def test_no_limit_is_said_twice(layer: str, service: str, told: dict[str, Any]):
+    all_told = [told, BASE.get(service, {})]
+    below = {limit for each in all_told for limit in each.get("deploy", {}).get("resources", {}).get("limits", {})}
+
+    assert [
+        limit for limit, other in LIMITS.items() if other in below and any(limit in each for each in all_told)
+    ] == []
+
+
+@EACH
+def test_no_container_lives_in_another_ones_namespace(layer: str, service: str, told: dict[str, Any]):
+    assert not told.keys() & {"ipc", "pid", "network_mode", "volumes_from"}
+
+
+@EACH
+def test_what_is_waited_for_can_come(layer: str, service: str, told: dict[str, Any]):
+    known = {**BASE, **load(layer)["services"]}
+    for name, how in told.get("depends_on", {}).items():
+        waited = known[name]
+        assert how["condition"] in {"service_healthy", "service_completed_successfully"}
+        # Who is to end is not to be started again, and who is to be healthy is looked at.
+        assert ("restart" not in waited) if how["condition"].endswith("successfully") else ("healthcheck" in waited)
+
+
+def test_images_of_one_name_are_built_in_one_way():
+    built = [(told["image"], told["build"]) for told in BASE.values() if "build" in told]
+
+    assert all(build == dict(built)[image] for image, build in built)
+    assert len(dict(built)) < len(built)
+
+
+def test_no_container_has_a_fixed_name():
+    assert [service for _, service, told in everywhere() if "container_name" in told] == []
