@@ -33,7 +33,8 @@ CHARTS = {
 def settable() -> dict[str, list[str]]:
     """The fields of each area that values may set."""
     found = {}
-    for area in sorted(settings.Settings.__subclasses__(), key=lambda each: each.area):
+    services = [each for each in settings.Settings.__subclasses__() if each.__module__ == settings.__name__]
+    for area in sorted(services, key=lambda each: each.area):
         name = area.area.lower()
         found[name] = sorted(set(area.__struct_fields__) - CHARTS.get(name, set()))
     return found
