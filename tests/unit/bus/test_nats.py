@@ -152,6 +152,20 @@ async def test_a_foreign_stream_of_the_same_name_is_left_alone(bus: NatsBus, raw
     await raw.jetstream().delete_stream(subjects.INVOCATIONS.name)
 
 
+async def test_a_server_without_room_for_a_stream_is_refused_with_advice(tmp_path: Path):
+    config = tmp_path / "small.conf"
+    config.write_text("jetstream { max_file_store: 1MB }")
+    async with running(infra.nats(tmp_path, config=config)) as owned:
+        bus = await NatsBus.connect(BusSettings(url=owned.server.url), "test")
+
+        await bus.open_records(60.0, 1 << 20)
+        with pytest.raises(
+            Fatal, match=r"no room for the 65536 bytes of stream OMNIBUS_DEADLETTERS: raise max_file_store"
+        ):
+            await bus.open_records(60.0, 1 << 16, subjects.DEADLETTERS)
+        await bus.drain()
+
+
 async def test_a_server_without_jetstream_is_refused_with_advice(tmp_path: Path):
     async with running(infra.nats(tmp_path), without="-js") as owned:
         bus = await NatsBus.connect(BusSettings(url=owned.server.url), "test")

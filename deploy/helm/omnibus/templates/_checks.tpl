@@ -18,6 +18,14 @@
 {{- fail (printf "%s.url is for a server of your own: set %s.enabled=false as well" $server $server) -}}
 {{- end -}}
 {{- end -}}
+{{- if .Values.nats.enabled -}}
+{{- $asked := merge dict (.Values.gateway.settings.bus | default dict) (.Values.settings.bus | default dict) (dict "record_bytes" 1073741824 "dead_bytes" 67108864) -}}
+{{- $power := dict "KB" 1024 "MB" 1048576 "GB" 1073741824 "TB" 1099511627776 -}}
+{{- $room := mul (regexFind "^[0-9]+" .Values.nats.fileStore) (index $power (regexFind "..$" .Values.nats.fileStore)) -}}
+{{- if gt (add $asked.record_bytes $asked.dead_bytes) $room -}}
+{{- fail (printf "nats.fileStore=%s has no room for both streams, %d bytes of settings.bus.record_bytes and dead_bytes: raise it, or lower them" .Values.nats.fileStore (add $asked.record_bytes $asked.dead_bytes)) -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.checkpoints -}}
 {{- if and (eq .kind "hostPath") (not .hostPath) -}}
 {{- fail "checkpoints.kind=hostPath needs checkpoints.hostPath, a directory that every machine with executors has" -}}

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 #: Bytes that one read of a stream gives at most, and seconds that it may take.
 BATCH = 16 << 20
 WITHIN = 10.0
+#: JetStream's code for a stream that may grow larger than what is left of its storage.
+_NO_ROOM = 10047
 
 
 class NatsBus:
@@ -159,17 +161,27 @@ class NatsBus:
             allow_direct=True,
         )
         try:
-            info = await self._js.stream_info(stream.name)
-            if list(info.config.subjects or []) != [stream.subjects]:
+            await self._open(wanted, stream)
+        except (nats.errors.Error, TimeoutError) as error:
+            if isinstance(error, nats.js.errors.APIError) and error.err_code == _NO_ROOM:
                 raise Fatal(
-                    f"stream {stream.name} exists with subjects {info.config.subjects}; "
-                    f"Omnibus needs {stream.subjects}: rename or delete it"
-                )
-            await self._js.update_stream(wanted)
+                    f"JetStream has no room for the {limit} bytes of stream {stream.name}: raise max_file_store of the "
+                    "NATS server, or lower OMNIBUS_BUS_RECORD_BYTES or OMNIBUS_BUS_DEAD_BYTES"
+                ) from error
+            raise Fatal(f"JetStream is not usable ({error}): start nats-server with -js") from error
+
+    async def _open(self, wanted: nats.js.api.StreamConfig, stream: Stream) -> None:
+        try:
+            info = await self._js.stream_info(stream.name)
         except nats.js.errors.NotFoundError:
             await self._js.add_stream(wanted)
-        except (nats.errors.Error, TimeoutError) as error:
-            raise Fatal(f"JetStream is not usable ({error}): start nats-server with -js") from error
+            return
+        if list(info.config.subjects or []) != [stream.subjects]:
+            raise Fatal(
+                f"stream {stream.name} exists with subjects {info.config.subjects}; "
+                f"Omnibus needs {stream.subjects}: rename or delete it"
+            )
+        await self._js.update_stream(wanted)
 
     def record(self, subject: str, data: bytes, id: str) -> None:
         self.publish(subject, data, headers={"Nats-Msg-Id": id})
