@@ -182,7 +182,10 @@ async def test_a_video_outlives_the_gateway_that_makes_it(
         begun = {one.subject.rpartition(".")[2] for one in watch.seen if one.subject.startswith("omnibus.inv.videos.")}
     assert done.status == "completed", done.error
     assert len(begun) > 1
-    np.testing.assert_array_equal((await film(survivor, done.id)).frames, (await film(survivor, plain.id)).frames)
+    # Sums depend on the batch that they ran in, where the lost one still had a step to end; and blocks of H.264 on them.
+    again, first = [(await film(survivor, id)).frames.astype(int) for id in (done.id, plain.id)]
+    assert again.shape == first.shape
+    assert np.abs(again - first).mean() < 1
     await system.becomes_ready()
     await system.ledger_is_empty(10.0)
 
