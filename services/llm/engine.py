@@ -195,7 +195,8 @@ class Engine(Generic[S]):
             self._abandon(StageUnavailable("the engine was closed; send the request again"))
 
     async def _turn(self) -> bool:
-        if any(sequence.gone for sequence in self._steps.active):
+        # Others may leave meanwhile: nobody is admitted before the slots that the schedule counts as free are.
+        while any(sequence.gone for sequence in self._steps.active):
             await self._compute(self._steps.evict)
         for sequence in self.schedule.admit():
             sequence.go_on()

@@ -46,12 +46,14 @@ def _slowest(edge: Edge) -> float:
 
 
 def _bar(row: Row, total: float) -> str:
-    """To scale; what took any time leaves a mark of at least its last column."""
+    """To scale, but for what took any time: that leaves a mark of at least one column."""
     bar = [" "] * WIDTH
-    for phase in row.phases:
-        start = min(WIDTH - 1, max(0, round(phase.start / total * WIDTH)))
+    free = 0  # the first column that a phase may begin in without hiding the one before it
+    for behind, phase in zip(reversed(range(len(row.phases))), row.phases, strict=True):
+        start = min(WIDTH - 1 - behind, max(free, round(phase.start / total * WIDTH)))
         end = min(WIDTH, max(start + 1, round(phase.end / total * WIDTH)))
         bar[start:end] = MARKS[phase.name] * (end - start)
+        free = start + 1
     return "".join(bar)
 
 

@@ -1,5 +1,7 @@
 """The waterfall as text: who waited, who worked, who gave output, to the column."""
 
+import re
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -59,6 +61,15 @@ def test_any_times_fit_into_the_bar(one: dict[str, Any], finished: float):
 
 def test_work_of_any_time_leaves_a_mark():
     assert "█" in drawn(hops=[hop(0, 0.1, 0.1, 0.1, 0.1001)])[2]
+
+
+@pytest.mark.parametrize("at", [0.0, 0.4, 0.999])
+def test_phases_that_are_shorter_than_a_column_hide_none_of_the_others(at: float):
+    taken, ready, began, first, end = (at + 0.0001 * step for step in range(1, 6))
+
+    (bar,) = re.findall(r"\|(.*)\|", drawn(hops=[hop(0, taken, ready, first, end, began=1000 + began)])[2])
+
+    assert [mark for mark, _ in groupby(bar.strip())] == list(MARKS.values())
 
 
 def test_a_node_that_never_told_its_times_says_how_it_stands():

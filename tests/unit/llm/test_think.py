@@ -15,6 +15,7 @@ from omnibus_models.contract import Encoded, Thinker
 from omnibus_models.families import family
 from services.llm.core import Core, ThinkSettings
 from services.llm.runner import ThinkRunner
+from services.llm.steps import Steps
 from tests.unit.jobs import MemoryJob, Pipe, run
 from tests.unit.llm.conftest import greedy
 
@@ -160,6 +161,35 @@ async def test_a_cancelled_request_makes_at_most_one_more_token_and_frees_its_sl
     assert len(following.ids) == 5
     assert made <= runner.stats()["tokens"] - 5 <= made + 1
     assert runner.stats()["used"] <= 1
+    await runner.close()
+
+
+async def test_nobody_takes_the_slot_of_one_that_leaves_while_another_slot_is_freed(
+    vl: Path, thinker: Thinker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = ThinkRunner(Core("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=2)))
+    await runner.load()
+    leaving = [job(text(number), max_tokens=2000) for number in range(2)]
+    coming = [job(text(number), max_tokens=5) for number in range(2, 4)]
+    running = [asyncio.create_task(run(runner, one)) for one in leaving]
+    for one in leaving:
+        await one.outputs["text"].until(3)
+    evict, loop = Steps.evict, asyncio.get_running_loop()
+
+    async def leave() -> None:
+        running[1].cancel()
+        await asyncio.wait(running[1:], timeout=10)
+
+    def evict_while_another_leaves(steps: Steps[Any]) -> None:
+        evict(steps)
+        if not running[1].done():
+            asyncio.run_coroutine_threadsafe(leave(), loop).result(10)
+
+    monkeypatch.setattr(Steps, "evict", evict_while_another_leaves)
+    answers = asyncio.gather(*(run(runner, one) for one in coming))
+    running[0].cancel()
+
+    assert [asked.ids for asked in await answers] == [alone(thinker, one) for one in coming]
     await runner.close()
 
 
