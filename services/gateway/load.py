@@ -78,9 +78,7 @@ class Loads:
 
     def came(self, assignment: Assignment) -> Counted:
         """One more invocation; give what is returned to ``ended``, or to ``lost``."""
-        counted = self._counted.get((assignment.model, assignment.kind))
-        if counted is None:
-            counted = self._known(assignment)
+        counted = self._counts(assignment)
         for slot in counted.slots:
             slot.came += 1
         self.inflight += 1
@@ -114,10 +112,21 @@ class Loads:
                 slot.refused += 1
             else:
                 slot.failed += 1
+        if isinstance(error, Overloaded):
+            for part in counted.parts:
+                GATEWAY.refused(part.model, "executors").inc()
 
     def refused(self, model: str) -> None:
         """There was no room for a request to ``model`` before its type was known."""
         self._slot(model, "").refused += 1
+        GATEWAY.refused(model, "gateway").inc()
+        if self._timer is None:
+            self._arm()
+
+    def turned_away(self, assignment: Assignment) -> None:
+        """An invocation never had its turn: somebody wanted it, so the planner hears of it."""
+        for slot in self._counts(assignment).slots:
+            slot.refused += 1
         if self._timer is None:
             self._arm()
 
@@ -130,9 +139,11 @@ class Loads:
             self._timer = None
             self._tell()
 
-    def _known(self, assignment: Assignment) -> Counted:
-        slots = tuple(self._slot(part.model, part.kind) for part in assignment.parts)
-        counted = self._counted[assignment.model, assignment.kind] = Counted(slots, assignment.parts)
+    def _counts(self, assignment: Assignment) -> Counted:
+        counted = self._counted.get((assignment.model, assignment.kind))
+        if counted is None:
+            slots = tuple(self._slot(part.model, part.kind) for part in assignment.parts)
+            counted = self._counted[assignment.model, assignment.kind] = Counted(slots, assignment.parts)
         return counted
 
     def _slot(self, model: str, kind: str) -> Slot:
@@ -212,7 +223,5 @@ def _expose(model: str, kind: str, load: Load) -> None:
     GATEWAY.arrivals.labels(model, kind).inc(load.came + load.refused)
     for outcome, count in (("done", load.done), ("failed", load.failed), ("refused", load.refused)):
         GATEWAY.ended.labels(model, kind, outcome).inc(count)
-    if load.refused:  # before its type is known, a request is refused by its gateway
-        GATEWAY.refused(model, "executors" if kind else "gateway").inc(load.refused)
     for quantity, value in load.quantities.items():
         GATEWAY.quantities.labels(model, kind, quantity).inc(value)

@@ -37,7 +37,7 @@ from services.gateway.running import Running
 from services.gateway.scope import Assignment
 from services.gateway.streams import ResultStream
 from services.gateway.tenancy import tenant as tenants
-from services.gateway.tenancy.admission import Admission
+from services.gateway.tenancy.admission import FOR_WANT_OF_ROOM, Admission
 from services.gateway.tenancy.stay import Stay
 
 
@@ -170,7 +170,12 @@ class Run:
         if self._stay is None:
             return
         assignment = self._runs.router.assign(segment.nodes, self.model)
-        await self._stay.enter(assignment, segment.work, step, self.left)
+        try:
+            await self._stay.enter(assignment, segment.work, step, self.left)
+        except Overloaded as error:
+            if error.reason in FOR_WANT_OF_ROOM:
+                self._runs.loads.turned_away(assignment)
+            raise
         if self.over:  # while it waited
             self.withdraw()
             raise self.failure or _over()

@@ -20,8 +20,12 @@ from services.gateway.tenancy.limits import Limits
 from services.gateway.tenancy.metering import Queue
 from services.gateway.tenancy.tenant import Tenant
 
+#: Reasons of refusals that more executors would have made needless; others are limits of a key.
+FOR_WANT_OF_ROOM = frozenset({"queue", "turn"})
 #: Seconds that the count of places is good for.
 COUNTED = 0.25
+#: Queues that are kept before those in which nobody is are forgotten: apps, and sets of models with them, come and go.
+_KEPT = 1024
 
 
 class Grant:
@@ -94,6 +98,8 @@ class Admission:
     def _queue(self, assignment: Assignment) -> Queue:
         found = self._queues.get(assignment.model)
         if found is None:
+            if len(self._queues) >= _KEPT:
+                self._queues = {name: each for name, each in self._queues.items() if each.fair.busy}
             models = tuple(part.model for part in assignment.parts)
             found = self._queues[assignment.model] = Queue(models, Fair(self._settings.admit_queue))
         return found

@@ -64,7 +64,7 @@ class _Gateway:
     limit = Told("omnibus_gateway_inflight_limit", "Requests that may be in flight.")
     #: Requests that were refused, by why. No room: ``gateway`` is at its limit, ``executors`` were all busy. Tenants:
     #: ``queue``, as many of it wait as may; ``turn``, its turn did not come in time; ``rate``, ``concurrent`` and
-    #: ``gpu_seconds``, limits of its key. Where the model is not known yet it is "". What tenants are refused is not
+    #: ``gpu_seconds``, limits of its key. Where the model is not known yet it is "". What a key's limits refuse is not
     #: among what came; ``omnibus_tenant_refused_total`` says whose it was.
     rejected = Counter("omnibus_rejected_total", "Requests refused by reason.", ["model", "reason"], registry=REGISTRY)
     #: Executors that this gateway knows, by state: ``ok``, ``silent`` without heartbeats, ``stuck`` without progress.

@@ -22,6 +22,7 @@ from services.gateway.tenancy.tenant import Tenant
 from tests.unit.gateway.house import TEXT, answered
 from tests.unit.gateway.tenancy.test_gate import ADMIN, PATIENCE, count_of, gated, holding
 from tests.unit.gateway.tenancy.test_limits import Clock
+from tests.unit.gateway.test_load import Ear
 from tests.unit.gateway.test_several_models import router
 
 #: A graph of one model, and one that two models run.
@@ -113,6 +114,30 @@ async def test_gpu_seconds_that_are_used_up_are_counted_for_their_model(tmp_path
     assert growth("tenant_refused_total") == {("gpu_seconds", "a"): 1}
 
 
+async def test_the_planner_hears_of_what_had_no_turn_and_not_of_what_a_key_may_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("services.gateway.load.PERIOD", 0.02)
+    limits = {"gpu_seconds": 1e-9}
+    async with gated(tmp_path, limits, admit=1, admit_queue=1, admit_wait=0.2) as gate, asyncio.timeout(PATIENCE):
+        ear, growth, held = await Ear().listen(gate.home.bus), Growth(), await holding(gate)
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(gate.ask("a"))
+            await count_of(lambda: len(held.begun), 1)
+            late = group.create_task(gate.ask("b"))
+            await count_of(lambda: gate.fair().waiting, 1)
+            full, limited = await gate.ask("b"), await gate.ask("a")
+            await late
+            held.go.release()
+        await ear.last()
+
+    assert (first.result().status_code, late.result().status_code) == (200, 429)
+    assert (full.status_code, limited.status_code) == (429, 429)
+    told = ear.sum(TEXT, "thinker")
+    assert (told.came, told.done, told.refused) == (1, 1, 2)
+    assert growth("rejected_total") == {(TEXT, "queue"): 1, (TEXT, "turn"): 1, (TEXT, "gpu_seconds"): 1}
+
+
 # Who waits and works
 
 
@@ -197,6 +222,24 @@ async def test_what_two_models_serve_together_counts_for_each_of_them():
     assert told == {("waiting", "b"): 1, ("waiting", "s"): 1, ("working", "b"): 1, ("working", "s"): 2}
     assert growth("admission_wait_seconds_count") == {("b",): 2, ("s",): 3}
     assert growth("tenant_gpu_seconds_total") == {("a",): pytest.approx(3.5)}
+
+
+async def test_queues_in_which_nobody_is_are_forgotten_when_there_are_many(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.gateway.tenancy.admission._KEPT", 3)
+    hall = Hall()
+    works = await hall.enter("a", ONE)
+    waits = asyncio.create_task(hall.enter("b", ONE))
+    await count_of(hall.waiting, 1)
+    other = hall.router.assign(BOTH)
+
+    for number in range(9):
+        cost = Cost(1.0, (1.0,), (1.0,))
+        left = await hall.admission.enter(Tenant("a"), other._replace(model=f"app-{number}"), cost, 60.0)
+        left.close(1.0)
+        assert len(list(hall.admission.queues())) <= 3
+        assert hall.waiting() == 1
+    works.close(1.0)
+    (await waits).close(1.0)
 
 
 # What tenants use
