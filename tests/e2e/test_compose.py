@@ -94,6 +94,17 @@ def test_a_service_runs_as_nobody_special_on_a_root_that_it_cannot_write(stack: 
     assert written == "tmp"
 
 
+@pytest.mark.parametrize(("service", "user"), [("nats", "0"), ("valkey", "999")])
+def test_a_server_writes_to_its_volume_alone_and_has_no_privileges(stack: Stack, service: str, user: str) -> None:
+    look = "id -u; grep -E '^(CapEff|NoNewPrivs):' /proc/1/status; touch /usr/written; find /data -mindepth 1 | head -1"
+    uid, *privileges, refused, written = stack.shell(service, look).splitlines()
+
+    assert uid == user
+    assert [line.split() for line in privileges] == [["CapEff:", "0" * 16], ["NoNewPrivs:", "1"]]
+    assert "Read-only file system" in refused
+    assert written.startswith("/data/")
+
+
 def test_limits_of_the_file_are_in_force(stack: Stack) -> None:
     found = {name: each["HostConfig"] for name, each in stack.containers().items()}
 
