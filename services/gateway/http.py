@@ -19,7 +19,7 @@ from services.gateway.apps.invoke import called
 from services.gateway.apps.routes import INVOKE, Routes
 from services.gateway.apps.service import Apps
 from services.gateway.chat import Chat
-from services.gateway.chatting import ChatRoute
+from services.gateway.completions import ChatRoute
 from services.gateway.console.routes import Console
 from services.gateway.dispatch import Dispatcher
 from services.gateway.openai import openapi

@@ -6,9 +6,9 @@ from starlette.responses import Response
 
 from omnibus.settings import GatewaySettings
 from services.gateway.admin import Admin
-from services.gateway.answering import Handler, answering, json_response
 from services.gateway.apps.control import Control
 from services.gateway.apps.shapes import AppList, TaskList
+from services.gateway.handlers import Handler, by_method, json_response
 from services.gateway.openai.requests import read_body
 
 APPS, APP, INVOKE, TASKS = "/v1/apps", "/v1/apps/{name}", "/v1/apps/{name}/invoke", "/v1/tasks"
@@ -29,7 +29,7 @@ class Routes:
             TASKS: {"GET": self._tasks},
         }
         for path, handlers in routes.items():
-            app.add_route(path, answering(handlers), methods=list(handlers), include_in_schema=False)
+            app.add_route(path, by_method(handlers), methods=list(handlers), include_in_schema=False)
 
     async def _list(self, _: Request) -> Response:
         return json_response(AppList(data=self._control.apps()))

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from omnibus.errors import NotFound
-from services.gateway.answering import answering
+from services.gateway.handlers import by_method
 
 PAGE, FILES = "/console/", "/console/{name}"
 STATIC = Path(__file__).parent / "static"
@@ -78,7 +78,7 @@ class Pages:
     def add(self, app: FastAPI) -> None:
         app.add_route("/console", _to_page, methods=["GET"], include_in_schema=False)
         for path in (PAGE, FILES):
-            app.add_route(path, answering({"GET": self._file}), methods=["GET"], include_in_schema=False)
+            app.add_route(path, by_method({"GET": self._file}), methods=["GET"], include_in_schema=False)
 
     async def _file(self, request: Request) -> Response:
         name = request.path_params.get("name") or "index.html"

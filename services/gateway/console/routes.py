@@ -14,11 +14,11 @@ from omnibus.errors import BadRequest, OmnibusError
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
 from services.gateway.admin import Admin
-from services.gateway.answering import answering, json_response
 from services.gateway.console.live import Live
 from services.gateway.console.pages import Pages
 from services.gateway.console.plans import plans
 from services.gateway.exchange import ClientLeft, while_connected
+from services.gateway.handlers import by_method, json_response
 from services.gateway.sending import Sending
 
 EVENTS, PLAN, REPLAY = "/v1/console/events", "/v1/console/plan", "/v1/console/replay/{id}"
@@ -40,7 +40,7 @@ class Console:
 
     def add(self, app: FastAPI) -> None:
         self._pages.add(app)
-        app.add_route(PLAN, answering({"GET": self._plan}), methods=["GET"], include_in_schema=False)
+        app.add_route(PLAN, by_method({"GET": self._plan}), methods=["GET"], include_in_schema=False)
         streams = {(EVENTS, "GET"): lambda _: self.live.states(), (REPLAY, "POST"): self._replay}
         for (path, method), bodies in streams.items():
             app.add_route(path, _Stream(self._admin, bodies), methods=[method], include_in_schema=False)  # type: ignore[arg-type]

@@ -9,8 +9,8 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.answering import answering, json_response
 from services.gateway.files import Files, Ticket
+from services.gateway.handlers import by_method, json_response
 from services.gateway.openai.files import CONTENT, FILE, FileDeleted, FileObject
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class FileRoutes:
             CONTENT: {"GET": self._content},
         }
         for path, handlers in routes.items():
-            app.add_route(path, answering(handlers), methods=list(handlers), include_in_schema=False)
+            app.add_route(path, by_method(handlers), methods=list(handlers), include_in_schema=False)
 
     async def _about(self, request: Request) -> Response:
         return json_response(_object(await self._files.about(request.path_params["file_id"])))

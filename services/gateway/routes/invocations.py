@@ -9,7 +9,7 @@ from starlette.responses import Response
 from omnibus.errors import BadRequest
 from omnibus.settings import GatewaySettings
 from services.gateway.admin import Admin
-from services.gateway.answering import answering, json_response
+from services.gateway.handlers import by_method, json_response
 from services.gateway.history import MOST, History, Query
 
 LIST, ONE = "/v1/invocations", "/v1/invocations/{id}"
@@ -26,7 +26,7 @@ class Invocations:
     def add(self, app: FastAPI) -> None:
         routes: dict[str, dict[str, Any]] = {LIST: {"GET": self._list}, ONE: {"GET": self._one}}
         for path, handlers in routes.items():
-            app.add_route(path, answering(handlers), methods=list(handlers), include_in_schema=False)
+            app.add_route(path, by_method(handlers), methods=list(handlers), include_in_schema=False)
 
     async def _list(self, request: Request) -> Response:
         self._admin.control(request.headers)

@@ -5,8 +5,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from omnibus.errors import NotFound
-from services.gateway.answering import Handler, answering, json_response
 from services.gateway.apps.registry import Registry
+from services.gateway.handlers import Handler, by_method, json_response
 from services.gateway.openai.models import PATH, ModelList, ModelObject
 from services.gateway.route import Router
 
@@ -27,7 +27,7 @@ class ModelRoutes:
             f"{PATH}/{{model:path}}": {"GET": self._show},
         }
         for path, handlers in routes.items():
-            app.add_route(path, answering(handlers), methods=list(handlers), include_in_schema=False)
+            app.add_route(path, by_method(handlers), methods=list(handlers), include_in_schema=False)
 
     async def _list(self, _: Request) -> Response:
         return json_response(ModelList(data=list(self._known().values())))

@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 from omnibus.errors import DeadlineExceeded, Fatal, NotFound, OmnibusError
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
-from services.gateway.chatting import chunks
 from services.gateway.collected import Collected
+from services.gateway.completions import chunks
 from services.gateway.exchange import EVENTS, ClientLeft, about, while_connected
 from services.gateway.openai.requests import read_body
 from services.gateway.run import Run

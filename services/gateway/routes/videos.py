@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from omnibus.settings import GatewaySettings
-from services.gateway.answering import Handler, answering, json_response
+from services.gateway.handlers import Handler, by_method, json_response
 from services.gateway.openai import videos
 from services.gateway.openai.requests import read_body
 from services.gateway.openai.videos import CONTENT, PATH, VIDEO, VideoDeleted
@@ -33,7 +33,7 @@ class VideoRoutes:
             CONTENT: {"GET": self._content},
         }
         for path, handlers in routes.items():
-            app.add_route(path, answering(handlers), methods=list(handlers), include_in_schema=False)
+            app.add_route(path, by_method(handlers), methods=list(handlers), include_in_schema=False)
 
     async def _create(self, request: Request) -> Response:
         length = request.headers.get("content-length", "")

@@ -18,7 +18,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 _encode = msgspec.json.Encoder().encode
 
 
-def answering(handlers: dict[str, Handler]) -> Handler:
+def by_method(handlers: dict[str, Handler]) -> Handler:
     """The handler of the request's method."""
 
     async def answer(request: Request) -> Response:
