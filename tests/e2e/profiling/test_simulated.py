@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 BOTH, TEXT = "vision+thinker", "thinker"
 #: Share, words of text, tokens of the answer, pictures.
 MIX = [(0.3, 20, 8, 1), (0.3, 60, 16, 1), (0.4, 40, 10, 0)]
+#: What is measured may be less than the engine takes by a part of it, and more by what else the machine has to do.
+MISS, BUSY = 0.15, 0.5
 BRIEF = ("--seconds", "0.4", "--requests", "8", "--most", "16")
 
 
@@ -44,9 +46,9 @@ async def test_what_is_measured_is_what_the_engine_is_told_to_take(tmp_path: Pat
     assert {kind: round(each.share, 6) for kind, each in found.types.items()} == {BOTH: 0.6, TEXT: 0.4}
     assert found.types[BOTH].quantities["image_tokens"] == 64
     assert found.types[TEXT].quantities == {"prompt_tokens": 40, "completion_tokens": 10}
-    assert measured(found) == {
-        case: pytest.approx(seconds, rel=0.15) for case, seconds in told(tmp_path, found).items()
-    }
+    part = {case: measured(found)[case] / seconds for case, seconds in told(tmp_path, found).items()}
+    assert part.keys() == measured(found).keys()
+    assert {case: each for case, each in part.items() if not 1 - MISS < each < 1 + BUSY} == {}
     assert all(option.start_s >= 0.1 and option.memory_gb > 0 for option in found.options.values())
     assert {option.engine for option in found.options.values()} == {"services.engines:sim"}
     assert found.lines["thinker"].per
