@@ -175,11 +175,11 @@ class Members:
         loads = self.loads(self.serving(model, option, exclude, origin), turn)
         return self._members[min(loads, key=loads.__getitem__)] if loads else None
 
-    def silent(self) -> Iterator[str]:
-        """Executors that have missed their heartbeats."""
+    def silent(self, seconds: float = SUSPECT) -> Iterator[str]:
+        """Executors that have missed their heartbeats for so long."""
         now = time.monotonic()
         for member in list(self._members.values()):
-            if now - member.seen >= SUSPECT:
+            if now - member.seen >= seconds:
                 yield member.status.id
 
     def statuses(self) -> list[ExecutorStatus]:

@@ -20,7 +20,9 @@ log = logging.getLogger(__name__)
 WATCH = 0.25  # seconds between two looks for silent executors
 RETURN = 1.5  # seconds after a reconnect that executors have to show up again
 ACCEPT = 3.0  # seconds within which every executor of a route must have answered
-PATIENCE = 15.0  # the same while there is nobody else: on a busy machine a first request can hold an executor up
+LOST = 5.0  # seconds without a word from one that has answered: a machine without power closes no connection
+PATIENCE = 15.0  # both while there is nobody else: on a busy machine a first request can hold an executor up
+HELD_UP = 1.0  # seconds by which a look may be late: after a longer pause what others said in it is still to be read
 
 #: Moves an invocation to another route: away from the executor named, if any, and why.
 Move = Callable[[Running, str, OmnibusError, str], None]
@@ -55,8 +57,9 @@ class Watcher:
     async def _watch(self) -> None:
         reconnects, back = self._bus.reconnects, False
         while True:
+            slept = time.monotonic()
             await asyncio.sleep(WATCH)
-            if not self._bus.connected:
+            if not self._bus.connected or time.monotonic() - slept > WATCH + HELD_UP:
                 continue
             if reconnects != self._bus.reconnects:
                 reconnects, back = self._bus.reconnects, True
@@ -68,6 +71,7 @@ class Watcher:
                 self._resume()
             for executor in self._members.silent():
                 self._ask(subjects.edge(executor), b"", subjects.refused(self._gateway, "-", 0, executor))
+            self._replace()
             self.overdue()
 
     def _ask(self, subject: str, data: bytes, reply: str = "") -> None:
@@ -81,6 +85,15 @@ class Watcher:
         for running in list(self._inflight.values()):
             if running.failure is None and not running.reported:
                 self._move(running, "", BusUnavailable("the bus was away while the request ran: ask again"), "bus")
+
+    def _replace(self) -> None:
+        """Let others take the work of executors that answered to it, and then fell silent."""
+        lost, hopeless = set(self._members.silent(LOST)), set(self._members.silent(PATIENCE))
+        for running in list(self._inflight.values()) if lost else ():
+            holders = (executor for executor in lost & running.accepted if running.waits_for(executor))
+            silent = next((each for each in holders if each in hopeless or running.others_for(each)), None)
+            if silent is not None:
+                self._move(running, silent, running.gone(silent), "silent")
 
     def overdue(self) -> None:
         """Replace executors that have not answered what was sent to them."""

@@ -53,10 +53,14 @@ class Watch:
     async def end(self, invocation: str) -> End:
         return messages.decode_end((await self.first(subjects.end(invocation))).data)
 
+    def replies(self) -> list[Any]:
+        """What executors said to a gateway, in order."""
+        frames = [d.data for d in self.seen if d.subject.startswith("omnibus.reply.") and d.data.startswith(b"{")]
+        return [message for frame in frames for message in messages.decode_replies(frame)]
+
     def chunks(self, invocation: str, output: str) -> list[Chunk]:
         """Chunks of ``output`` that went to a gateway, in order."""
-        frames = [d.data for d in self.seen if d.subject.startswith("omnibus.reply.") and d.data.startswith(b"{")]
-        found = [message for frame in frames for message in messages.decode_replies(frame)]
+        found = self.replies()
         return [m for m in found if isinstance(m, Chunk) and m.inv == invocation and m.output == output]
 
     def ids(self, invocation: str) -> list[int]:

@@ -8,10 +8,12 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from omnibus.bus.messages import Accepted
 from tests import models_oracle as oracle
 from tests.e2e.questions import ask, image
 from tests.e2e.system import VL, System, not_ready
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.e2e
 
 TOKENS = 300  # a few hundred milliseconds of work
 NOTICED = 2.0  # seconds from the death of an executor to the answer
+SILENT = 30.0  # the same when it says nothing any more, and nobody says that it is dead
 QUESTION = ask(image(1), "describe the image")
 E, L, EL = (f"qwen2_5-vl-tiny-{option}-0" for option in ("E", "L", "EL"))
 
@@ -31,15 +34,15 @@ def text(vl_checkpoint: Path) -> str:
     return oracle.vl_answer(vl_checkpoint, QUESTION.plain, QUESTION.media, TOKENS)[1]
 
 
-def body(question=QUESTION, **more):
+def body(question=QUESTION, **more: Any) -> dict[str, Any]:
     return {"model": VL, "messages": question.messages, "max_tokens": TOKENS, "temperature": 0, **more}
 
 
 @contextlib.asynccontextmanager
-async def streaming(http: httpx.AsyncClient, path: str) -> AsyncIterator[AsyncIterator[str]]:
+async def streaming(http: httpx.AsyncClient, path: str, **more: Any) -> AsyncIterator[AsyncIterator[str]]:
     """The text of one long answer, delta by delta."""
-    headers = {"x-omnibus-path": path}
-    async with http.stream("POST", "/v1/chat/completions", json=body(stream=True), headers=headers) as answer:
+    asked, headers = body(stream=True, **more), {"x-omnibus-path": path}
+    async with http.stream("POST", "/v1/chat/completions", json=asked, headers=headers) as answer:
         assert answer.headers["x-omnibus-path"] == path
         yield deltas(answer)
 
@@ -82,6 +85,30 @@ async def test_a_request_whose_encoder_dies_is_answered_by_another_one(
 
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["message"]["content"] == text
+    await vl.ledger_is_empty()
+
+
+@pytest.mark.slow
+async def test_an_answer_that_has_begun_goes_on_elsewhere_when_its_executor_freezes(
+    vl: System, everybody: dict[str, int]
+):
+    long, said, froze = {"max_tokens": 1000, "ignore_eos": True}, "", 0.0
+    try:
+        async with vl.http() as http:
+            async with Watch.on(vl) as watch, streaming(http, "E>L", **long) as answer:
+                async for delta in answer:
+                    said += delta
+                    if not froze and any(isinstance(one, Accepted) and one.executor == L for one in watch.replies()):
+                        os.kill(everybody[L], signal.SIGSTOP)  # its connection stays: nobody says that it is gone
+                        froze = time.monotonic()
+            took = time.monotonic() - froze
+            os.kill(everybody[L], signal.SIGCONT)
+            whole = await http.post("/v1/chat/completions", json=body(**long))
+    finally:
+        os.kill(everybody[L], signal.SIGCONT)
+
+    assert said == whole.json()["choices"][0]["message"]["content"]
+    assert 0 < took < SILENT
     await vl.ledger_is_empty()
 
 

@@ -1,5 +1,7 @@
 """Invocations move: when an executor refuses, is busy, leaves, dies or falls silent, and when the bus was away."""
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from omnibus.errors import BusUnavailable, Overloaded, Problem, StageUnavailable
 from omnibus.plan import Plan
 from services.gateway import watching
 from services.gateway.dispatch import ATTEMPTS
+from services.gateway.members import SUSPECT
 from services.gateway.running import Running
 from tests.unit.gateway.world import Puppet, World, finish, texts, world
 from tests.unit.sidecar.node import until
@@ -253,6 +256,52 @@ async def test_an_executor_that_falls_silent_is_asked_and_replaced(there: World)
     await dead.die()  # without a word
 
     await moved(there, running, to=other, lost="l")
+
+
+async def test_an_executor_that_answers_and_then_freezes_is_replaced(there: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watching, "LOST", SUSPECT)
+    _, frozen, other = await there.puppets_of(e="E", l="L", l2="L")
+    running = there.submit()
+    await there.turn()
+    frozen.accept()
+
+    frozen.freeze()
+
+    await moved(there, running, to=other, lost="l")
+
+
+async def test_a_frozen_executor_that_has_no_other_beside_it_is_waited_for_and_then_named(
+    there: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(watching, "LOST", SUSPECT)
+    vision, frozen = await there.puppets_of(e="E", l="L")
+    vision.accepts = frozen.accepts = True
+    running = there.submit()
+    await there.sent(frozen)
+    frozen.freeze()
+    await until(lambda: "l" in there.members.silent())
+    await asyncio.sleep(2 * watching.WATCH)
+    assert (running.failure, running.invocation.attempt) == (None, 0)
+
+    monkeypatch.setattr(watching, "PATIENCE", SUSPECT)
+    await until(lambda: running.failure is not None)
+
+    assert isinstance(running.failure, StageUnavailable)
+    assert (running.failure.stage, running.failure.executor) == ("thinker", "l")
+
+
+async def test_a_gateway_that_was_held_up_itself_takes_nobody_for_frozen(there: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watching, "LOST", SUSPECT)
+    _, thinker, _ = puppets = await there.puppets_of(e="E", l="L", l2="L")
+    for puppet in puppets:
+        puppet.accepts = True
+    running = there.submit()
+    await there.sent(thinker)
+
+    time.sleep(SUSPECT + 2 * watching.HELD_UP)  # noqa: ASYNC251 nothing here goes on meanwhile
+    await asyncio.sleep(2 * watching.WATCH)
+
+    assert (running.failure, running.invocation.attempt) == (None, 0)
 
 
 async def test_what_the_client_has_is_not_sent_again(there: World):

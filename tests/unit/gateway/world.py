@@ -81,10 +81,14 @@ class Puppet:
         if delivery.data:
             self.ends += [message for message in messages.decode_edges(delivery.data) if isinstance(message, End)]
 
-    async def die(self) -> None:
-        """No word any more, no ear either."""
+    def freeze(self) -> None:
+        """No word any more. What is sent to it arrives all the same, as the bus sees it."""
         if self._heart is not None:
             self._heart.cancel()
+
+    async def die(self) -> None:
+        """No word any more, no ear either."""
+        self.freeze()
         for stop in self._stops:
             await stop()
         self._stops = []
