@@ -4,7 +4,6 @@ import asyncio
 import logging
 import signal
 import sys
-from contextlib import suppress
 from typing import Any, Protocol
 
 import uvloop
@@ -77,7 +76,12 @@ async def _scraped(name: str, settings: ServiceSettings) -> Scrape:
 
 
 async def until_cancelled(work: asyncio.Task[Any]) -> None:
-    """Await a background task whose cancellation is the normal end."""
+    """Cancel a background task whose cancellation is the normal end, and await it.
+
+    Raises what the task raised instead, and ``CancelledError`` when the caller itself is cancelled meanwhile: to await
+    ``work`` and take that for its end would let whoever waits for the caller wait for ever.
+    """
     work.cancel()
-    with suppress(asyncio.CancelledError):
-        await work
+    await asyncio.wait([work])
+    if not work.cancelled():
+        work.result()

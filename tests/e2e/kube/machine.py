@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from omnibus.service import until_cancelled
 from omnibus.up import binaries
 from omnibus.up.lineage import die_with_parent
 from omnibus.up.ports import free_ports
@@ -61,9 +62,7 @@ class Pod:
         return await asyncio.to_thread(asked)
 
     async def stop(self) -> None:
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await until_cancelled(self._task)
 
     def refresh(self) -> None:
         """Files of ConfigMaps follow them, until they go."""
@@ -207,7 +206,8 @@ class Machine:
         for name in self.pods.keys() - wanted.keys():
             workload = name.rpartition("-")[0].rpartition("-")[0]
             if not any(other.startswith(f"{workload}-") for other in fresh):
-                await self.pods.pop(name).stop()
+                await self.pods[name].stop()
+                del self.pods[name]
         for pod in self.pods.values():
             if pod.name in wanted:
                 pod.refresh()
