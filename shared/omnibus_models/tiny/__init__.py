@@ -37,8 +37,9 @@ def build(
     can share its encoders with the one built without. ``wide``: an LLM with heads of 32, because the kernels
     that vLLM has for CPUs take no smaller ones; of Gemma 3 it is another size, whose encoder is that of the usual one.
 
-    The checkpoint appears whole or not at all: it is written beside its place and renamed. Raises
-    ``NotFound`` for an unknown family and ``Fatal`` when the directory holds something else.
+    The checkpoint appears whole or not at all: it is written beside its place and renamed. The same one by an earlier
+    recipe, of a version of this package before, gives way to it. Raises ``NotFound`` for an unknown family and
+    ``Fatal`` when the directory holds something else.
     """
     if family_name not in FAMILIES:
         raise errors.NotFound(f"no tiny checkpoint for {family_name!r}; known: {', '.join(FAMILIES)}")
@@ -60,8 +61,11 @@ def _complete(target: Path, marker: dict[str, object]) -> bool:
     if not target.exists() or not any(target.iterdir()):
         return False
     found = target / MARKER
-    if found.exists() and json.loads(found.read_text()) == marker:
+    told = json.loads(found.read_text()) if found.exists() else {}
+    if told == marker:
         return True
+    if {**told, "recipe": RECIPE} == marker:
+        return False
     raise errors.Fatal(f"{target} holds another checkpoint; remove it or choose another directory")
 
 
@@ -85,9 +89,14 @@ def _readable(workshop: Path) -> None:
 
 
 def _publish(workshop: Path, target: Path, marker: dict[str, object]) -> None:
+    old = workshop.with_name(f"{workshop.name}-old")
     try:
+        if target.exists() and not _complete(target, marker):
+            os.rename(target, old)
         os.rename(workshop, target)
     except OSError:
         # Another process finished first; both built the same bytes, so its result serves as well.
         if not _complete(target, marker):
             raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)

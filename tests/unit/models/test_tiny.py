@@ -1,6 +1,7 @@
 """Tiny checkpoints appear whole, once, and the same everywhere."""
 
 import json
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -107,6 +108,19 @@ def test_another_checkpoint_is_not_overwritten(vl: Path, tmp_path: Path) -> None
             tiny.build("qwen2_5_vl", directory, seed)
 
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_the_same_checkpoint_by_an_earlier_recipe_gives_way(vl: Path, tmp_path: Path) -> None:
+    shutil.copytree(vl, tmp_path / "vl")
+    said = json.loads((vl / tiny.MARKER).read_text())
+    (tmp_path / "vl" / tiny.MARKER).write_text(json.dumps({**said, "recipe": tiny.RECIPE - 1}))
+    (tmp_path / "vl" / "old.txt").write_text("of before")
+
+    assert tiny.build("qwen2_5_vl", tmp_path / "vl") == tmp_path / "vl"
+
+    assert [path.name for path in tmp_path.iterdir()] == ["vl"]
+    assert not (tmp_path / "vl" / "old.txt").exists()
+    assert json.loads((tmp_path / "vl" / tiny.MARKER).read_text()) == said
 
 
 def test_builders_that_race_leave_one_checkpoint_and_no_rest(tmp_path: Path) -> None:
