@@ -82,7 +82,8 @@ class Dispatcher:
         self._emptied.clear()
         if self._running:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._emptied.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._emptied.wait()
 
     # Out
 

@@ -23,7 +23,8 @@ async def ask(
         bus.publish(subject, data, reply=inbox, headers=headers)
         while True:
             try:
-                delivery = await asyncio.wait_for(arrived.get(), timeout)
+                async with asyncio.timeout(timeout):
+                    delivery = await arrived.get()
             except TimeoutError as error:
                 raise DeadlineExceeded(f"no answer on {subject} within {timeout:g} s") from error
             if delivery.refused:
