@@ -1,11 +1,8 @@
-"""Invocations move: when an executor refuses, is busy, leaves, dies or falls silent, and when the bus was away."""
+"""Invocations move: when an executor refuses, is busy, leaves or dies, and when the bus was away."""
 
-import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from omnibus.bus import subjects
@@ -14,7 +11,6 @@ from omnibus.errors import BusUnavailable, Overloaded, Problem, StageUnavailable
 from omnibus.plan import Plan
 from services.gateway import watching
 from services.gateway.dispatch import ATTEMPTS
-from services.gateway.members import SUSPECT
 from services.gateway.running import Running
 from tests.unit.gateway.world import Puppet, World, finish, texts, world
 from tests.unit.sidecar.node import until
@@ -149,75 +145,6 @@ async def test_an_executor_that_has_done_its_part_may_leave(there: World):
     assert len(thinker.taken) == 1
 
 
-async def test_an_executor_that_answers_nothing_is_replaced(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watching, "ACCEPT", 0.1)
-    vision, _, other = await there.puppets_of(e="E", l="L", l2="L")
-    running = there.submit()
-    await there.turn()
-    vision.accept()
-
-    await moved(there, running, to=other, lost="l")
-
-
-async def test_an_executor_that_has_no_other_beside_it_may_take_longer_to_answer(
-    there: World, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(watching, "ACCEPT", 0.0)
-    vision, thinker = await there.puppets_of(e="E", l="L")
-    running = there.submit()
-    await there.turn()
-
-    there.dispatcher._watcher.overdue()
-    assert running.failure is None
-    assert await finish(there, running, vision, thinker, "late") == ["late"]
-
-
-async def test_an_executor_that_never_answers_fails_the_request(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watching, "PATIENCE", 0.0)
-    monkeypatch.setattr(watching, "ACCEPT", 0.0)
-    await there.puppets_of(e="E", l="L")
-    running = there.submit()
-    await there.turn()
-
-    there.dispatcher._watcher.overdue()
-
-    assert isinstance(running.failure, StageUnavailable)
-
-
-async def test_the_next_executor_that_answers_nothing_is_replaced_too(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watching, "ACCEPT", 0.1)
-    vision, _, second = await there.puppets_of(e="E", l="L", l2="L")
-    vision.accepts = True
-    running = there.submit()
-    await there.sent(second)
-    monkeypatch.setattr(watching, "ACCEPT", 60.0)  # until there is somebody to take it
-    third = await there.puppet("l3", "L")
-    third.accepts = True
-
-    monkeypatch.setattr(watching, "ACCEPT", 0.1)
-
-    assert (await there.sent(third)).attempt == 2
-    assert running.lost == {"l", "l2"}
-    assert await finish(there, running, vision, third, "fine") == ["fine"]
-
-
-async def test_an_executor_that_answers_late_in_the_request_is_not_overdue(
-    there: World, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(watching, "WATCH", 0.01)
-    vision, busy, other = await there.puppets_of(e="E", l="L", l2="L")
-    vision.accepts = other.accepts = True
-    running = there.submit()
-    await there.turn()
-    running.invocation = msgspec.structs.replace(running.invocation, created=0.0)  # as if it ran for long
-
-    busy.reply(Busy(running.id, "l", 0))
-    await there.sent(other)
-    there.dispatcher._watcher.overdue()
-
-    assert running.invocation.attempt == 1
-
-
 @pytest.mark.parametrize("asked", [{"pinned": "E>L"}, {"pins": ["apart", ""]}], ids=["header", "pin"])
 async def test_a_move_keeps_what_was_pinned(there: World, asked: dict[str, Any]):
     _, dead, other, both = await there.puppets_of(e="E", l="L", l2="L", both="EL")
@@ -245,63 +172,6 @@ async def test_a_move_under_a_plan_without_the_model_says_what_is_gone(there: Wo
 
     assert isinstance(running.failure, StageUnavailable)
     assert (running.failure.stage, running.failure.executor) == ("thinker", "l")
-
-
-async def test_an_executor_that_falls_silent_is_asked_and_replaced(there: World):
-    _, dead, other = await there.puppets_of(e="E", l="L", l2="L")
-    running = there.submit()
-    await there.turn()
-    dead.accept()
-
-    await dead.die()  # without a word
-
-    await moved(there, running, to=other, lost="l")
-
-
-async def test_an_executor_that_answers_and_then_freezes_is_replaced(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watching, "LOST", SUSPECT)
-    _, frozen, other = await there.puppets_of(e="E", l="L", l2="L")
-    running = there.submit()
-    await there.turn()
-    frozen.accept()
-
-    frozen.freeze()
-
-    await moved(there, running, to=other, lost="l")
-
-
-async def test_a_frozen_executor_that_has_no_other_beside_it_is_waited_for_and_then_named(
-    there: World, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(watching, "LOST", SUSPECT)
-    vision, frozen = await there.puppets_of(e="E", l="L")
-    vision.accepts = frozen.accepts = True
-    running = there.submit()
-    await there.sent(frozen)
-    frozen.freeze()
-    await until(lambda: "l" in there.members.silent())
-    await asyncio.sleep(2 * watching.WATCH)
-    assert (running.failure, running.invocation.attempt) == (None, 0)
-
-    monkeypatch.setattr(watching, "PATIENCE", SUSPECT)
-    await until(lambda: running.failure is not None)
-
-    assert isinstance(running.failure, StageUnavailable)
-    assert (running.failure.stage, running.failure.executor) == ("thinker", "l")
-
-
-async def test_a_gateway_that_was_held_up_itself_takes_nobody_for_frozen(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watching, "LOST", SUSPECT)
-    _, thinker, _ = puppets = await there.puppets_of(e="E", l="L", l2="L")
-    for puppet in puppets:
-        puppet.accepts = True
-    running = there.submit()
-    await there.sent(thinker)
-
-    time.sleep(SUSPECT + 2 * watching.HELD_UP)  # noqa: ASYNC251 nothing here goes on meanwhile
-    await asyncio.sleep(2 * watching.WATCH)
-
-    assert (running.failure, running.invocation.attempt) == (None, 0)
 
 
 async def test_what_the_client_has_is_not_sent_again(there: World):
