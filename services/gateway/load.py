@@ -82,8 +82,7 @@ class Loads:
         for slot in counted.slots:
             slot.came += 1
         self.inflight += 1
-        if self._timer is None:
-            self._arm()
+        self._arm()
         return counted
 
     def ended(self, counted: Counted, running: Running, done: bool, began: float) -> None:
@@ -106,29 +105,25 @@ class Loads:
     def lost(self, counted: Counted, error: BaseException | None) -> None:
         """It ended with ``error``. One that had no room is taken back from what came: that was refused."""
         self.inflight -= 1
-        for slot in counted.slots:
+        for slot, part in zip(counted.slots, counted.parts, strict=True):
             if isinstance(error, Overloaded):
                 slot.came -= 1
                 slot.refused += 1
+                GATEWAY.refused(part.model, "executors").inc()
             else:
                 slot.failed += 1
-        if isinstance(error, Overloaded):
-            for part in counted.parts:
-                GATEWAY.refused(part.model, "executors").inc()
 
     def refused(self, model: str) -> None:
         """There was no room for a request to ``model`` before its type was known."""
         self._slot(model, "").refused += 1
         GATEWAY.refused(model, "gateway").inc()
-        if self._timer is None:
-            self._arm()
+        self._arm()
 
     def turned_away(self, assignment: Assignment) -> None:
         """An invocation never had its turn: somebody wanted it, so the planner hears of it."""
         for slot in self._counts(assignment).slots:
             slot.refused += 1
-        if self._timer is None:
-            self._arm()
+        self._arm()
 
     # Once a second
 
@@ -153,8 +148,9 @@ class Loads:
         return slot
 
     def _arm(self) -> None:
-        self._told = time.monotonic()
-        self._later()
+        if self._timer is None:
+            self._told = time.monotonic()
+            self._later()
 
     def _later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(PERIOD, self._turn)

@@ -99,7 +99,9 @@ class Admission:
         found = self._queues.get(assignment.model)
         if found is None:
             if len(self._queues) >= _KEPT:
-                self._queues = {name: each for name, each in self._queues.items() if each.fair.busy}
+                self._queues = {
+                    name: each for name, each in self._queues.items() if each.fair.working or each.fair.waiting
+                }
             models = tuple(part.model for part in assignment.parts)
             found = self._queues[assignment.model] = Queue(models, Fair(self._settings.admit_queue))
         return found

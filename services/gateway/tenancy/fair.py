@@ -77,11 +77,6 @@ class Fair:
         self._last: Line | None = None  # whose turn was the last one
 
     @property
-    def busy(self) -> bool:
-        """Whether anybody is here."""
-        return bool(self.working or self._waiting)
-
-    @property
     def waiting(self) -> int:
         return sum(line.waiting for line in self._waiting.values())
 
