@@ -156,7 +156,7 @@ class System:
 
     def _left(self, family: Sequence[psutil.Process]) -> list[str]:
         alive = [f"process {one.pid}" for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-        open_ports = [f"port {port}" for port in self.ports if _listens(port)]
+        open_ports = [f"port {port}" for port in self.ports if listens(port)]
         shared = [path.name for path in SHARED_MEMORY.glob(f"{self.state.shm_prefix}*")]
         directory = [self.state.directory] if Path(self.state.directory).exists() else []
         return [*alive, *open_ports, *shared, *directory]
@@ -281,6 +281,6 @@ async def not_ready(system: System) -> dict[str, dict[str, str]]:
     return missing
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0

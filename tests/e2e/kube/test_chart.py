@@ -15,6 +15,7 @@ from omnibus.service import until_cancelled
 from omnibus.up.ports import free_ports
 from tests.e2e.kube.machine import Machine, Pod
 from tests.e2e.small.load import QUESTION, body
+from tests.e2e.system import listens
 from tests.kube.api import Api
 from tests.kube.helm import Helm, Values, merge, overlay
 from tests.kube.serve import CERTIFICATE, TOKEN, Door, serving
@@ -119,6 +120,7 @@ async def test_a_release_serves_scales_and_does_without_its_planner(release: Rel
     starts = {pod.name: pod.starts for pod in release.executors}
     await release.helm.uninstall("om")
     await release.until(lambda: not release.machine.pods)
+    left = [name for name, port in release.machine.ports.items() if listens(port)]
 
     assert met
     assert first.status_code == 200, first.text
@@ -126,3 +128,4 @@ async def test_a_release_serves_scales_and_does_without_its_planner(release: Rel
     assert len(texts) == 1
     assert len(starts) == 2
     assert release.api.objects == {}
+    assert left == []
