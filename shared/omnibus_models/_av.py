@@ -11,13 +11,15 @@ import numpy as np
 
 from omnibus import errors
 from omnibus_models import limits as bounds
+from omnibus_models._codecs import DECODERS, require_codec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Playlists (HLS, DASH, concat) would make the demuxer open other files and addresses: containers only.
-_CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,wav,w64,aiff,mp3,flac,ogg,aac,amr,caf,mpegts,mpeg,flv,gif,asf"
-_OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
+_CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,wav,w64,aiff,mp3,flac,ogg,aac,amr,caf,mpegts,mpeg,flv"
+# The list of codecs holds for what the demuxer itself decodes to probe a file; ``require_codec`` is for the rest.
+_OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none", "codec_whitelist": DECODERS}
 # Formats whose header states the exact length: less than that means that the end is missing.
 _EXACT = ("mov", "flac", "aiff")
 # A WAV that was written to a pipe states no true size but one of these or more.
@@ -35,8 +37,8 @@ def audio(data: memoryview, limits: bounds.Limits, rate: int) -> "NDArray[np.flo
         chunks = list(_samples(container, stream, limits, rate))
         samples = np.concatenate(chunks) if chunks else np.zeros(0, np.float32)
         _require_whole(container, stream, len(samples) / rate)
-    if not len(samples) or not np.isfinite(samples).all():
-        raise errors.BadMedia("the audio holds no usable samples")
+    if not len(samples):
+        raise errors.BadMedia("the audio holds no samples")
     return samples
 
 
@@ -46,6 +48,8 @@ def video(data: memoryview, limits: bounds.Limits, fps: float) -> bounds.Clip:
         context = stream.codec_context
         bounds.check_pixels(context.width, context.height, limits)
         bounds.check_seconds(_declared(stream), limits)
+        # One thread, so that the CPU time of this one is all that the film costs.
+        context.thread_count = 1
         # Later frames may be larger than the header says; the decoder itself refuses those.
         context.options = {"max_pixels": str(limits.pixels)}
         sampler = _Sampler(limits, fps)
@@ -57,11 +61,16 @@ def video(data: memoryview, limits: bounds.Limits, fps: float) -> bounds.Clip:
 
 @contextmanager
 def _track(data: memoryview, kind: str) -> Iterator[tuple[Any, Any]]:
-    with av.open(io.BytesIO(data), options=dict(_OPTIONS)) as container:
-        streams = getattr(container.streams, kind)
-        if not streams:
-            raise errors.BadMedia(f"the file has no {kind} track")
-        yield container, streams[0]
+    try:
+        with av.open(io.BytesIO(data), options=dict(_OPTIONS)) as container:
+            streams = getattr(container.streams, kind)
+            if not streams:
+                raise errors.BadMedia(f"the file has no {kind} track")
+            require_codec(streams[0], kind)
+            yield container, streams[0]
+    except av.error.MemoryError:
+        # FFmpeg says this of sizes that no header may claim; it is not the machine that is out of memory.
+        raise errors.BadMedia(f"the {kind} claims sizes that no decoder takes; send another file") from None
 
 
 def _declared(stream: Any) -> float:
@@ -82,12 +91,19 @@ def _require_whole_wav(data: memoryview) -> None:
 
 
 def _samples(container: Any, stream: Any, limits: bounds.Limits, rate: int) -> Iterator["NDArray[np.float32]"]:
-    # The resampler's own mix to mono would be louder by 3 dB than the mean of the channels.
-    resampler = av.AudioResampler(format="fltp", rate=rate)
-    total = 0
+    # The resampler's own mix to mono would be louder by 3 dB than the mean of the channels. Samples are packed, since
+    # PyAV looks for the end of a list of planes that has none from 8 channels on.
+    resampler = av.AudioResampler(format="flt", rate=rate)
+    budget, total = bounds.Budget(limits), 0
     for frame in _and_flush(container.decode(stream)):
+        if frame is not None:
+            budget.check()
+            bounds.check_sound(frame.sample_rate, frame.layout.nb_channels)
+            # Before a resampler makes 16,000 samples of one.
+            bounds.check_seconds(total / rate + frame.samples / frame.sample_rate, limits)
         for piece in resampler.resample(frame):
-            chunk = piece.to_ndarray().mean(axis=0)
+            chunk = piece.to_ndarray().reshape(-1, piece.layout.nb_channels).mean(axis=1)
+            bounds.check_amplitude(chunk)
             total += len(chunk)
             bounds.check_seconds(total / rate, limits)
             yield chunk
@@ -106,6 +122,7 @@ class _Sampler:
 
     def __init__(self, limits: bounds.Limits, fps: float) -> None:
         self._limits = limits
+        self._budget = bounds.Budget(limits)
         self._step = 1 / Fraction(fps).limit_denominator(1000)
         self._next = Fraction(0)
         self._start: Fraction | None = None
@@ -116,6 +133,7 @@ class _Sampler:
         self.end = 0.0  # seconds
 
     def take(self, frame: Any) -> None:
+        self._budget.check()
         time = self._time(frame)
         if time >= self._next:
             self._keep(frame)

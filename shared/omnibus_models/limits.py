@@ -1,6 +1,9 @@
 """What one media file may cost, and the checks that say so before and while it is decoded."""
 
+import time
+from contextvars import ContextVar
 from dataclasses import dataclass
+from threading import Event
 from typing import TYPE_CHECKING
 
 from omnibus import errors
@@ -12,6 +15,15 @@ if TYPE_CHECKING:
 # Qwen's resizing refuses anything longer; so does this module, before decoding.
 MAX_ASPECT = 200
 
+#: Samples per second of any recording, and its channels. Outside of these a header is damaged or hostile.
+MIN_RATE_HERTZ, MAX_RATE_HERTZ = 1_000, 768_000
+MAX_CHANNELS = 64
+#: Samples as multiples of full scale: files of floats that were scaled as integers stay below.
+MAX_AMPLITUDE = 65_536.0
+
+#: An event that ends the decoding of this context when it is set: nobody waits for the result any more.
+CANCELLED: ContextVar[Event | None] = ContextVar("cancelled", default=None)
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -20,15 +32,17 @@ class Limits:
     ``pixels``: of an image or of one video frame. ``seconds``: of sound or video. ``frames``: decoded
     from one video, and ``decoded`` the pixels of all of them. ``sampled``: frames that reach the model, thinned out
     evenly, no error.
-    ``video_pixels``: sum over the sampled frames, which bounds memory (3 bytes each).
+    ``video_pixels``: sum over the sampled frames, which bounds memory (3 bytes each). ``cpu_seconds``: of the thread
+    that decodes one recording.
     """
 
     pixels: int = 50_000_000
     seconds: float = 300.0
     frames: int = 36_000
-    decoded: int = 40_000_000_000
+    decoded: int = 4_000_000_000
     sampled: int = 64
     video_pixels: int = 128_000_000
+    cpu_seconds: float = 30.0
 
 
 DEFAULT = Limits()
@@ -40,6 +54,40 @@ class Clip:
 
     frames: "NDArray[np.uint8]"
     fps: float
+
+
+class Budget:
+    """Time left for decoding one recording. Made and checked in the thread that decodes."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limit = limits.cpu_seconds
+        self._end = time.thread_time() + limits.cpu_seconds
+        self._cancelled = CANCELLED.get()
+
+    def check(self) -> None:
+        """Raise ``StageUnavailable`` when nobody waits any more, and ``TooLarge`` when the CPU time is used up."""
+        if self._cancelled is not None and self._cancelled.is_set():
+            raise errors.StageUnavailable("decoding was stopped: nobody waits for it any more")
+        if time.thread_time() > self._end:
+            raise errors.TooLarge(
+                f"the recording takes more than {self._limit:g} seconds to decode; send it smaller or shorter"
+            )
+
+
+def check_sound(rate: int, channels: int) -> None:
+    """Raise ``BadMedia`` for samples per second or channels that no recording has."""
+    if not MIN_RATE_HERTZ <= rate <= MAX_RATE_HERTZ:
+        raise errors.BadMedia(f"the audio's sample rate must be {MIN_RATE_HERTZ} to {MAX_RATE_HERTZ} hertz")
+    if not 1 <= channels <= MAX_CHANNELS:
+        raise errors.BadMedia(f"the audio must have 1 to {MAX_CHANNELS} channels")
+
+
+def check_amplitude(samples: "NDArray[np.float32]") -> None:
+    """Raise ``BadMedia`` for samples that are no numbers, or so large that a model's features would be none."""
+    if not (abs(samples) < float("inf")).all():  # NaN is not less than anything
+        raise errors.BadMedia("the audio holds samples that are not finite numbers")
+    if (abs(samples) > MAX_AMPLITUDE).any():
+        raise errors.BadMedia(f"the audio has samples beyond {MAX_AMPLITUDE:g} times full scale; normalise it")
 
 
 def check_pixels(width: int, height: int, limits: Limits) -> None:

@@ -42,7 +42,7 @@ _library: torch.library.Library | None = None
 
 
 def needed() -> bool:
-    """Whether torchvision is installed and its operators are missing on this CPU build of torch."""
+    """Return whether torchvision is installed and its operators are missing on this CPU build of torch."""
     if torch.version.cuda is not None or importlib.util.find_spec("torchvision") is None:
         return False
     return not hasattr(torch.ops.torchvision, "nms")

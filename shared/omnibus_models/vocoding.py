@@ -91,6 +91,14 @@ class Vocoding:
         self._mel = torch.empty(0, dit.config.mel_dim, device=cond.device)
         self._sounded = 0  # frames already turned into samples
 
+    def skip(self, samples: int) -> int:
+        """Begin at the first block that a sample after the first ``samples`` is made of."""
+        self._sounded = samples // self._per_frame
+        frames = self._block * self._repeats
+        blocks = max(0, self._sounded - self._reach) // frames
+        self._mel = self._mel.new_zeros(blocks * frames, self._mel.shape[1])  # nobody looks at them
+        return self._sounded * self._per_frame
+
     @torch.no_grad()
     def push(self, codes: Sequence[int], last: bool) -> Tensor:
         """Take codes and return the samples that have become final, float32 [n] on the CPU."""

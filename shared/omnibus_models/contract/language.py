@@ -113,17 +113,18 @@ class Reader(Protocol):
     def embed(self, ids: Tensor) -> Tensor:
         """Token embeddings: [...] int64 to [..., H]."""
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> Prompt:
+    def prompt(self, messages: Sequence[Mapping[str, Any]], context: int = 0) -> Prompt:
         """Apply the chat template and tokenise.
 
         ``messages``: ``{"role", "content"}`` with content a string or a list of
         ``{"type": "text", "text"}`` and ``{"type": "image"|"video"|"audio"}`` parts. Raises
         ``BadRequest`` when user text holds one of the model's control or placeholder tokens, an
-        unknown role or an empty list.
+        unknown role or an empty list, and ``ContextTooLong`` before it tokenises more than ``context`` tokens, of
+        which 0 is the model's own.
         """
 
-    def words(self, text: str, marked: bool = False) -> Sequence[int]:
-        """The ids of ``text`` as it stands, without a template. Raises ``BadRequest`` as ``prompt`` does.
+    def words(self, text: str, marked: bool = False, context: int = 0) -> Sequence[int]:
+        """The ids of ``text`` as it stands, without a template. Raises as ``prompt`` does.
 
         ``marked``: with what the tokeniser itself puts before and behind a text.
         """

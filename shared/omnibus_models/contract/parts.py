@@ -75,6 +75,7 @@ class Loaded:
 
     closer: ClassVar[frozenset[str]] = frozenset()  # see ``Encoder``
     edits: ClassVar[bool] = False  # see ``Denoiser``
+    films: ClassVar[bool] = False  # see ``TextEncoder``
     follows: ClassVar[bool] = False  # see ``Denoiser``
     sounds: ClassVar[bool] = False  # see ``Denoiser``
     twins: ClassVar[bool] = False  # see ``TextEncoder``

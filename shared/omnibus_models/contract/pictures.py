@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -13,8 +13,10 @@ class TextEncoder(Component, Protocol):
     """Prompts in, what guides a denoiser out. Prompts are ``Prepared`` of the modality ``text``.
 
     What guides away from something is another prompt; with ``twins`` it is made of the prompt itself, by ``unwanted``.
+    With ``films`` prompts are for videos: each is a batch of its own, so that a video does not depend on others.
     """
 
+    films: bool
     twins: bool
 
     def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
@@ -72,6 +74,17 @@ class Denoising(Protocol):
 
     @property
     def done(self) -> int: ...
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """A ``Denoising`` that can go on elsewhere: another one, opened with the same inputs, resumes its state."""
+
+    def state(self) -> Tensor:
+        """All that the steps so far have changed, float32 [n] on the CPU."""
+
+    def resume(self, state: Tensor, done: int) -> None:
+        """Stand where another one stood after ``done`` steps."""
 
 
 class Stepper(Component, Protocol):

@@ -63,3 +63,8 @@ class Vocoding(Protocol):
         With ``last`` everything that is left comes out. The concatenation over all calls equals the
         one-shot waveform to 1e-5, however the codes are cut. Raises ``BadRequest`` for codes that there are not.
         """
+
+    def skip(self, samples: int) -> int:
+        """Make nothing that only the first ``samples`` need: somebody has them. Called before the first codes, which
+        come from the first one on all the same. Returns the sample that the output begins with, ``samples`` or less.
+        """

@@ -58,14 +58,28 @@ class Vocoding:
         self._frames = torch.empty(1, 0, config.hidden_size, device=module.device, dtype=module.dtype)
         self._first = 0  # the frame that ``_frames`` begins with
         self._sent = 0  # samples
+        self._window = config.sliding_window * config.num_hidden_layers  # frames that a frame depends on
+        self._unseen = 0  # frames that nothing to come depends on
+
+    def skip(self, samples: int) -> int:
+        """See nothing before the frames that samples after the first ``samples`` depend on."""
+        self._sent = samples
+        self._first = self._unseen = max(0, (samples - self._reach) // self._per_frame - self._window)
+        return samples
 
     @torch.no_grad()
     def push(self, codes: Sequence[Code], last: bool) -> Tensor:
         """Take frames and return the samples that have become final, float32 [n] on the CPU."""
         if not codes:
             return torch.empty(0)
-        self._see(self._checked(codes))
+        unseen = min(len(codes), self._unseen)
+        self._unseen -= unseen
+        if len(codes) == unseen:
+            return torch.empty(0)
+        self._see(self._checked(codes[unseen:]))
         end = self._first + self._frames.shape[1]
+        if end * self._per_frame - self._lost <= self._sent:
+            return torch.empty(0)
         first = max(0, (self._sent - self._reach) // self._per_frame)
         self._frames, self._first = self._frames[:, first - self._first :], first
         wave = self._sound()[self._sent - first * self._per_frame :]

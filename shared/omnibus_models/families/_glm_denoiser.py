@@ -50,6 +50,12 @@ class Denoising:
     def steps(self) -> int:
         return len(self.times)
 
+    def state(self) -> Tensor:
+        return self.latents.float().cpu().reshape(-1)
+
+    def resume(self, state: Tensor, done: int) -> None:
+        self.latents, self.done = state.view(self.latents.shape).to(self.latents.device), done
+
     def advance(self, velocities: Sequence[Tensor]) -> None:
         """Euler's step along what the transformer said for each of ``guides``."""
         wanted, unwanted = velocities[0].float(), velocities[-1].float()

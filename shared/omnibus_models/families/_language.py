@@ -13,6 +13,7 @@ from torch import Tensor
 from omnibus import errors
 from omnibus_models.attention import Attention
 from omnibus_models.contract import Encoded, Layout, Loaded, Prefill, Prompt
+from omnibus_models.families._lengths import Lengths, texts_of
 
 _ROLES = frozenset({"system", "user", "assistant"})
 
@@ -82,11 +83,13 @@ class Thinker(Decoder, ABC):
         self._template = _chat_template(checkpoint, self._tokenizer)
         self._placeholders = {self._placeholder(kind): kind for kind in modalities}
         self._control = control_tokens(self._tokenizer, self._placeholders)
+        self._lengths = Lengths(self._tokenizer)
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> Prompt:
+    def prompt(self, messages: Sequence[Mapping[str, Any]], context: int = 0) -> Prompt:
         """Apply the chat template and tokenise; one placeholder per media item stays in ``ids``."""
         if not messages:
             raise errors.BadRequest("messages is empty; send at least one message", param="messages")
+        self._lengths.require(texts_of(messages), context or self.context, "messages")
         chat = [self._message(message) for message in messages]
         ids = self._tokenise(self._framed(self._written(chat)))
         found = [self._placeholders[token] for token in ids if token in self._placeholders]
@@ -95,8 +98,9 @@ class Thinker(Decoder, ABC):
             raise errors.BadRequest("this model's chat template does not take media in this place", param="messages")
         return Prompt(tuple(ids), named)
 
-    def words(self, text: str, marked: bool = False) -> tuple[int, ...]:
+    def words(self, text: str, marked: bool = False, context: int = 0) -> tuple[int, ...]:
         """The ids of ``text`` as it stands; ``marked``: with the tokeniser's own marks around it."""
+        self._lengths.require([text], context or self.context, "text")
         return tuple(self._tokenizer(self._clean(text), add_special_tokens=marked)["input_ids"])
 
     def text(self, ids: Sequence[int]) -> str:

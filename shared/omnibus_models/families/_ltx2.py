@@ -76,6 +76,14 @@ class Denoising:
     def steps(self) -> int:
         return len(self.times)
 
+    def state(self) -> Tensor:
+        return torch.cat([part.float().cpu().reshape(-1) for part in self.latents])
+
+    def resume(self, state: Tensor, done: int) -> None:
+        parts = state.split([part.numel() for part in self.latents])
+        shaped = (part.view(old.shape).to(old) for part, old in zip(parts, self.latents, strict=True))
+        self.latents, self.done = Pair(*shaped), done
+
     def advance(self, said: dict[str, Pair]) -> None:
         """Euler's step along what the transformer ``said`` for each kind of row, in the pipeline's precisions."""
         kinds = (0, 1)

@@ -33,6 +33,8 @@ class TextEncoder(Loaded):
 
     tokenizer: Any
 
+    films = True
+
     def __post_init__(self) -> None:
         self._control = _language.control_tokens(self.tokenizer, ())
 

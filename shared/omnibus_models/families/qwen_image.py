@@ -98,6 +98,12 @@ class Denoising:
     def steps(self) -> int:
         return len(self.times)
 
+    def state(self) -> Tensor:
+        return self.latents.float().cpu().reshape(-1)
+
+    def resume(self, state: Tensor, done: int) -> None:
+        self.latents, self.done = state.view(self.latents.shape).to(self.latents), done
+
     def advance(self, velocities: Tensor) -> None:
         """Euler's step along what the transformer said for each of ``guides``, in the pipeline's precisions."""
         self.velocity = velocities[0] if self.rows == 1 else self._guided(*velocities)

@@ -54,7 +54,7 @@ class Scene:
 
     @property
     def unseen(self) -> bool:
-        """Whether no training ever sees this scene. That depends on nothing but its words."""
+        """True if no training ever sees this scene. That depends on nothing but its words."""
         return hashlib.blake2b(self.caption.encode(), digest_size=1).digest()[0] % 64 < _UNSEEN
 
 

@@ -151,3 +151,20 @@ def test_the_waveform_is_neither_silent_nor_clipped(vocoder: Any) -> None:
     assert wave.dtype == torch.float32
     assert 0.02 < float(wave.std()) < 0.5
     assert float((wave.abs() >= 1).float().mean()) < 0.01
+
+
+@pytest.mark.parametrize("sent", [0, 1, 30, 60, 89])
+@pytest.mark.parametrize("size", [1, 7, 90])
+def test_a_waveform_begins_behind_what_somebody_has(vocoder: Any, sent: int, size: int) -> None:
+    frames = some_frames(90, 5)
+    stream = vocoder.open(VOICE, 0)
+    seen: list[int] = []
+    see = stream._see
+    stream._see = lambda codes: (seen.append(codes.shape[-1]), see(codes))
+
+    begin = stream.skip(max(0, sent * SAMPLES - LOST))
+    pieces = [stream.push(frames[start : start + size], last=False) for start in range(0, len(frames), size)]
+    wave = torch.cat([*pieces, stream.push([], last=True)])
+
+    torch.testing.assert_close(wave, one_shot(vocoder, frames)[begin:], rtol=0, atol=1e-5)
+    assert sum(seen) <= 90 - sent + stream._window + stream._reach // SAMPLES + 3

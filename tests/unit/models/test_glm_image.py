@@ -357,3 +357,16 @@ def test_the_usual_guidance_is_the_pipelines() -> None:
     usual = inspect.signature(GlmImagePipeline.__call__).parameters
     assert usual["guidance_scale"].default == _glm_denoiser.GUIDANCE
     assert usual["max_sequence_length"].default == glm_image.TOKENS
+
+
+def test_a_picture_goes_on_from_the_state_of_another_one(parts: dict[str, Any]) -> None:
+    picture = PICTURES[0]
+    lost, other = (parts["dit"].open(picture, guides(parts, SIGN), prior=rough(picture, 1)) for _ in range(2))
+    for _ in range(picture.steps // 2):
+        parts["dit"].step([lost])
+
+    other.resume(lost.state(), lost.done)
+    while other.done < other.steps:
+        parts["dit"].step([other])
+
+    assert torch.equal(other.latents, made(parts, SIGN, picture, rough(picture, 1)).latents)

@@ -165,3 +165,17 @@ def test_the_waveform_is_neither_silent_nor_clipped(omni_parts: dict[str, Any]) 
     assert wave.dtype == torch.float32
     assert 0.02 < float(wave.std()) < 0.5
     assert float((wave.abs() >= 1).float().mean()) < 0.01
+
+
+@pytest.mark.parametrize("sent", [0, 1, 24, 40, 70, 97])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_waveform_begins_behind_what_somebody_has(omni_parts: dict[str, Any], sent: int, last: bool) -> None:
+    vocoder, codes = omni_parts["vocoder"], some_codes(97)
+    stream = vocoder.open("Chelsie", SEED)
+
+    begin = stream.skip(sent * vocoder.samples_per_code)
+    pieces = [] if last else [stream.push(piece, last=False) for piece in cut(codes, 3)]
+    pieces.append(stream.push(codes if last else [], last=True))
+
+    assert begin == sent * vocoder.samples_per_code
+    torch.testing.assert_close(torch.cat(pieces), one_shot(vocoder, codes)[begin:], rtol=0, atol=1e-5)

@@ -1,0 +1,33 @@
+"""Codecs that files from clients may hold. FFmpeg brings hundreds of decoders; only these are ever opened.
+
+Names are FFmpeg's of the format, not of one of its decoders: ``av1`` is read by libdav1d where it is there.
+"""
+
+from typing import Any
+
+from omnibus import errors
+
+_VIDEO = frozenset({"av1", "h263", "h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4", "theora", "vp8", "vp9"})
+_AUDIO = frozenset({"aac", "ac3", "alac", "amr_nb", "amr_wb", "eac3", "flac", "mp2", "mp3", "opus", "vorbis"})
+#: Samples as they are, in every order of bytes, and the two codings of telephones.
+_PCM = frozenset(
+    {"pcm_alaw", "pcm_mulaw", "pcm_s8", "pcm_u8"}
+    | {f"pcm_{kind}{bits}{order}" for kind in "su" for bits in (16, 24, 32) for order in ("le", "be")}
+    | {f"pcm_f{bits}{order}" for bits in (32, 64) for order in ("le", "be")}
+)
+_READABLE = {"video": _VIDEO, "audio": _AUDIO | _PCM}
+
+# Some formats have several decoders, by names of their own.
+_OTHER_NAMES = {"libdav1d", "mp3float", "mp2float", "amrnb", "amrwb", "libopus", "libvpx", "libvpx-vp9"}
+_ALSO = _OTHER_NAMES | {"libopencore_amrnb", "libopencore_amrwb", "libvorbis"}
+
+#: Names of decoders, as FFmpeg's ``codec_whitelist`` takes them.
+DECODERS = ",".join(sorted(_VIDEO | _AUDIO | _PCM | _ALSO))
+
+
+def require_codec(stream: Any, kind: str) -> None:
+    """Raise ``BadMedia`` unless the codec of ``stream`` is one of ``kind`` that is read here. Opens nothing."""
+    context = stream.codec_context
+    if context is None or context.codec.canonical_name not in _READABLE[kind]:
+        known = ", ".join(sorted(_READABLE[kind] - _PCM))
+        raise errors.BadMedia(f"the {kind} is in a codec that is not read here; send one of: {known}")

@@ -1,0 +1,105 @@
+"""Only codecs of a list are decoded, and decoding ends when its time is over or nobody waits for it."""
+
+import io
+import threading
+
+import av
+import numpy as np
+import pytest
+
+from omnibus.errors import BadMedia, StageUnavailable, TooLarge
+from omnibus_models import limits, media
+from tests.unit.models import files
+
+PIXELS = {"prores": "yuv422p10le", "mjpeg": "yuvj420p"}
+
+
+def film(codec: str, container: str) -> bytes:
+    """Two seconds of noise, which compress to little."""
+    out, random = io.BytesIO(), np.random.default_rng(0)
+    with av.open(out, "w", format=container) as file:
+        options = {"strict": "experimental"} if codec == "snow" else {}
+        stream = file.add_stream(codec, rate=4, options=options)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, PIXELS.get(codec, "yuv420p")
+        for _ in range(8):
+            pixels = random.integers(0, 255, (48, 64, 3), dtype=np.uint8)
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        file.mux(stream.encode(None))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("codec", "container"),
+    [
+        ("libx264", "matroska"),
+        ("libx264", "mp4"),
+        ("libx265", "mp4"),
+        ("libsvtav1", "mp4"),
+        ("libvpx", "webm"),
+        ("libvpx-vp9", "webm"),
+        ("mpeg4", "mp4"),
+        ("mpeg2video", "mpegts"),
+    ],
+)
+def test_films_in_usual_codecs_are_read(codec: str, container: str) -> None:
+    assert media.video(memoryview(film(codec, container))).frames.shape[1:] == (48, 64, 3)
+
+
+@pytest.mark.parametrize(
+    ("codec", "container"),
+    [
+        ("ffv1", "matroska"),
+        ("jpeg2000", "matroska"),
+        ("mjpeg", "matroska"),
+        ("mjpeg", "avi"),
+        ("prores", "mov"),
+        ("rawvideo", "avi"),
+        ("snow", "matroska"),
+    ],
+)
+def test_a_film_in_any_other_codec_is_refused_before_it_is_decoded(codec: str, container: str) -> None:
+    with pytest.raises(BadMedia, match="codec that is not read here; send one of: .*h264"):
+        media.video(memoryview(film(codec, container)))
+
+
+@pytest.mark.parametrize("codec", ["pcm_u8", "pcm_s24le", "pcm_f32le", "pcm_f64le", "pcm_alaw", "pcm_mulaw"])
+def test_a_wav_is_read_however_its_samples_are_stored(codec: str) -> None:
+    assert abs(len(media.audio(memoryview(files.encoded(1.0, codec, "wav")))) - 16_000) < 8
+
+
+@pytest.mark.parametrize(
+    ("codec", "container"), [("alac", "mp4"), ("aac", "mp4"), ("ac3", "mp4"), ("libopus", "webm"), ("mp2", "mpegts")]
+)
+def test_sound_in_usual_codecs_is_read(codec: str, container: str) -> None:
+    assert len(media.audio(memoryview(files.encoded(1.0, codec, container, rate=48_000)))) > 15_000
+
+
+@pytest.mark.parametrize(("codec", "container"), [("wavpack", "matroska"), ("adpcm_ms", "wav"), ("tta", "matroska")])
+def test_sound_in_any_other_codec_is_refused_before_it_is_decoded(codec: str, container: str) -> None:
+    with pytest.raises(BadMedia, match="codec that is not read here; send one of: aac"):
+        media.audio(memoryview(files.encoded(1.0, codec, container)))
+
+
+FILES = {"video": (media.video, files.film(2.0)), "audio": (media.audio, files.tone(2.0))}
+
+
+@pytest.mark.parametrize("modality", FILES)
+def test_a_recording_that_takes_too_long_to_decode_is_refused(modality: str) -> None:
+    decode, data = FILES[modality]
+
+    with pytest.raises(TooLarge, match="0 seconds to decode"):
+        decode(memoryview(data), limits.Limits(cpu_seconds=0.0))
+
+
+@pytest.mark.parametrize("modality", FILES)
+def test_decoding_ends_when_nobody_waits_for_it(modality: str) -> None:
+    decode, data = FILES[modality]
+    cancelled = threading.Event()
+    cancelled.set()
+
+    token = limits.CANCELLED.set(cancelled)
+    try:
+        with pytest.raises(StageUnavailable, match="nobody waits"):
+            decode(memoryview(data))
+    finally:
+        limits.CANCELLED.reset(token)
