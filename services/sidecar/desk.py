@@ -15,6 +15,7 @@ from omnibus.tensors.arena import HEADER_BYTES, Arena
 from omnibus.tensors.ledger import Lease, Ledger, Owner
 from omnibus.tensors.protocol import Frame, Verb, encode_text
 from services.sidecar.agenda import Agenda
+from services.sidecar.backing import Backing
 from services.sidecar.settings import SidecarSettings
 
 #: Most leases that one LEDGER answer lists.
@@ -32,13 +33,14 @@ class Caller(Protocol):
 
 
 class Waiter:
-    """An allocation that waits for memory."""
+    """An allocation that waits for memory, by itself until ``patience``, in the loop's seconds."""
 
-    __slots__ = ("caller", "due", "frame")
+    __slots__ = ("caller", "due", "frame", "patience")
 
-    def __init__(self, caller: Caller, frame: Frame) -> None:
+    def __init__(self, caller: Caller, frame: Frame, patience: float) -> None:
         self.caller = caller
         self.frame = frame
+        self.patience = patience
         self.due = inf
 
 
@@ -47,7 +49,8 @@ class Desk:
 
     def __init__(self, settings: SidecarSettings, arena: Arena, boot: int, loop: AbstractEventLoop) -> None:
         self.settings = settings
-        self.allocator = Allocator(arena.size)
+        self.allocator = Allocator(arena.size, backed=0)
+        self.backing = Backing(arena, self.allocator, loop, self._backed)
         self.ledger = Ledger(self.allocator, arena, boot, HEADER_BYTES, self._linger)
         self.ledger.clear_on_free = settings.clear_on_free
         self.refused = 0
@@ -62,6 +65,8 @@ class Desk:
             Verb.RELEASE: lambda caller, frame: self.ledger.release(caller.owner, frame.block, frame.generation),
             Verb.DISCARD: lambda caller, frame: self.ledger.discard(caller.owner, frame.block, frame.generation),
             Verb.EXTEND: self._extend,
+            Verb.RETAIN: lambda caller, frame: self.ledger.retain(frame.block, frame.generation),
+            Verb.DROP: lambda caller, frame: self.ledger.drop(frame.block, frame.generation),
             Verb.END: self._end,
             Verb.CANCEL: self._cancel,
             Verb.STATS: lambda caller, frame: self._json(caller, frame, self.counters()),
@@ -105,10 +110,12 @@ class Desk:
             "free_bytes": space.free_bytes,
             "peak_bytes": space.peak,
             "touched_bytes": space.touched,
+            "backed_bytes": space.backed,
             "largest_hole_bytes": space.largest,
             "holes": space.holes,
             "blocks": space.blocks,
             "condemned_blocks": self.ledger.condemned,
+            "retained_bytes": self.ledger.idle_bytes,
             "waiting": len(self._queue),
             "granted_total": self.ledger.granted,
             "refused_total": self.refused,
@@ -129,8 +136,12 @@ class Desk:
     def _grant(self, caller: Caller, frame: Frame) -> bool:
         deadline, due = self._limit(frame.deadline)
         lease = self.ledger.grant(caller.owner, frame.text, frame.nbytes, frame.readers, deadline)
-        if lease is None:
-            return False
+        while lease is None:
+            self.backing.extend(frame.nbytes + HEADER_BYTES)
+            # Unused memory first; then what is only retained makes room, the oldest first.
+            if self.backing.busy or not self.ledger.reclaim():
+                return False
+            lease = self.ledger.grant(caller.owner, frame.text, frame.nbytes, frame.readers, deadline)
         self._agenda.set(lease, due)
         caller.reply(
             Frame(Verb.GRANTED, frame.request, block=lease.id, generation=lease.generation, offset=lease.offset)
@@ -138,18 +149,21 @@ class Desk:
         return True
 
     def _enqueue(self, caller: Caller, frame: Frame) -> None:
-        waiter = Waiter(caller, frame)
-        if frame.wait <= 0 or len(self._queue) >= self.settings.max_waiting:
+        waiter = Waiter(caller, frame, self._loop.time() + min(frame.wait, self.settings.max_wait))
+        # While pages are on their way, also one that would not wait for others does: memory is free.
+        if (frame.wait <= 0 and not self.backing.busy) or len(self._queue) >= self.settings.max_waiting:
             self._refuse(waiter)
             return
         self._queue.append(waiter)
-        self._agenda.set(waiter, self._loop.time() + min(frame.wait, self.settings.max_wait))
+        if frame.wait > 0:
+            self._agenda.set(waiter, waiter.patience)
 
     def _refuse(self, waiter: Waiter) -> None:
         self.refused += 1
-        space = self.allocator
+        space, frame = self.allocator, waiter.frame
         largest = max(space.largest - HEADER_BYTES, 0)
-        waiter.caller.reply(Frame(Verb.FULL, waiter.frame.request, nbytes=space.free_bytes, offset=largest))
+        reason = self.backing.refusal(frame.nbytes + HEADER_BYTES)
+        waiter.caller.reply(Frame(Verb.FULL, frame.request, nbytes=space.free_bytes, offset=largest, text=reason))
 
     def _extend(self, caller: Caller, frame: Frame) -> None:
         deadline, due = self._limit(frame.deadline)
@@ -184,10 +198,25 @@ class Desk:
 
     def _overdue(self, item: Lease | Waiter) -> None:
         if isinstance(item, Waiter):
-            self._queue.remove(item)
-            self._refuse(item)
+            self._lose_patience()
         elif item.condemned:
             self.ledger.force(item)
         else:
             self.ledger.expire(item)
         self.admit()
+
+    def _backed(self) -> None:
+        """There are more pages, or there are none."""
+        self.admit()
+        self._lose_patience()
+        self.admit()
+
+    def _lose_patience(self) -> None:
+        """Refuse who has waited long enough, but not while pages are on their way."""
+        if self.backing.busy:
+            return
+        now = self._loop.time()
+        for waiter in [waiter for waiter in self._queue if waiter.patience <= now]:
+            self._queue.remove(waiter)
+            waiter.due = inf
+            self._refuse(waiter)

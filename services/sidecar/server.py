@@ -11,6 +11,7 @@ from typing import Any
 from omnibus.errors import Fatal
 from omnibus.tensors.arena import Arena
 from omnibus.tensors.protocol import Welcome
+from services.sidecar import limits
 from services.sidecar.connection import Connection
 from services.sidecar.desk import Desk
 from services.sidecar.settings import SidecarSettings
@@ -33,13 +34,15 @@ class Sidecar:
         settings, loop = self.settings, asyncio.get_running_loop()
         # Microseconds: larger than every generation of an earlier boot, and exact in any JSON reader.
         boot = time.time_ns() // 1000
+        limits.check(settings.size, settings.directory)
         self._arena = Arena.create(settings.arena, settings.size, settings.directory)
         try:
+            self._desk = desk = Desk(settings, self._arena, boot, loop)
+            await desk.backing.start()
             listener = _listen(settings.socket)
         except BaseException:
             self._remove_arena()
             raise
-        self._desk = desk = Desk(settings, self._arena, boot, loop)
         welcome = Welcome(settings.node, settings.arena, str(self._arena.path), settings.size, boot)
         self._server = await loop.create_unix_server(
             lambda: Connection(desk, welcome, self._clients.add, self._clients.discard, self._count_dropped),
@@ -59,6 +62,7 @@ class Sidecar:
             for client in tuple(self._clients):
                 client.abort()
             self._desk.close()
+            await self._desk.backing.close()
             self._remove_arena()
         self._stopped.set()
 

@@ -1,12 +1,24 @@
 """The sidecar as a service: settings from the environment, counters to Prometheus."""
 
+import os
+import stat
 from pathlib import Path
 
 from omnibus import settings as environment
 from omnibus.bus.subjects import token
+from omnibus.errors import BadRequest
 from services.sidecar import metering
 from services.sidecar.server import Sidecar
 from services.sidecar.settings import MIB, SidecarSettings
+
+
+def check_directory(directory: Path) -> None:
+    """Raise ``BadRequest`` for a directory in which another user could put a socket of its own in the place of ours."""
+    there = directory.stat()
+    if there.st_uid not in (0, os.geteuid()):
+        raise BadRequest(f"OMNIBUS_SIDECAR_SOCKET: {directory} belongs to user {there.st_uid}: name another directory")
+    if there.st_mode & stat.S_IWOTH and not there.st_mode & stat.S_ISVTX:
+        raise BadRequest(f"OMNIBUS_SIDECAR_SOCKET: everybody may write to {directory}: chmod 0700 it, or name another")
 
 
 class SidecarService:
@@ -14,7 +26,9 @@ class SidecarService:
 
     def __init__(self) -> None:
         wanted = environment.load(environment.SidecarSettings)
-        Path(wanted.socket).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory = Path(wanted.socket).parent
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_directory(directory)
         self._sidecar = Sidecar(
             SidecarSettings(
                 node=wanted.node_name,

@@ -12,7 +12,7 @@ class SidecarSettings:
     node           name of this node; handles carry it
     socket         path of the control socket (at most 107 bytes)
     arena          file name of the arena, unique on the machine
-    size           bytes of the arena; the file is sparse, untouched pages cost nothing
+    size           bytes of the arena; memory is taken when it is first used
     directory      a tmpfs that every client sees under the same path
     clear_on_free  overwrite freed data with zeros: costs one pass over the bytes
     grace          seconds that a cancelled or expired block waits for a client that still has it open

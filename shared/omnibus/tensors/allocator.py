@@ -14,13 +14,15 @@ ALIGNMENT = 64
 
 
 class Allocator:
-    """Hands out byte ranges of ``[0, size)``. Knows nothing of owners, headers or memory.
+    """Hands out byte ranges of ``[0, backed)``, which may grow up to ``size``. Knows nothing of owners or headers.
 
-    ``used`` and ``peak`` are bytes; ``touched`` is the highest end that was ever handed out.
+    ``used`` and ``peak`` are bytes; ``touched`` is the highest end that was ever handed out. ``backed`` is where
+    the memory ends that has pages; without it, all of it has.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, backed: int | None = None) -> None:
         self.size = size - size % ALIGNMENT
+        self.backed = 0
         self.used = 0
         self.peak = 0
         self.touched = 0
@@ -28,8 +30,7 @@ class Allocator:
         self._by_size: SortedList[tuple[int, int]] = SortedList()
         self._by_start: dict[int, int] = {}
         self._by_end: dict[int, int] = {}
-        if self.size:
-            self._add_hole(0, self.size)
+        self.back(self.size if backed is None else backed)
 
     @property
     def free_bytes(self) -> int:
@@ -45,12 +46,29 @@ class Allocator:
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest hole: the largest block that fits now."""
-        return int(self._by_size[-1][0]) if self._by_size else 0
+        """Bytes of the largest hole: the largest block that fits once there are pages for it."""
+        hole = int(self._by_size[-1][0]) if self._by_size else 0
+        return max(hole, self.size - self._tail)
+
+    def back(self, end: int) -> None:
+        """Hand out the memory below ``end`` too: it has pages now. Less than before changes nothing."""
+        end = min(end - end % ALIGNMENT, self.size)
+        if end <= self.backed:
+            return
+        start = self._tail
+        if start < self.backed:
+            self._drop_hole(start)
+        self._add_hole(start, end - start)
+        self.backed = end
+
+    def required_end(self, nbytes: int) -> int | None:
+        """Up to where memory must have pages for ``nbytes`` bytes at its end; ``None`` when that is beyond ``size``."""
+        end = self._tail + _rounded(nbytes)
+        return end if end <= self.size else None
 
     def allocate(self, nbytes: int) -> int | None:
         """The offset of ``nbytes`` bytes (rounded up to ``ALIGNMENT``), or ``None`` when no hole fits."""
-        length = max(nbytes + ALIGNMENT - 1 & -ALIGNMENT, ALIGNMENT)
+        length = _rounded(nbytes)
         place = self._by_size.bisect_left((length, 0))
         if place == len(self._by_size):
             return None
@@ -74,6 +92,11 @@ class Allocator:
             self._drop_hole(start)
         self._add_hole(start, end - start)
 
+    @property
+    def _tail(self) -> int:
+        """Where the free memory at the end of what has pages begins."""
+        return self._by_end.get(self.backed, self.backed)
+
     def _cut(self, start: int, hole: int, length: int) -> None:
         del self._by_start[start], self._by_end[start + hole]
         if hole > length:
@@ -89,3 +112,7 @@ class Allocator:
         del self._by_end[start + length]
         self._by_size.remove((length, start))
         return length
+
+
+def _rounded(nbytes: int) -> int:
+    return max(nbytes + ALIGNMENT - 1 & -ALIGNMENT, ALIGNMENT)

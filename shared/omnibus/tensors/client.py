@@ -183,14 +183,7 @@ class TensorClient:
         was freed, ``ProtocolError`` when the handle is malformed, ``Retryable`` without sidecar or when
         the tensor is on another node.
         """
-        link, arena = self._connected()
-        if handle.node != self.node:
-            raise Retryable(
-                f"tensor {handle.id} is on node {handle.node!r} and this is {self.node!r}; pulls between nodes "
-                "are not configured, run producer and consumer on one node"
-            )
-        if handle.arena != arena.name:
-            raise ProtocolError(f"handle {handle.id} names arena {handle.arena!r}; this node's is {arena.name!r}")
+        link, arena = self._located(handle)
         array = arena.view(handle)
         link.send(encode_block(Verb.HOLD, handle.id, handle.generation))
         return array
@@ -202,6 +195,22 @@ class TensorClient:
     def release(self, handle: Handle) -> None:
         """This read is over; without a ``view`` before it, the read is declined."""
         self._tell(Verb.RELEASE, handle)
+
+    def retain(self, handle: Handle) -> None:
+        """In the place of a read, let the tensor live on until its invocation ends or others need its memory.
+
+        Raises as ``view`` does.
+        """
+        link, _ = self._located(handle)
+        link.send(encode_block(Verb.RETAIN, handle.id, handle.generation))
+
+    def drop(self, handle: Handle) -> None:
+        """What was retained may go as soon as nobody reads it."""
+        self._tell(Verb.DROP, handle)
+
+    def check(self, handle: Handle) -> None:
+        """Raise as ``view`` does, without reading."""
+        self._located(handle)[1].verify(handle)
 
     def discard(self, handle: Handle) -> None:
         """The producer takes its tensor back, sealed or not: nobody can begin to read it."""
@@ -235,6 +244,18 @@ class TensorClient:
         # Without a sidecar there is nothing to tell: its end has freed everything.
         if self._link is not None:
             self._link.send(encode_block(verb, handle.id, handle.generation, deadline))
+
+    def _located(self, handle: Handle) -> tuple[Link, Arena]:
+        """The connection to the arena that ``handle`` is of."""
+        link, arena = self._connected()
+        if handle.node != self.node:
+            raise Retryable(
+                f"tensor {handle.id} is on node {handle.node!r} and this is {self.node!r}; pulls between nodes "
+                "are not configured, run producer and consumer on one node"
+            )
+        if handle.arena != arena.name:
+            raise ProtocolError(f"handle {handle.id} names arena {handle.arena!r}; this node's is {arena.name!r}")
+        return link, arena
 
     def _connected(self) -> tuple[Link, Arena]:
         if self._link is None or self._arena is None:
@@ -297,6 +318,8 @@ def _refusal(answer: Frame, nbytes: int, wait: float) -> OmnibusError:
     if answer.verb == Verb.TOO_LARGE:
         return TooLarge(f"a tensor of {nbytes} bytes never fits into this arena; its limit is {answer.nbytes} bytes")
     if answer.verb == Verb.FULL:
+        if answer.text:
+            return ArenaFull(f"no room for {nbytes} bytes within {wait:.2f} s: {answer.text.decode()}; retry later")
         return ArenaFull(
             f"no room for {nbytes} bytes within {wait:.2f} s: {answer.nbytes} bytes are free, "
             f"{answer.offset} in one piece; retry, or give the sidecar a larger arena"

@@ -4,6 +4,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+#: In the data of the first chunk of a stream of rows that begins again: the row that it begins with.
+RESUMED_AT = "resumed_at"
+
 
 class Item(NamedTuple):
     """One value, or one chunk of a stream.

@@ -6,6 +6,8 @@ The rule. A block is granted with one writer's lease and a number of expected re
 - Each ``hold`` marks a reader at work, each ``release`` ends one expected read. A release without a
   hold declines the read. A holder that dies has released.
 - The block is free when it is sealed, no expected read remains and nobody holds it.
+- ``retain`` lets it live on from there, for readers that may begin again, until its invocation ends or
+  ``reclaim`` takes it: an allocation that finds no room drops what is retained only, the oldest first.
 
 Early ends condemn a block: ``discard`` by its producer, ``end`` of its invocation, its deadline, or the
 death of a producer that had not sealed. Its header is wiped at once, so it has no new readers. Its
@@ -54,8 +56,8 @@ class Lease:
     """
 
     __slots__ = (
-        "condemned", "deadline", "due", "generation", "holders", "id", "nbytes", "offset", "owner", "readers", "tag",
-        "writing",
+        "condemned", "deadline", "due", "generation", "holders", "id", "nbytes", "offset", "owner", "readers",
+        "retained", "tag", "writing",
     )  # fmt: skip
 
     def __init__(self, id: int, generation: int, offset: int, nbytes: int, owner: Owner, tag: bytes) -> None:
@@ -70,6 +72,7 @@ class Lease:
         self.due = NEVER
         self.holders: dict[Owner, int] = {}
         self.writing = True
+        self.retained = False
         self.condemned = ""
 
     def row(self) -> dict[str, object]:
@@ -85,6 +88,7 @@ class Lease:
             "readers": self.readers,
             "held": sum(self.holders.values()),
             "sealed": not self.writing,
+            "retained": self.retained,
             "condemned": self.condemned,
         }
 
@@ -112,6 +116,8 @@ class Ledger:
         self._header = header
         self._linger = linger
         self._leases: dict[int, Lease] = {}
+        self._idle: dict[int, Lease] = {}  # nobody needs them now, and they are retained
+        self.idle_bytes = 0
         self._tags: dict[bytes, dict[int, Lease]] = {}
 
     def __len__(self) -> int:
@@ -147,6 +153,7 @@ class Ledger:
         """``owner`` reads the block from now on."""
         lease = self._find(block, generation)
         if lease is not None:
+            self._wake(lease)
             owner.holding[block] = lease
             lease.holders[owner] = lease.holders.get(owner, 0) + 1
 
@@ -172,6 +179,28 @@ class Ledger:
             return None
         lease.deadline = deadline
         return lease
+
+    def retain(self, block: int, generation: int) -> None:
+        """In the place of one read, let the block live until its invocation ends, if there is room for it."""
+        lease = self._find(block, generation)
+        if lease is not None:
+            lease.retained = True
+            lease.readers = max(lease.readers - 1, 0)
+            self._settle(lease)
+
+    def drop(self, block: int, generation: int) -> None:
+        """The block need not outlive its readers any more."""
+        lease = self._find(block, generation)
+        if lease is not None:
+            lease.retained = False
+            self._settle(lease)
+
+    def reclaim(self) -> bool:
+        """Free the oldest block that is only retained; returns whether there was one."""
+        lease = next(iter(self._idle.values()), None)
+        if lease is not None:
+            self._free(lease, "reclaimed")
+        return lease is not None
 
     def end(self, owner: Owner, tag: bytes) -> None:
         """The invocation is over and ``owner`` has stopped working on it."""
@@ -233,11 +262,20 @@ class Ledger:
     def _settle(self, lease: Lease) -> None:
         if lease.writing or lease.holders:
             return
-        if lease.condemned or not lease.readers:
+        if lease.condemned or not (lease.readers or lease.retained):
             self._free(lease, lease.condemned or "released")
+        elif not lease.readers and lease.id not in self._idle:
+            self._idle[lease.id] = lease
+            self.idle_bytes += lease.nbytes
+
+    def _wake(self, lease: Lease) -> None:
+        """Somebody needs a block that was only retained."""
+        if self._idle.pop(lease.id, None) is not None:
+            self.idle_bytes -= lease.nbytes
 
     def _free(self, lease: Lease, reason: str) -> None:
         del self._leases[lease.id]
+        self._wake(lease)
         self._forget_tag(lease)
         self._headers.wipe(lease.offset)
         if self.clear_on_free:

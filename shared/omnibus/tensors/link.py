@@ -1,6 +1,9 @@
 """One connection to the sidecar: requests by number, one-way frames, one write per turn of the loop."""
 
 import asyncio
+import os
+import socket
+import struct
 from collections.abc import Callable
 from typing import cast
 
@@ -30,14 +33,20 @@ class Link(asyncio.Protocol):
         self._last = 0
         self._out: list[bytes] = []
         self._error: OmnibusError | None = None
+        self._received = self._loop.time()
+        self._silent = False
 
     @classmethod
     async def open(cls, socket_path: str, owner: str, timeout: float) -> tuple["Link", Welcome]:
-        """Connect and greet within ``timeout`` seconds. Raises ``Retryable`` or ``ProtocolError``."""
+        """Connect and greet within ``timeout`` seconds.
+
+        Raises ``Retryable``, and ``ProtocolError`` for a process of another user, who would see all tensors.
+        """
         name, link = tag(owner), cls(socket_path)
         try:
             async with asyncio.timeout(timeout):
-                await asyncio.get_running_loop().create_unix_connection(lambda: link, socket_path)
+                transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: link, socket_path)
+                _check_peer(transport.get_extra_info("socket"), socket_path)
                 answer = await link.call(Frame(Verb.HELLO, text=name), timeout)
             return link, msgspec.json.decode(answer.text, type=Welcome)
         except (OSError, msgspec.DecodeError) as error:
@@ -55,6 +64,8 @@ class Link(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        self._received = self._loop.time()
+        self._silent = False
         try:
             for frame in self._reader.feed(data):
                 self._answer(frame)
@@ -86,11 +97,14 @@ class Link(asyncio.Protocol):
     async def call(self, frame: Frame, timeout: float) -> Frame:
         """Send ``frame`` and wait ``timeout`` seconds for its answer; JSON comes whole, as ``text``.
 
-        Raises ``Retryable`` when no answer comes or the connection breaks. A caller that is cancelled
-        withdraws its request, and gives back memory that was granted to it too late.
+        Raises ``Retryable`` when no answer comes or the connection breaks, and at once while the sidecar is known
+        to be silent: the request that found that out is still there, and its answer ends the silence. A caller that is
+        cancelled withdraws its request, and gives back memory that was granted to it too late.
         """
         if self._transport is None:
             raise self._gone()
+        if self._silent:
+            raise self._unanswered(timeout)
         self._last = number = (self._last + 1) & 0xFFFF_FFFF
         self.send(encode(frame._replace(request=number)))
         if not self._pending:
@@ -138,8 +152,19 @@ class Link(asyncio.Protocol):
         return frame._replace(text=b"".join(self._texts.pop(frame.request)))
 
     def _late(self, future: asyncio.Future[Frame], timeout: float) -> None:
-        if not future.done():
-            future.set_exception(Retryable(f"the sidecar at {self._path} did not answer within {timeout:.1f} s"))
+        if future.done():
+            return
+        future.set_exception(self._unanswered(timeout))
+        if self._received > self._loop.time() - timeout:
+            return
+        # It answers nobody: others need not wait for that as long again.
+        self._silent = True
+        for other in self._pending.values():
+            if not other.done():
+                other.set_exception(self._unanswered(timeout))
+
+    def _unanswered(self, timeout: float) -> Retryable:
+        return Retryable(f"the sidecar at {self._path} did not answer within {timeout:.1f} s; retry later")
 
     def _gone(self) -> Retryable:
         return Retryable(f"the connection to the sidecar at {self._path} is gone; retry once it is back")
@@ -148,3 +173,13 @@ class Link(asyncio.Protocol):
         out, self._out = self._out, []
         if out and self._transport is not None:
             self._transport.write(b"".join(out))
+
+
+def _check_peer(connection: socket.socket, path: str) -> None:
+    """Raise ``ProtocolError`` unless this user or root listens at ``path``. Where the kernel does not tell, pass."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return
+    layout = struct.Struct("3i")  # struct ucred: process, user, group
+    _, user, _ = layout.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size))
+    if user not in (0, os.geteuid()):
+        raise ProtocolError(f"the sidecar at {path} runs as user {user}, not as {os.geteuid()}: start it as this one")

@@ -46,6 +46,8 @@ class Verb(IntEnum):
     CANCEL = 9
     STATS = 10
     LEDGER = 11
+    RETAIN = 12
+    DROP = 13
 
     GRANTED = 32
     FULL = 33

@@ -102,3 +102,41 @@ def test_a_block_cannot_be_freed_twice():
 
 def test_an_arena_smaller_than_a_cache_line_holds_nothing():
     assert Allocator(ALIGNMENT - 1).allocate(0) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(OPERATIONS)
+def test_an_allocator_that_is_backed_as_needed_hands_out_only_what_is_backed_and_refuses_no_more(operations):
+    growing = Allocator(SIZE, backed=0)
+    offsets: list[int] = []
+
+    for operation in operations:
+        if operation >= 0:
+            fits = max(operation, 1) <= growing.largest
+            offset = growing.allocate(operation)
+            if offset is None and (end := growing.required_end(operation)) is not None:
+                assert growing.backed < end <= SIZE
+                growing.back(end)
+                offset = growing.allocate(operation)
+            assert (offset is not None) == fits
+            if offset is not None:
+                offsets.append(offset)
+        elif offsets:
+            growing.free(offsets.pop(operation % len(offsets)))
+
+        assert growing.touched <= growing.backed <= SIZE
+        assert growing.free_bytes == SIZE - growing.used
+    for offset in offsets:
+        growing.free(offset)
+    assert (growing.largest, growing.used, growing.holes) == (SIZE, 0, int(growing.backed > 0))
+
+
+def test_memory_that_is_backed_again_changes_nothing():
+    allocator = Allocator(SIZE, backed=SIZE // 2)
+
+    allocator.back(SIZE // 4)
+    allocator.back(2 * SIZE)
+
+    assert (allocator.backed, allocator.holes, allocator.largest) == (SIZE, 1, SIZE)
+    assert allocator.required_end(SIZE) == SIZE
+    assert allocator.required_end(SIZE + 1) is None

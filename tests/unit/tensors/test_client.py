@@ -227,6 +227,7 @@ async def test_the_ledger_shows_who_holds_what(pair):
         "readers": 2,
         "held": 1,
         "sealed": True,
+        "retained": False,
         "condemned": "",
     }
 

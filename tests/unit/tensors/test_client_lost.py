@@ -1,13 +1,15 @@
 """A sidecar that is not there, is silent, or goes away and comes back."""
 
 import asyncio
+import signal
 
 import numpy as np
 import pytest
 
 from omnibus.errors import ProtocolError, Retryable, StaleHandle
+from omnibus.tensors import client as client_module
 from omnibus.tensors.client import TensorClient
-from tests.unit.sidecar.node import connect, process, running, soon, until
+from tests.unit.sidecar.node import connect, line, process, running, soon, until
 from tests.unit.tensors.pairs import HALF
 
 
@@ -98,3 +100,38 @@ async def test_a_sidecar_process_that_is_killed_is_replaced_under_the_same_names
             await client.put(np.arange(9), invocation="i", deadline=soon())
             with pytest.raises(StaleHandle):
                 client.view(old)
+
+
+async def test_who_knows_that_the_sidecar_is_silent_does_not_wait_for_it_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_module, "ANSWER", 1.0)
+    async with process("sidecar", tmp_path) as sidecar:
+        await line(sidecar)
+        client = await connect(tmp_path)
+        handle = await client.put(np.arange(9), invocation="i", deadline=soon())
+        sidecar.send_signal(signal.SIGSTOP)
+
+        patient = asyncio.create_task(client.allocate(10, invocation="i", deadline=soon(), wait=100.0))
+        await asyncio.sleep(0)
+        with pytest.raises(Retryable, match="did not answer"):
+            await client.allocate(10, invocation="i", deadline=soon(), wait=0.0)
+        async with asyncio.timeout(20):
+            with pytest.raises(Retryable, match="did not answer"):
+                await patient
+        for _ in range(50):  # at once: each of them would take more than a second
+            async with asyncio.timeout(0.5):
+                with pytest.raises(Retryable, match="did not answer"):
+                    await client.allocate(10, invocation="i", deadline=soon())
+        assert client.view(handle).sum() == 36  # what is there needs nobody
+
+        sidecar.send_signal(signal.SIGCONT)
+        await until(lambda: _answers(client))
+        client.end("i")
+        assert (await client.stats())["blocks"] == 0
+        await client.close()
+
+
+async def _answers(client: TensorClient) -> bool:
+    try:
+        return bool(await client.stats())
+    except Retryable:
+        return False

@@ -8,6 +8,7 @@ from omnibus.tensors.arena import HEADER_BYTES, Arena
 from omnibus.tensors.ledger import NEVER, Lease, Ledger, Owner
 
 SIZE = 1 << 16
+KEPT = ["retain", "drop", "reclaim"]
 
 
 class Desk:
@@ -245,21 +246,87 @@ def test_freed_bytes_are_zero_when_clearing_is_on(desk):
     assert b"user" not in desk.arena.path.read_bytes()
 
 
+def read(desk: Desk, lease: Lease) -> None:
+    desk.do("hold", desk.reader, lease)
+    desk.do("release", desk.reader, lease)
+
+
+def test_a_retained_block_outlives_its_readers_until_its_invocation_ends(desk):
+    lease = desk.grant(readers=2)
+    desk.do("seal", desk.producer, lease)
+    desk.ledger.retain(lease.id, lease.generation)
+
+    read(desk, lease)
+    read(desk, lease)  # as often as anybody likes
+    assert desk.generation_in_memory(lease) == lease.generation
+    assert desk.ledger.idle_bytes == lease.nbytes
+
+    desk.ledger.end(desk.reader, b"i")
+    assert desk.empty()
+    assert (desk.ledger.freed, desk.ledger.idle_bytes) == ({"ended": 1}, 0)
+
+
+def test_the_oldest_block_that_is_only_retained_makes_room(desk):
+    first, second = desk.grant(readers=2), desk.grant(readers=2)
+    for lease in (first, second):
+        desk.do("seal", desk.producer, lease)
+        desk.ledger.retain(lease.id, lease.generation)
+        read(desk, lease)
+    desk.do("hold", desk.reader, first)  # somebody needs it again
+
+    assert desk.ledger.reclaim()
+    assert not desk.ledger.reclaim(), "what is read stays"
+
+    assert desk.generation_in_memory(second) == 0
+    assert desk.generation_in_memory(first) == first.generation
+    desk.do("release", desk.reader, first)
+    assert desk.ledger.reclaim()
+    assert desk.empty()
+    assert desk.ledger.freed == {"reclaimed": 2}
+
+
+def test_a_block_that_is_dropped_goes_with_its_last_reader(desk):
+    lease = desk.grant(readers=2)
+    desk.do("seal", desk.producer, lease)
+    desk.ledger.retain(lease.id, lease.generation)
+    read(desk, lease)
+
+    desk.ledger.drop(lease.id, lease.generation)
+
+    assert desk.empty()
+    assert desk.ledger.freed == {"released": 1}
+
+
+def test_what_a_dead_producer_had_not_completed_is_not_retained(desk):
+    lease = desk.grant()
+    desk.ledger.retain(lease.id, lease.generation)
+
+    desk.ledger.depart(desk.producer)
+
+    assert desk.empty()
+
+
+def kept(desk: Desk, verb: str, lease: Lease) -> None:
+    getattr(desk.ledger, verb)(*(() if verb == "reclaim" else (lease.id, lease.generation)))
+
+
 @pytest.mark.parametrize("seed", range(5))
-def test_thousands_of_random_events_leave_nothing(desk, seed):
+def test_thousands_of_random_events_leave_nothing(desk, seed):  # noqa: C901 - one verb after the other
     chance = random.Random(seed)
     owners = [desk.producer, desk.reader, desk.other]
     granted: list[Lease] = []
 
     for _ in range(4000):
         owner, tag = chance.choice(owners), chance.choice([b"a", b"b", b"c"])
-        verb = chance.choice(["grant", "seal", "hold", "release", "discard", "end", "expire", "force", "depart"])
+        verb = chance.choice(["grant", "seal", "hold", "release", "discard", "end", "expire", "force", "depart", *KEPT])
         alive = [lease for lease in granted[-40:] if lease.id in desk.ledger._leases]
         if verb == "grant":
             lease = desk.ledger.grant(owner, tag, chance.randrange(5000), chance.randrange(3), 9e9)
             granted += [lease] if lease else []
         elif verb == "end":
             desk.ledger.end(owner, tag)
+        elif granted and verb in KEPT:
+            kept(desk, verb, chance.choice(granted[-40:]))
         elif verb == "depart" and chance.random() < 0.2:
             desk.ledger.depart(owner)
         elif alive and verb in ("expire", "force"):
@@ -276,4 +343,5 @@ def test_thousands_of_random_events_leave_nothing(desk, seed):
     assert desk.empty()
     assert (desk.space.holes, desk.space.largest) == (1, SIZE)
     assert desk.ledger.freed.total() == len(granted)
+    assert (desk.ledger._idle, desk.ledger.idle_bytes) == ({}, 0)
     assert not desk.ledger._tags

@@ -1,0 +1,16 @@
+"""Small file systems of a test's own."""
+
+import subprocess
+
+import pytest
+
+
+def unshared() -> list[str]:
+    """A command before another that gives it a mount namespace of its own; skips where that is not allowed."""
+    for flags in ("-m", "-Urm"):
+        try:
+            if subprocess.run(["unshare", flags, "true"], capture_output=True, check=False).returncode == 0:
+                return ["unshare", flags, "--"]
+        except FileNotFoundError:
+            break
+    pytest.skip("this user may not mount a file system, even one of its own")

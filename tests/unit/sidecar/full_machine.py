@@ -1,0 +1,94 @@
+"""A node whose shared memory is a tmpfs of ROOM_BYTES, most of which somebody else takes and gives back.
+
+``unshare -m -- python -m tests.unit.sidecar.full_machine DIRECTORY`` mounts the tmpfs in a mount namespace of its
+own, and says what happened to the writers as one line of JSON.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import uvloop
+
+from omnibus.errors import ArenaFull
+from omnibus.tensors.client import TensorClient
+from tests.unit.sidecar.node import connect, running
+
+MIB = 1 << 20
+ROOM_BYTES = 96 * MIB
+ARENA_BYTES = 80 * MIB
+#: What others leave: more than the sidecar backs at its start, and less than the writers need.
+LEFT_BYTES = 40 * MIB
+WRITERS = 8
+IMAGE_BYTES = 6 * MIB
+
+
+async def _write(client: TensorClient, number: int) -> str:
+    """Put an image in place, as a gateway does; the code of the error, if it is refused."""
+    try:
+        block = await client.allocate((IMAGE_BYTES,), invocation=f"i{number}", deadline=time.time() + 60, wait=0.1)
+    except ArenaFull as error:
+        return error.code
+    block.array[:] = number + 1
+    return "ok" if bool(np.all(client.view(block.seal()) == number + 1)) else "different"
+
+
+async def _round(client: TensorClient) -> list[str]:
+    """All writers at once; what they have written is freed afterwards."""
+    outcomes = await asyncio.gather(*(_write(client, number) for number in range(WRITERS)))
+    for number in range(WRITERS):
+        client.end(f"i{number}")
+    await client.stats()
+    return outcomes
+
+
+async def _patient(client: TensorClient, other: Path) -> str:
+    """A writer that waits until there is room: somebody removes ``other`` meanwhile."""
+    whole = ARENA_BYTES - MIB
+    waiting = asyncio.create_task(client.allocate((whole,), invocation="p", deadline=time.time() + 60, wait=30.0))
+    await asyncio.sleep(0.2)  # it has been refused its pages once
+    other.unlink()
+    block = await waiting
+    block.array[:] = 9
+    block.discard()
+    return "ok"
+
+
+async def _story(directory: Path) -> dict[str, object]:
+    other = directory / "somebody-else"
+    with other.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, ROOM_BYTES - LEFT_BYTES)
+    async with running(directory, size=ARENA_BYTES) as sidecar, await connect(directory) as client:
+        before = await _round(client)
+        patient = await _patient(client, other)
+        after = await _round(client)
+        return {"before": before, "patient": patient, "after": after, "blocks": sidecar.snapshot()["blocks"]}
+
+
+async def _from_nothing(directory: Path) -> dict[str, object]:
+    """No page is free when the sidecar starts."""
+    other = directory / "somebody-else"
+    with other.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, ROOM_BYTES - 64 * 1024)
+    async with running(directory, size=ARENA_BYTES), await connect(directory) as client:
+        before = await _round(client)
+        other.unlink()
+        patient = await client.allocate((IMAGE_BYTES,), invocation="p", deadline=time.time() + 60, wait=30.0)
+        patient.array[:] = 1
+        return {"before": before, "after": await _round(client)}
+
+
+def main(story: str, place: str) -> None:
+    directory = Path(place)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={ROOM_BYTES}", "tmpfs", place], check=True)
+    told = uvloop.run({"story": _story, "from_nothing": _from_nothing}[story](directory))
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

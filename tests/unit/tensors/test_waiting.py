@@ -1,0 +1,33 @@
+"""A service that starts while its sidecar is away waits for it, and not for ever."""
+
+import asyncio
+
+import pytest
+
+from omnibus.errors import ProtocolError, Retryable
+from omnibus.tensors import waiting
+from tests.unit.sidecar.node import NODE, running
+
+
+async def test_a_service_that_starts_before_its_sidecar_waits_for_it(tmp_path, caplog):
+    starting = asyncio.create_task(waiting.connect(str(tmp_path / "s"), "gateway", NODE))
+    while "waiting up to" not in caplog.text:  # it has tried in vain
+        await asyncio.sleep(0.01)
+
+    async with running(tmp_path) as sidecar, asyncio.timeout(20):
+        client = await starting
+
+        assert (await client.stats())["blocks"] == 0
+        assert sidecar.snapshot()["clients"] == 1
+        await client.close()
+
+
+async def test_without_a_sidecar_the_wait_ends_with_what_is_missing(tmp_path):
+    with pytest.raises(Retryable, match=r"no sidecar answers at .*; is it running"):
+        await waiting.connect(str(tmp_path / "s"), "gateway", NODE, within=0.3)
+
+
+async def test_a_sidecar_of_another_node_is_not_waited_for(tmp_path):
+    async with running(tmp_path):
+        with pytest.raises(ProtocolError, match="serves node"):
+            await waiting.connect(str(tmp_path / "s"), "gateway", "other", within=1000.0)
