@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 
 from omnibus.errors import BadRequest
+from omnibus.graph import UNREADABLE
 
 #: What keys begin with, so that people and scanners of leaked secrets know one when they see it.
 PREFIX = "omni-"
@@ -97,7 +98,7 @@ def decode(body: bytes) -> KeyRecord:
     """Raises ``BadRequest`` for what is no key of this build."""
     try:
         return check(_decode(body))
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise BadRequest(f"not the record of a key: {error}") from error
 
 
@@ -108,7 +109,7 @@ def read(path: Path) -> dict[str, KeyRecord]:
         return by_hash(map(check, _decode_file(body).keys))
     except OSError as error:
         raise BadRequest(f"the file of API keys {path} cannot be read: {error.strerror}") from error
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise BadRequest(f"{path} is no file of API keys: {error}") from error
 
 

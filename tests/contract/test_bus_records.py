@@ -5,6 +5,7 @@ from itertools import count
 import pytest
 
 from omnibus.bus import Bus, Delivery, subjects
+from omnibus.bus.nats import acks
 from omnibus.errors import TooLarge
 from tests.contract.buses import LIMIT, Heard
 from tests.unit.sidecar.node import until
@@ -150,6 +151,18 @@ async def test_a_record_can_be_removed_by_its_subject(keeping: Bus):
     assert await keeping.records(one, subjects.DEADLETTERS) == []
     assert len(await keeping.records(two, subjects.DEADLETTERS)) == 1
     assert [stored.data for stored in await keeping.latest(subjects.DEADLETTERS, 1)] == [b"2"]
+
+
+async def test_a_record_that_no_stream_takes_is_counted_as_lost(keeping: Bus, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(acks, "RESEND_SECONDS", 0.05)
+    before = keeping.records_lost
+    subject = subjects.record("chat", f"i-{next(_number)}")
+
+    keeping.record("nowhere.at.all", b"x", "nowhere")
+    keeping.record(subject, b"x", subject)
+
+    await until(lambda: keeping.records_lost == before + 1)
+    assert [delivery.data for delivery in await kept(keeping, subject, 1)] == [b"x"]
 
 
 async def test_a_stream_that_is_not_there_has_no_latest_records(bus: Bus):

@@ -18,13 +18,14 @@ SCHEMA, USERS = CHART / "values.schema.json", CHART / "files" / "nats-users.conf
 #: Set by the chart, from other values.
 CHARTS = {
     "bus": {"url", "user", "password", "tls_ca", "tls_cert", "tls_key"},
-    "store": {"url", "tls_ca", "tls_cert", "tls_key"},
+    "store": {"url", "secret", "tls_ca", "tls_cert", "tls_key"},
     "sidecar": {"socket", "node"},
     "gateway": {"host", "port", "media_dir", "apps_dir", "admin_token", "salt", "tls_cert", "tls_key", "keys_file"},
     "planner": {"models", "reconcile"},
     "kubernetes": {"url", "account", "namespace", "template", "release", "owner", "lease"},
     "executor": {
         "id", "model", "family", "checkpoint", "download", "option", "origin", "components", "tasks", "source", "context",
+        "apps_dir",
     },
     "service": {"metrics_port", "metrics_dir", "metrics_host", "drain"},
 }  # fmt: skip

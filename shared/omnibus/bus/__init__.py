@@ -92,7 +92,14 @@ class Bus(Protocol):
         """Create or verify ``stream`` (``limit`` bytes, kept for ``seconds``); fail loudly."""
 
     def record(self, subject: str, data: bytes, id: str) -> None:
-        """Store one record without waiting; ``id`` makes a repeat harmless."""
+        """Store one record without waiting; ``id`` makes a repeat harmless.
+
+        What no stream acknowledges is sent a few times again, and then counted by ``records_lost``.
+        """
+
+    @property
+    def records_lost(self) -> int:
+        """Records that were given up because no stream took them."""
 
     async def records(self, subject: str, stream: Stream = INVOCATIONS) -> list[Delivery]:
         """All stored records on ``subject``, oldest first."""

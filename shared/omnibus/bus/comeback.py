@@ -15,7 +15,7 @@ class Comeback:
         self._at = -inf
 
     def within(self, seconds: float) -> bool:
-        """Whether the connection came back in the last ``seconds``."""
+        """Return whether the connection came back in the last ``seconds``."""
         if self._reconnects != self._bus.reconnects:
             self._reconnects, self._at = self._bus.reconnects, time.monotonic()
         return time.monotonic() - self._at < seconds

@@ -31,6 +31,8 @@ class MemoryBus:
 
     reconnects = 0
 
+    records_lost = 0
+
     def __init__(self, settings: BusSettings | None = None) -> None:
         self.connected = True
         self._settings = settings or BusSettings()
@@ -106,9 +108,15 @@ class MemoryBus:
         self._streams[stream.name] = stream
 
     def record(self, subject: str, data: bytes, id: str) -> None:
-        self.publish(subject, data)
+        try:
+            self.publish(subject, data)
+        except (BusUnavailable, TooLarge):
+            self.records_lost += 1
+            raise
         keeps = next((each for each in self._streams.values() if matches(each.subjects, subject)), None)
-        if keeps is not None and id not in self._records:
+        if keeps is None:
+            self.records_lost += 1
+        elif id not in self._records:
             self._numbers[keeps.name] = number = self._numbers.get(keeps.name, 0) + 1
             self._records[id] = (keeps, Stored(number, subject, data))
 

@@ -88,13 +88,15 @@ class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t"
     """The invocation is over: every holder stops and releases. ``attempt`` and older ones end.
 
     Published for all to see on ``omnibus.end.<invocation>``, and sent to the executors that may still hold
-    something, so that a cluster is not woken for each request.
+    something, so that a cluster is not woken for each request. With ``nodes`` only these end there, and others of
+    the same invocation go on.
     """
 
     inv: str
     status: str  # done | cancelled | expired | failed | moved
     attempt: int = 0
     v: int = WIRE_VERSION
+    nodes: tuple[int, ...] = ()
 
 
 class ExecutorStatus(msgspec.Struct, frozen=True):

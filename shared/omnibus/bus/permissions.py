@@ -1,11 +1,13 @@
 """Who may say and hear what on the bus: one user per service, its subjects, and a server's configuration of them.
 
-A user may publish and subscribe to what is listed and nothing else; answers to what it was asked are allowed besides.
-Each has a prefix of inboxes of its own, so that no service hears what another one asked for.
+A user may publish and subscribe to what is listed and nothing else. Each has a prefix of inboxes of its own, so that no
+service hears what another one asked for; who answers a request may publish to the inboxes of those who ask it. That is
+listed like everything else: the server's ``allow_responses`` would let a user publish to the reply subject of any
+message that it receives, also of one that it sent to itself.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from omnibus.bus import subjects
@@ -31,19 +33,29 @@ def inbox(user: str) -> str:
     return f"_INBOX.{subjects.token(user)}" if user else "_INBOX"
 
 
-def permissions() -> dict[str, Permissions]:
-    """What each user may, by its name: the services on the bus, and ``operator`` for people and their tools."""
+def permissions(models: Mapping[str, Sequence[str]] | None = None) -> dict[str, Permissions]:
+    """What each user may, by its name: the services on the bus, and ``operator`` for people and their tools.
+
+    ``models`` maps a model to its unit tasks: then there is a user ``model_user(model)`` for each besides, for
+    executors of that model. It receives work for those tasks and no other.
+    """
     return {
         "gateway": _gateway(),
         "planner": _planner(),
         **{user: _executor(user) for user in _EXECUTORS},
+        **{model_user(model): _executor(model_user(model), tasks) for model, tasks in (models or {}).items()},
         "operator": _operator(),
     }
 
 
+def model_user(model: str) -> str:
+    """The user of executors that run components of ``model`` alone."""
+    return f"model-{subjects.token(model)}"
+
+
 def _gateway() -> Permissions:
-    says = (subjects.CENSUS, subjects.GATEWAY, subjects.LOAD)
-    hears = (subjects.EXECUTOR, subjects.GONE, subjects.CENSUS, subjects.GATEWAY, subjects.LOAD, subjects.PLAN)
+    says = (subjects.CENSUS, subjects.GATEWAY, subjects.LOAD, subjects.CLAIM)
+    hears = (subjects.EXECUTOR, subjects.GONE, subjects.PLAN, *says)
     return Permissions(
         (
             f"{ROOT}.task.*.*",
@@ -55,11 +67,13 @@ def _gateway() -> Permissions:
             subjects.DEAD,
             *(f"{_API}.STREAM.{call}.{stream}" for stream in STREAMS for call in _STREAM_CALLS),
             *(f"{_API}.DIRECT.GET.{stream}{tail}" for stream in STREAMS for tail in ("", ".>")),
+            *_answers("gateway", "operator"),  # who may ask for a replay
         ),
         (
             f"{ROOT}.reply.>",
             subjects.REPLAY,
             *map(subjects.event, hears),
+            subjects.DEAD,  # what another gateway refuses
             f"{inbox('gateway')}.>",
         ),
     )
@@ -81,19 +95,28 @@ def _planner() -> Permissions:
     )
 
 
-def _executor(user: str) -> Permissions:
-    """Executors feed each other and answer gateways. They are not told which they are before they start, so all
-    executors of a service have one user, and hear what is sent to each of them."""
+def _executor(user: str, tasks: Sequence[str] = ()) -> Permissions:
+    """Executors feed each other and answer gateways.
+
+    A user of a service hears all tasks, since what its executors run is decided by plans; ``tasks`` narrows it. Ids of
+    executors are made when they start, so that edges cannot be listed by executor.
+    """
+    hears = [f"{subjects.task(task)}{tail}" for task in tasks for tail in ("", ".*")] or [f"{ROOT}.task.>"]
     return Permissions(
-        (subjects.edge("*"), subjects.reply("*"), subjects.event(subjects.EXECUTOR)),
+        (subjects.edge("*"), subjects.reply("*"), subjects.event(subjects.EXECUTOR), *_answers("operator")),
         (
-            f"{ROOT}.task.>",
+            *hears,
             f"{ROOT}.edge.>",
             subjects.event(subjects.CENSUS),
             "$SRV.>",
             f"{inbox(user)}.>",
         ),
     )
+
+
+def _answers(*users: str) -> tuple[str, ...]:
+    """Subjects to publish to for answering what ``users`` ask."""
+    return tuple(f"{inbox(user)}.>" for user in users)
 
 
 def _operator() -> Permissions:
@@ -114,29 +137,38 @@ def _operator() -> Permissions:
 
 def variable(user: str) -> str:
     """The environment variable in which the server finds a user's password, or its bcrypt hash in quotes."""
-    return f"OMNIBUS_NATS_{user.upper()}_PASSWORD"
+    return f"OMNIBUS_NATS_{user.upper().replace('-', '_')}_PASSWORD"
 
 
-def config(passwords: Mapping[str, str] | None = None, port: int = 0, store: str = "", tls: str = "") -> str:
+def config(
+    passwords: Mapping[str, str] | None = None,
+    port: int = 0,
+    store: str = "",
+    tls: str = "",
+    models: Mapping[str, Sequence[str]] | None = None,
+) -> str:
     """A configuration for ``nats-server -c``.
 
     ``passwords`` by user, plain or bcrypt; where one is not named, the server reads it from ``variable(user)``. With
     ``port`` and ``store`` (a directory) it is a whole configuration, else one to be given beside ``-js``. ``tls`` is a
-    directory with ``tls.crt`` and ``tls.key``.
+    directory with ``tls.crt`` and ``tls.key``; ``models`` as for ``permissions``.
     """
-    return "\n".join(_lines(passwords or {}, port, store, tls)) + "\n"
+    return "\n".join([*_server(port, store, tls), *_users(passwords or {}, permissions(models))]) + "\n"
 
 
-def _lines(passwords: Mapping[str, str], port: int, store: str, tls: str) -> Iterator[str]:
+def _server(port: int, store: str, tls: str) -> Iterator[str]:
     if port:
         yield f"port: {port}"
     if store:
         yield f"jetstream {{ store_dir: {json.dumps(store)} }}"
     if tls:
         yield f"tls {{ cert_file: {json.dumps(f'{tls}/tls.crt')}, key_file: {json.dumps(f'{tls}/tls.key')} }}"
+
+
+def _users(passwords: Mapping[str, str], users: Mapping[str, Permissions]) -> Iterator[str]:
     yield "authorization {"
     yield "  users: ["
-    for user, may in permissions().items():
+    for user, may in users.items():
         password = json.dumps(passwords[user]) if user in passwords else f"${variable(user)}"
         yield "    {"
         yield f"      user: {user}"
@@ -144,7 +176,6 @@ def _lines(passwords: Mapping[str, str], port: int, store: str, tls: str) -> Ite
         yield "      permissions: {"
         yield f"        publish: {{ allow: {json.dumps(may.publish)} }}"
         yield f"        subscribe: {{ allow: {json.dumps(may.subscribe)} }}"
-        yield '        allow_responses: { max: -1, expires: "10m" }'
         yield "      }"
         yield "    }"
     yield "  ]"

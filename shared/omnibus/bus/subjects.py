@@ -35,6 +35,8 @@ DEADLETTERS = Stream("OMNIBUS_DEADLETTERS", DEAD)
 
 #: Kinds of ``omnibus.event.<kind>``.
 EXECUTOR, GATEWAY, CENSUS, PLAN, GONE, LOAD = "executor", "gateway", "census", "plan", "gone", "load"
+#: A streamed answer is sent by another gateway from now on.
+CLAIM = "claim"
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 

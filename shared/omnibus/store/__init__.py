@@ -1,5 +1,5 @@
 """The store on Redis or Valkey: plans by epoch, the registered apps, profiles of models, what was said aloud, jobs,
-and API keys.
+API keys, and streamed answers.
 
 Keys, under ``<prefix>:``
 
@@ -12,8 +12,10 @@ Keys, under ``<prefix>:``
 ``app:source:<sha256>``                          text of an uploaded app
 ``profiles``                                     hash of model to ``ModelProfile``
 ``audio:<id>``                                   a spoken answer, until it expires
+``stream:<token>``, ``stream:<token>:owner``     a streamed answer that can be continued, and who sends it now
 ``job:<kind>:<id>``                              hash: a job, its request, status, owner and outcome, until it expires
 ``jobs:<kind>:made``, ``:due``, ``:ends``        ids of jobs by when they came, are due for a worker, are forgotten
+``jobs:<kind>:removed``                          ids of jobs that were removed, for a while
 ``jobs:<kind>:life``                             a random word that is gone when the store has lost everything
 ``keys``, ``keys:life``                          hash of a key's SHA-256 to ``KeyRecord``; a random word as above
 
@@ -24,7 +26,7 @@ function on the server that refuses whoever is late, so that two writers cannot 
 from omnibus.store.apps import AppConflict
 from omnibus.store.apps import Apps as _Apps
 from omnibus.store.connection import REREAD
-from omnibus.store.jobs import JobRecord, JobRules
+from omnibus.store.jobs import JobRecord, JobReview, JobRules, JobState
 from omnibus.store.jobs import Jobs as _Jobs
 from omnibus.store.keys import Keys as _Keys
 from omnibus.store.plans import Past, PlanLed, PlanProblem, StaleEpoch, Stand, mark
@@ -32,12 +34,16 @@ from omnibus.store.plans import Plans as _Plans
 from omnibus.store.profiles import Profiles as _Profiles
 from omnibus.store.said import Said
 from omnibus.store.said import Sayings as _Sayings
+from omnibus.store.streams import StreamRecord
+from omnibus.store.streams import Streams as _Streams
 
 __all__ = [
     "REREAD",
     "AppConflict",
     "JobRecord",
+    "JobReview",
     "JobRules",
+    "JobState",
     "Past",
     "PlanLed",
     "PlanProblem",
@@ -45,9 +51,10 @@ __all__ = [
     "StaleEpoch",
     "Stand",
     "Store",
+    "StreamRecord",
     "mark",
 ]
 
 
-class Store(_Plans, _Apps, _Profiles, _Sayings, _Jobs, _Keys):
+class Store(_Plans, _Apps, _Profiles, _Sayings, _Jobs, _Keys, _Streams):
     """A connection to the store. Every call is bounded by ``settings.timeout`` seconds."""

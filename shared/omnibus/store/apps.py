@@ -44,9 +44,9 @@ class Apps(Connection):
         return (await self._read())[1]
 
     async def app(self, name: str) -> AppRecord | None:
-        """One app; None when there is none. Raises ``ProtocolError`` when another build wrote it."""
+        """One app; None when there is none. Raises ``ProtocolError`` for one of another build, or a forged one."""
         body = await self._call(self._redis.hget(self._key(_APPS), name))
-        return registry.decode(body) if body else None
+        return self._decode_app(name, body) if body else None
 
     async def put_app(self, record: AppRecord, expected_version: int) -> None:
         """Write ``record`` in one atomic step if its app is at ``expected_version``, 0 for a new one.
@@ -54,7 +54,7 @@ class Apps(Connection):
         Raises ``AppConflict`` when it is not, ``Conflict`` that names the app that has its route and model,
         and ``NotFound`` when its uploaded source is not in the store.
         """
-        body = registry.encode(record).decode()
+        body = self._seal.sign(_label(record.name), registry.encode(record))
         keys = (_APPS, _LIFE, _APPS, _SOURCES)
         try:
             await self._run("omnibus_put_app", keys, record.name, str(expected_version), body, secrets.token_hex(8))
@@ -122,12 +122,15 @@ class Apps(Connection):
         for key, body in sorted(bodies.items()):
             name = key.decode(errors="replace")
             try:
-                found[name] = registry.decode(body)
+                found[name] = self._decode_app(name, body)
             except ProtocolError as error:
                 if self._complained.get(name) != body:
                     self._complained[name] = body
                     log.error("app %r is left out: %s", name, error)
         return (life or b"").decode(), found
+
+    def _decode_app(self, name: str, body: bytes) -> AppRecord:
+        return registry.decode(self._seal.verify(_label(name), body))
 
     async def _restore(self, record: AppRecord) -> None:
         try:
@@ -136,6 +139,10 @@ class Apps(Connection):
             await self.put_app(record, 0)
         except (Conflict, NotFound) as error:  # somebody else did it, or is the one who has the text
             log.info("app %r: %s", record.name, error)
+
+
+def _label(name: str) -> str:
+    return f"the app {name!r}"
 
 
 def _refusal(record: AppRecord, error: Refused) -> Conflict | NotFound:

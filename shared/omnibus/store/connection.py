@@ -13,6 +13,7 @@ from redis.retry import Retry
 
 from omnibus.errors import BadRequest, StoreUnavailable
 from omnibus.settings import StoreSettings, public
+from omnibus.store.seal import Seal
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Connection:
 
     def __init__(self, settings: StoreSettings) -> None:
         self._settings = settings
+        self._seal = Seal(settings.secret)
         self._redis = redis.Redis.from_url(
             settings.url,
             socket_timeout=settings.timeout,

@@ -149,7 +149,11 @@ redis.register_function('omnibus_put_source', function(keys, args)
 end)
 
 -- Jobs. Keys of all these functions: who came when, who is due when, who is forgotten when (sets sorted by
--- milliseconds), the beginning of the jobs' own keys, the channel.
+-- milliseconds), the beginning of the jobs' own keys, the channel, those that were removed (until when that is
+-- remembered), a random word that is another one once the server has lost everything.
+
+-- Milliseconds that a removed job is remembered: longer than any gateway is away and still knows it.
+local REMOVED_MS = 3600000
 
 local function now()
   local time = redis.call('TIME')
@@ -167,23 +171,96 @@ end
 
 local function forget_old(keys, time)
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', keys[3], '-inf', whole(time))) do forget(keys, id) end
+  redis.call('ZREMRANGEBYSCORE', keys[6], '-inf', whole(time))
+end
+
+-- How many members of a set of jobs are of a tenant.
+local function count_of(keys, set, tenant)
+  local count = 0
+  for _, id in ipairs(redis.call('ZRANGE', keys[set], 0, -1)) do
+    if (redis.call('HGET', keys[4] .. id, 'tenant') or '') == tenant then count = count + 1 end
+  end
+  return count
+end
+
+-- The first limit that one more job of a tenant would break. A limit of 0 is none.
+local function limit_reached(keys, tenant, open, kept, tenant_open, tenant_kept)
+  if redis.call('ZCARD', keys[2]) >= tonumber(open) then return 'open' end
+  if redis.call('ZCARD', keys[1]) >= tonumber(kept) then return 'kept' end
+  if tonumber(tenant_open) > 0 and count_of(keys, 2, tenant) >= tonumber(tenant_open) then return 'tenant_open' end
+  if tonumber(tenant_kept) > 0 and count_of(keys, 1, tenant) >= tonumber(tenant_kept) then return 'tenant_kept' end
+  return nil
+end
+
+-- Write all fields of a job; it is due at a time unless it is over.
+local function write(keys, id, expires, due, fields)
+  local job = keys[4] .. id
+  redis.call('HSET', job, unpack(fields))
+  redis.call('PEXPIREAT', job, expires)
+  redis.call('ZADD', keys[1], redis.call('HGET', job, 'created'), id)
+  redis.call('ZADD', keys[3], expires, id)
+  redis.call('ZREM', keys[2], id)
+  if due then redis.call('ZADD', keys[2], whole(due), id) end
+  redis.call('PUBLISH', keys[5], id)
+end
+
+local function over(status)
+  return status == 'completed' or status == 'failed'
 end
 
 -- Open jobs are those that are due some time; a job that is held is due when its holder is silent.
 redis.register_function('omnibus_put_job', function(keys, args)
-  local id, expires, job = args[1], args[2], keys[4] .. args[1]
+  local id, expires = args[1], args[2]
   local time = now()
   forget_old(keys, time)
-  if redis.call('EXISTS', job) == 1 or tonumber(expires) <= time then return 0 end
-  if redis.call('ZCARD', keys[2]) >= tonumber(args[3]) then return redis.error_reply('FULL open') end
-  if redis.call('ZCARD', keys[1]) >= tonumber(args[4]) then return redis.error_reply('FULL kept') end
-  redis.call('HSET', job, unpack(args, 5))
-  redis.call('PEXPIREAT', job, expires)
-  redis.call('ZADD', keys[1], redis.call('HGET', job, 'created'), id)
-  redis.call('ZADD', keys[3], expires, id)
-  if redis.call('HGET', job, 'status') == 'queued' then redis.call('ZADD', keys[2], whole(time), id) end
-  redis.call('PUBLISH', keys[5], id)
+  if redis.call('EXISTS', keys[4] .. id) == 1 or tonumber(expires) <= time then return 0 end
+  local limit = limit_reached(keys, args[3], args[4], args[5], args[6], args[7])
+  if limit then return redis.error_reply('FULL ' .. limit) end
+  write(keys, id, expires, time, { unpack(args, 8) })
   return 1
+end)
+
+-- Write a job that somebody remembers and the server may have lost. Of two states of one job the later one wins; one
+-- that was removed stays so. With an owner it is held again by that one, if nobody else took it meanwhile.
+redis.register_function('omnibus_restore_job', function(keys, args)
+  local id, expires, lease, owner, status, attempt = args[1], args[2], tonumber(args[3]), args[4], args[5], args[6]
+  local job, time = keys[4] .. id, now()
+  forget_old(keys, time)
+  if redis.call('ZSCORE', keys[6], id) or tonumber(expires) <= time then return 0 end
+  local there = redis.call('HMGET', job, 'status', 'attempt', 'owner')
+  if there[1] then
+    if over(there[1]) then return 0 end
+    if not over(status) then
+      if there[3] ~= '' or tonumber(there[2]) > tonumber(attempt) then return 0 end
+      if owner == '' and there[2] == attempt then return 0 end
+    end
+  end
+  local due = nil
+  if not over(status) then due = time + lease end
+  write(keys, id, expires, due, { unpack(args, 7) })
+  return 1
+end)
+
+-- What there is, for one who remembers some jobs: the word of this server's life; then id, status, attempt and end of
+-- the newest jobs; then which of the remembered ones were removed, and which are lost.
+redis.register_function('omnibus_review_jobs', function(keys, args)
+  forget_old(keys, now())
+  redis.call('SET', keys[7], args[1], 'NX')
+  local states, removed, lost = {}, {}, {}
+  for _, id in ipairs(redis.call('ZRANGE', keys[1], 0, tonumber(args[2]) - 1, 'REV')) do
+    local job = redis.call('HMGET', keys[4] .. id, 'status', 'attempt', 'ended')
+    if job[1] then
+      for _, each in ipairs({ id, job[1], job[2], job[3] }) do table.insert(states, each) end
+    end
+  end
+  for at = 3, #args do
+    if redis.call('ZSCORE', keys[6], args[at]) then
+      table.insert(removed, args[at])
+    elseif redis.call('EXISTS', keys[4] .. args[at]) == 0 then
+      table.insert(lost, args[at])
+    end
+  end
+  return { redis.call('GET', keys[7]), states, removed, lost }
 end)
 
 redis.register_function('omnibus_take_job', function(keys, args)
@@ -202,7 +279,7 @@ redis.register_function('omnibus_take_job', function(keys, args)
   redis.call('HINCRBY', job, 'attempt', 1)
   redis.call('ZADD', keys[2], whole(time + args[2]), id)
   local found = redis.call(
-    'HMGET', job, 'request', 'created', 'until', 'status', 'progress', 'attempt', 'ended', 'outcome', 'trace')
+    'HMGET', job, 'request', 'created', 'until', 'status', 'progress', 'attempt', 'ended', 'outcome', 'trace', 'tenant')
   table.insert(found, 1, id)
   table.insert(found, redis.call('PEXPIRETIME', job))
   return found
@@ -241,7 +318,9 @@ redis.register_function('omnibus_end_job', function(keys, args)
   return 1
 end)
 
+-- Remove a job, and remember that, so that nobody who knows it writes it again.
 redis.register_function('omnibus_drop_job', function(keys, args)
+  redis.call('ZADD', keys[6], whole(now() + REMOVED_MS), args[1])
   if forget(keys, args[1]) == 0 then return 0 end
   redis.call('PUBLISH', keys[5], args[1])
   return 1

@@ -6,7 +6,7 @@ another one. What is held is named by a word of the worker's own, so that one wh
 Times are the server's: clocks of workers do not matter.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from itertools import count
 from secrets import token_hex
 from typing import Any, Literal, NamedTuple
@@ -32,7 +32,8 @@ class JobRecord(Struct, frozen=True, kw_only=True):
 
     ``request`` and ``outcome`` are its owners' own words, which the store does not read. ``until`` is when nobody
     waits for it any more, ``expires`` when it is forgotten. ``attempt`` counts who began to work on it, and ``trace``
-    is what its holder has under way for it, which another one may have to clear away.
+    is what its holder has under way for it, which another one may have to clear away. ``tenant`` is who it counts
+    for; empty where tenants are not told apart.
     """
 
     id: str
@@ -46,17 +47,45 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     ended: float = 0.0
     outcome: bytes = b""
     trace: bytes = b""
+    tenant: str = ""
+
+    @property
+    def state(self) -> "JobState":
+        return JobState(self.status, self.attempt, self.ended)
 
     @property
     def over(self) -> bool:
         return self.status in ("completed", "failed")
 
 
+class JobState(NamedTuple):
+    """How far a job is: a later state never turns into an earlier one."""
+
+    status: JobStatus
+    attempt: int
+    ended: float
+
+
+class JobReview(NamedTuple):
+    """What the store has, compared with what somebody remembers.
+
+    ``life`` is another word once the store has lost everything; ``states`` are those of the newest jobs by id. Of the
+    remembered jobs ``removed`` were removed on purpose, and ``lost`` are unknown to the store.
+    """
+
+    life: str
+    states: dict[str, JobState]
+    removed: list[str]
+    lost: list[str]
+
+
 class JobRules(Struct, frozen=True):
-    """How many jobs may wait or be worked on, and how many may be known in all."""
+    """How many jobs may wait or be worked on, and how many may be known in all; the same for one tenant, 0: as many."""
 
     open: int
     kept: int
+    tenant_open: int = 0
+    tenant_kept: int = 0
 
 
 class Page(NamedTuple):
@@ -74,24 +103,37 @@ class Jobs(Connection):
 
         Raises ``Overloaded`` when there are as many as ``rules`` allow.
         """
-        fields = {
-            "request": job.request,
-            "status": job.status if job.over else "queued",
-            "attempt": str(job.attempt),
-            "progress": str(job.progress if job.over else 0),
-            "created": _ms(job.created),
-            "until": _ms(job.until),
-            "ended": _ms(job.ended),
-            "outcome": job.outcome,
-            "owner": "",
-        }
-        flat = [_text(each) for pair in fields.items() for each in pair]
-        limits = (str(rules.open), str(rules.kept))
+        limits = (job.tenant, *map(str, (rules.open, rules.kept, rules.tenant_open, rules.tenant_kept)))
+        fields = _fields(job, "", "queued")
         try:
-            put = await self._run("omnibus_put_job", _keys(kind), job.id, _ms(job.expires), *limits, *flat)
+            put = await self._run("omnibus_put_job", _keys(kind), job.id, _ms(job.expires), *limits, *fields)
         except Refused as error:
             raise Overloaded(_FULL[error.what], retry_after=_AGAIN) from error
         return bool(put)
+
+    async def restore_job(self, kind: str, job: JobRecord, seconds: float, owner: str = "") -> bool:
+        """Write a job again that the store may have lost; says whether it is now as ``job`` says.
+
+        Of two states the later one wins, and a job that was removed stays so. With ``owner`` it is held again for
+        ``seconds``, unless somebody else took it meanwhile; without one it is due after ``seconds``, in which whoever
+        holds it can say so.
+        """
+        status: JobStatus = "in_progress" if owner else job.status
+        about = (_ms(job.expires), _ms(seconds), owner, status, str(job.attempt))
+        fields = _fields(job, owner, status)
+        return bool(await self._run("omnibus_restore_job", _keys(kind), job.id, *about, *fields))
+
+    async def review_jobs(self, kind: str, most: int, known: Collection[str]) -> JobReview:
+        """States of the ``most`` newest jobs, and what became of those that are ``known`` by id."""
+        found = await self._run("omnibus_review_jobs", _keys(kind), token_hex(8), str(most), *known)
+        life, flat, removed, lost = found
+        rows = zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
+        states = {
+            id.decode(): JobState(_STATUS[status], int(attempt), int(ended) / 1000)
+            for id, status, attempt, ended in rows
+            if status in _STATUS
+        }
+        return JobReview(life.decode(), states, [id.decode() for id in removed], [id.decode() for id in lost])
 
     async def take_job(self, kind: str, owner: str, seconds: float) -> JobRecord | float:
         """Hold the job that is due first for ``seconds``, as ``owner``; without one the seconds until one may be."""
@@ -151,15 +193,9 @@ class Jobs(Connection):
             found = await self._call(several.execute()) if owners else []
         return {id for (id, owner), held in zip(owners.items(), found, strict=True) if held == owner.encode()}
 
-    async def known_jobs(self, kind: str, ids: Sequence[str]) -> tuple[str, set[str]]:
-        """A word that is another one when the store has lost everything, and those of ``ids`` that it knows."""
-        fresh = token_hex(8)
-        async with self._redis.pipeline(transaction=True) as several:
-            several.set(self._key(f"jobs:{kind}:life"), fresh, nx=True, get=True)
-            for id in ids:
-                several.exists(self._key(f"job:{kind}:{id}"))
-            life, *found = await self._call(several.execute())
-        return (life or fresh.encode()).decode(), {id for id, there in zip(ids, found, strict=True) if there}
+    async def read_jobs(self, kind: str, ids: Sequence[str]) -> dict[str, JobRecord]:
+        """Those of ``ids`` that there are."""
+        return await self._jobs(kind, ids)
 
     def job_news(self, kind: str) -> AsyncIterator[int]:
         """A number whenever a job came, ended or was removed, and every few seconds. Reconnects by itself."""
@@ -181,20 +217,40 @@ class Jobs(Connection):
         return {id: _record(id, [*values, expires]) for id, values, expires in bodies if values[0] is not None}
 
 
-_FIELDS = ("request", "created", "until", "status", "progress", "attempt", "ended", "outcome", "trace")
+_FIELDS = ("request", "created", "until", "status", "progress", "attempt", "ended", "outcome", "trace", "tenant")
 _FULL = {
     "open": "as many jobs wait or are worked on as there may be: try again later",
     "kept": "as many jobs are kept as there may be: delete some, or wait until they expire",
+    "tenant_open": "as many of your jobs wait or are worked on as one tenant may have: try again later",
+    "tenant_kept": "as many of your jobs are kept as one tenant may have: delete some, or wait until they expire",
 }
 
 
 def _keys(kind: str) -> tuple[str, ...]:
     root = f"jobs:{kind}"
-    return f"{root}:made", f"{root}:due", f"{root}:ends", f"job:{kind}:", root
+    return f"{root}:made", f"{root}:due", f"{root}:ends", f"job:{kind}:", root, f"{root}:removed", f"{root}:life"
+
+
+def _fields(job: JobRecord, owner: str, open_status: JobStatus) -> list[str]:
+    """A job as names and values, flat. One that is not over has ``open_status`` and belongs to ``owner``."""
+    fields = {
+        "request": job.request,
+        "status": job.status if job.over else open_status,
+        "attempt": str(job.attempt),
+        "progress": "0" if open_status == "queued" and not job.over else str(job.progress),
+        "created": _ms(job.created),
+        "until": _ms(job.until),
+        "ended": _ms(job.ended),
+        "outcome": job.outcome,
+        "trace": b"" if job.over else job.trace,
+        "owner": "" if job.over else owner,
+        "tenant": job.tenant,
+    }
+    return [_text(each) for pair in fields.items() for each in pair]
 
 
 def _record(id: str, values: Sequence[Any]) -> JobRecord:
-    request, created, until, status, progress, attempt, ended, outcome, trace, expires = values
+    request, created, until, status, progress, attempt, ended, outcome, trace, tenant, expires = values
     return JobRecord(
         id=id,
         request=bytes(request),
@@ -206,6 +262,7 @@ def _record(id: str, values: Sequence[Any]) -> JobRecord:
         ended=int(ended) / 1000,
         outcome=bytes(outcome),
         trace=bytes(trace or b""),
+        tenant=bytes(tenant or b"").decode(),
         expires=int(expires) / 1000,
     )
 

@@ -8,10 +8,13 @@ import msgspec
 
 from omnibus import plan as plans
 from omnibus.errors import NotFound, ProtocolError, StoreUnavailable
+from omnibus.graph import UNREADABLE
 from omnibus.plan import Plan
 from omnibus.store.connection import Connection, Refused
+from omnibus.store.seal import Seal
 
 _EPOCH, _PLAN, _HISTORY, _STAGED = "plan:epoch", "plan:", "plan:history", "plan:staged"
+_PLAN_LABEL = "the plan"
 _LEAD, _PIN, _PROBLEMS, _CHANNEL = "plan:lead", "plan:pin", "plan:problems", "plan"
 
 
@@ -80,16 +83,17 @@ class Plans(Connection):
     async def stand(self) -> Stand:
         """Where plans stand, all of one moment."""
         epoch, staged, pin = await self._call(self._redis.mget(*map(self._key, (_EPOCH, _STAGED, _PIN))))
-        return Stand(int(epoch or 0), _epoch_of(staged), int(pin or 0), _mark(staged))
+        mark = _mark(_document(staged)) if staged is not None else 0
+        return Stand(int(epoch or 0), _epoch_of(staged), int(pin or 0), mark)
 
     async def plan(self, epoch: int = 0) -> Plan | None:
         """The current plan, or that of ``epoch``; None when there is none, or no more.
 
-        Raises ``ProtocolError`` when this build cannot read it.
+        Raises ``ProtocolError`` when this build cannot read it, and when it is forged.
         """
         number = epoch or await self.epoch()
         body = await self._call(self._redis.get(self._key(f"{_PLAN}{number}"))) if number else None
-        return plans.decode(body) if body is not None else None
+        return self._decode_plan(body) if body is not None else None
 
     async def swap_plan(self, plan: Plan, then: Plan | None = None, pin: bool = False) -> None:
         """Make ``plan`` current and pin it or not, and ``then`` the staged one or none, in one atomic step.
@@ -98,7 +102,7 @@ class Plans(Connection):
         """
         keys = (_EPOCH, _PLAN, _HISTORY, _STAGED, _LEAD, _PIN, _CHANNEL)
         kept = str(max(1, self._settings.history))
-        body, after = (plans.encode(each).decode() if each is not None else "" for each in (plan, then))
+        body, after = (self._encode_plan(each) if each is not None else "" for each in (plan, then))
         try:
             await self._run("omnibus_swap_plan", keys, str(plan.epoch), body, after, kept, "1" if pin else "0")
         except Refused as error:
@@ -117,7 +121,7 @@ class Plans(Connection):
     async def staged(self) -> Plan | None:
         """The plan whose executors are awaited; None when there is none. Raises ``ProtocolError``."""
         body = await self._call(self._redis.get(self._key(_STAGED)))
-        return plans.decode(body) if body is not None else None
+        return self._decode_plan(body) if body is not None else None
 
     async def stage_plan(self, plan: Plan, owner: str, seconds: float) -> None:
         """Let ``plan``'s executors start, but serve nothing by it yet. ``owner`` leads the change for ``seconds``.
@@ -128,7 +132,7 @@ class Plans(Connection):
         keys = (_EPOCH, _STAGED, _LEAD, _CHANNEL)
         lasts = str(round(seconds * 1000))
         try:
-            await self._run("omnibus_stage_plan", keys, str(plan.epoch), plans.encode(plan).decode(), owner, lasts)
+            await self._run("omnibus_stage_plan", keys, str(plan.epoch), self._encode_plan(plan), owner, lasts)
         except Refused as error:
             raise PlanLed(error.what) if error.reason == "LED" else StaleEpoch(int(error.what)) from error
 
@@ -148,7 +152,7 @@ class Plans(Connection):
         bodies = (
             await self._call(self._redis.mget([self._key(f"{_PLAN}{epoch}") for epoch in epochs])) if epochs else []
         )
-        return [_past(epoch, body) for epoch, body in zip(epochs, bodies, strict=True)]
+        return [self._past(epoch, body) for epoch, body in zip(epochs, bodies, strict=True)]
 
     async def pin_plan(self, epoch: int) -> None:
         """Let the planner serve the plan of ``epoch`` and no other. Raises ``NotFound`` when it is not kept."""
@@ -168,7 +172,7 @@ class Plans(Connection):
         for name, body in sorted(found.items()):
             try:
                 told[name.decode(errors="replace")] = _problem(body)
-            except msgspec.MsgspecError:
+            except UNREADABLE:
                 continue  # of another build
         return told
 
@@ -180,25 +184,37 @@ class Plans(Connection):
         else:
             await self._call(self._redis.hset(key, who, msgspec.json.encode(problem)))
 
+    def _encode_plan(self, plan: Plan) -> str:
+        return self._seal.sign(_PLAN_LABEL, plans.encode(plan))
+
+    def _decode_plan(self, body: bytes) -> Plan:
+        return plans.decode(self._seal.verify(_PLAN_LABEL, body))
+
+    def _past(self, epoch: int, body: bytes | None) -> Past:
+        if body is None:
+            return Past(epoch, None, "it is lost")
+        try:
+            return Past(epoch, self._decode_plan(body), "")
+        except ProtocolError as error:
+            return Past(epoch, None, error.message)
+
 
 def mark(plan: Plan) -> int:
     """``Stand.mark`` while ``plan`` is the staged one."""
     return _mark(plans.encode(plan))
 
 
-def _mark(body: bytes | None) -> int:
-    return crc32(body) if body is not None else 0
+def _mark(document: bytes) -> int:
+    return crc32(document)
+
+
+def _document(body: bytes) -> bytes:
+    """A stored plan without its signature, which is not checked."""
+    return Seal("").verify(_PLAN_LABEL, body)
 
 
 def _epoch_of(body: bytes | None) -> int:
     try:
         return _head(body).epoch if body is not None else 0
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return 0
-
-
-def _past(epoch: int, body: bytes | None) -> Past:
-    try:
-        return Past(epoch, plans.decode(body) if body is not None else None, "" if body is not None else "it is lost")
-    except ProtocolError as error:
-        return Past(epoch, None, error.message)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from omnibus.graph import UNREADABLE
 from omnibus.store.connection import Connection
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,6 @@ class Sayings(Connection):
             try:
                 if body is not None:
                     found[id] = _decode(body)
-            except msgspec.MsgspecError as error:
+            except UNREADABLE as error:
                 log.error("what was said as %s cannot be read: %s", id, error)
         return found

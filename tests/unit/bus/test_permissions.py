@@ -169,6 +169,10 @@ async def test_executors_are_services_that_an_operator_can_ask(guarded_url: str)
 # The configuration
 
 
+def test_no_user_may_answer_where_it_pleases():
+    assert "allow_responses" not in permissions.config(PASSWORDS, models={"m": ["think-m-thinker"]})
+
+
 def test_passwords_come_from_the_environment_unless_they_are_given():
     text = permissions.config({"gateway": "secret"})
 

@@ -112,6 +112,20 @@ def test_settings_reach_the_services_and_the_nearest_wins(rendered: Renders):
         settings.load(area, {name: value for name, value in found[part].items() if isinstance(value, str)})
 
 
+def test_a_gateway_knows_the_name_of_its_ingress_unless_names_are_set(rendered: Renders):
+    ingress = {"host": "api.example.com"}
+    own = {"ingress": ingress, "settings": {"gateway": {"allowed_hosts": "a.test"}}}
+
+    names = [
+        env(
+            of(rendered(values("values-cpu.yaml", gateway=gateway)), "Deployment")["om-gateway"]["spec"]["template"]
+        ).get("OMNIBUS_GATEWAY_ALLOWED_HOSTS")
+        for gateway in ({}, {"ingress": ingress}, own)
+    ]
+
+    assert names == [None, "api.example.com", "a.test"]
+
+
 def test_the_schema_of_values_knows_the_settings_and_models_of_the_code():
     written = json.loads(known.SCHEMA.read_text())["$defs"]
 

@@ -1,6 +1,7 @@
 """What no pod of the chart may do, and whom each may talk to."""
 
 import json
+from ipaddress import ip_network
 from typing import Any
 
 import pytest
@@ -82,12 +83,15 @@ def test_passwords_are_in_the_secret_and_nowhere_else(rendered: Renders):
     objects = rendered(SHAPES["everything"])
 
     (secret,) = of(objects, "Secret").values()
-    assert set(secret["data"]) == {*permissions.permissions(), "store", "admin", "salt"}
+    assert set(secret["data"]) == {*permissions.permissions(), "store", "signing", "admin", "salt"}
     rest = json.dumps([each for each in objects if each["kind"] != "Secret"])
     assert not [word for word in secret["data"].values() if word in rest]
     for part, pod in pods(objects):
         for name, value in env(pod).items():
-            assert not name.endswith(("PASSWORD", "TOKEN", "SALT")) or set(value) == {"secretKeyRef"}, (part, name)
+            assert not name.endswith(("PASSWORD", "TOKEN", "SALT", "STORE_SECRET")) or set(value) == {"secretKeyRef"}, (
+                part,
+                name,
+            )
 
 
 def test_a_secret_of_your_own_has_all_that_is_asked_of_it(rendered: Renders):
@@ -98,7 +102,7 @@ def test_a_secret_of_your_own_has_all_that_is_asked_of_it(rendered: Renders):
     ]
     assert of(objects, "Secret") == {}
     assert {each["name"] for each in asked} == {"mine"}
-    assert {each["key"] for each in asked} == {*permissions.permissions(), "store", "admin", "salt"}
+    assert {each["key"] for each in asked} == {*permissions.permissions(), "store", "signing", "admin", "salt"}
 
 
 def test_users_of_the_bus_are_those_of_the_code():
@@ -132,6 +136,14 @@ def test_certificates_and_keys_are_mounted_where_services_look(rendered: Renders
     assert gateway["OMNIBUS_GATEWAY_KEYS_FILE"] == "/etc/omnibus/keys/keys.json"
     assert gateway["OMNIBUS_STORE_URL"].startswith("rediss://:$(STORE_PASSWORD)@")
     assert env(found["llm"])["OMNIBUS_BUS_TLS_CA"] == "/etc/omnibus/bus/ca.crt"
+
+
+def test_an_image_may_be_pinned_by_its_digest(rendered: Renders):
+    digest = f"sha256:{'a' * 64}"
+    found = dict(pods(rendered(values(image={"tag": "7", "digests": {"gateway": digest}}))))
+
+    assert found["gateway"]["spec"]["containers"][0]["image"] == f"omnibus-gateway:7@{digest}"
+    assert found["planner"]["spec"]["containers"][0]["image"] == "omnibus-planner:7"
 
 
 # Who talks to whom
@@ -173,6 +185,37 @@ def test_executors_reach_the_bus_and_nothing_else(rendered: Renders, part: str):
 
 def test_executors_that_download_reach_the_web_as_well(rendered: Renders):
     assert ("0.0.0.0/0", 443) in allows(rendered(SHAPES["everything"]), "llm", "egress")
+
+
+def test_gateways_reach_the_web_but_no_private_network(rendered: Renders):
+    for closed, excepts in ((None, True), ([], False)):
+        asked = values(networkPolicy__closedTo=closed) if closed is not None else {}
+        policies = of(rendered(asked), "NetworkPolicy")
+        web = next(
+            rule
+            for rule in policies["om-gateway"]["spec"]["egress"]
+            if {"port": 443, "protocol": "TCP"} in rule["ports"]
+        )
+        blocks = {peer["ipBlock"]["cidr"]: peer["ipBlock"].get("except", []) for peer in web["to"]}
+
+        assert blocks.keys() == {"0.0.0.0/0", "::/0"}
+        assert all(bool(found) is excepts for found in blocks.values())
+        for cidr, found in blocks.items():
+            assert all(ip_network(each).subnet_of(ip_network(cidr)) for each in found)
+        assert ("169.254.0.0/16" in blocks["0.0.0.0/0"]) is excepts
+
+
+def test_gateways_and_planners_alone_have_what_signs_records(rendered: Renders):
+    found = {part for part, pod in pods(rendered(SHAPES["cpu"])) if "OMNIBUS_STORE_SECRET" in env(pod)}
+
+    assert found == {"gateway", "planner"}
+
+
+def test_executors_run_tasks_from_below_the_directory_of_apps_alone(rendered: Renders):
+    told = {part: env(pod) for part, pod in pods(rendered(values(gateway__apps={"claim": "apps"})))}
+
+    assert told["llm"]["OMNIBUS_EXECUTOR_APPS_DIR"] == told["gateway"]["OMNIBUS_GATEWAY_APPS_DIR"]
+    assert "OMNIBUS_EXECUTOR_APPS_DIR" not in env(dict(pods(rendered({})))["llm"])
 
 
 def test_servers_are_reached_by_services_alone_and_reach_nobody(rendered: Renders):

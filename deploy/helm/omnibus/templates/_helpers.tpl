@@ -64,6 +64,9 @@ labels: {{- include "omnibus.labels" . | nindent 2 }}
 {{- define "omnibus.env" -}}
 {{- $root := .root -}}
 {{- $told := dict "HOME" "/tmp" -}}{{/* what libraries keep besides */}}
+{{- if and (eq .part "gateway") $root.Values.gateway.ingress.host -}}
+  {{- $_ := set $told "OMNIBUS_GATEWAY_ALLOWED_HOSTS" $root.Values.gateway.ingress.host -}}
+{{- end -}}
 {{- range $from := list $root.Values .own -}}
   {{- range $area, $fields := $from.settings -}}
     {{- range $field, $value := $fields -}}
@@ -81,6 +84,7 @@ labels: {{- include "omnibus.labels" . | nindent 2 }}
 {{ include "omnibus.fromSecret" (dict "root" $root "name" "STORE_PASSWORD" "key" "store") }}
 {{- end }}
 - {name: OMNIBUS_STORE_URL, value: {{ include "omnibus.storeUrl" $root | quote }}}
+{{ include "omnibus.fromSecret" (dict "root" $root "name" "OMNIBUS_STORE_SECRET" "key" "signing") }}
 {{- if $root.Values.valkey.tls.caSecret }}
 - {name: OMNIBUS_STORE_TLS_CA, value: /etc/omnibus/store/ca.crt}
 {{- end }}
@@ -139,7 +143,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
 {{- define "omnibus.image" -}}
-{{ .root.Values.image.repository }}-{{ .part }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{ .root.Values.image.repository }}-{{ .part }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}{{ with index .root.Values.image.digests .part }}@{{ . }}{{ end }}
 {{- end -}}
 
 {{/* Health of a service: of its loop, and whether it has started. */}}

@@ -16,6 +16,7 @@ from nats.micro.request import Request
 from nats.micro.service import EndpointConfig
 
 from omnibus.bus import Delivery, Handler, Responder, Stored, StreamState, asking
+from omnibus.bus.nats.acks import RecordAcks
 from omnibus.bus.nats.connection import BUFFER, Connection, command, connect
 from omnibus.bus.subjects import INVOCATIONS, Stream
 from omnibus.errors import BusUnavailable, DeadlineExceeded, Fatal, NotFound, TooLarge
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 #: Bytes that one read of a stream gives at most, and seconds that it may take.
 BATCH = 16 << 20
 WITHIN = 10.0
+#: How often the streams are looked at after a reconnect until the server answers, and seconds in between.
+_VERIFY_TIMES, _VERIFY_PAUSE_SECONDS = 5, 2.0
 #: JetStream's code for a stream that may grow larger than what is left of its storage.
 _NO_ROOM = 10047
 
@@ -38,6 +41,9 @@ class NatsBus:
         self._js = connection.jetstream(timeout=5)
         self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
+        self._acks: RecordAcks | None = None  # once there is a stream
+        self._streams: dict[str, tuple[nats.js.api.StreamConfig, Stream]] = {}
+        connection.on_reconnect = self._reconnected
 
     @classmethod
     async def connect(cls, settings: BusSettings, name: str) -> "NatsBus":
@@ -160,8 +166,13 @@ class NatsBus:
             duplicate_window=min(120.0, seconds),
             allow_direct=True,
         )
+        if self._acks is None:
+            acks = RecordAcks(self._publish_record, self._nc.new_inbox())
+            await self.subscribe(acks.pattern, acks.acknowledged)
+            self._acks = acks
         try:
             await self._open(wanted, stream)
+            self._streams[stream.name] = (wanted, stream)
         except (nats.errors.Error, TimeoutError) as error:
             if isinstance(error, nats.js.errors.APIError) and error.err_code == _NO_ROOM:
                 raise Fatal(
@@ -183,8 +194,38 @@ class NatsBus:
             )
         await self._js.update_stream(wanted)
 
+    def _reconnected(self) -> None:
+        self._spawn(self._verify_streams())
+
+    async def _verify_streams(self) -> None:
+        """Have the streams as they are to be: a server that starts on a full disk has less room for them."""
+        for wanted, stream in self._streams.values():
+            for _ in range(_VERIFY_TIMES):
+                try:
+                    await self._open(wanted, stream)
+                    break
+                except nats.js.errors.APIError as error:
+                    why = "has no room for it" if error.err_code == _NO_ROOM else f"refuses it: {error.description}"
+                    log.error("stream %s is to have %s bytes, and NATS %s", stream.name, wanted.max_bytes, why)
+                    break
+                except Fatal as error:
+                    log.error("%s", error)
+                    break
+                except (nats.errors.Error, TimeoutError):  # it is still reading its streams
+                    await asyncio.sleep(_VERIFY_PAUSE_SECONDS)
+
+    @property
+    def records_lost(self) -> int:
+        return self._acks.lost if self._acks is not None else 0
+
     def record(self, subject: str, data: bytes, id: str) -> None:
-        self.publish(subject, data, headers={"Nats-Msg-Id": id})
+        if self._acks is None:
+            self.publish(subject, data, headers={"Nats-Msg-Id": id})
+        else:
+            self._acks.send(subject, data, id)
+
+    def _publish_record(self, subject: str, data: bytes, reply: str, headers: dict[str, str]) -> None:
+        self.publish(subject, data, reply=reply, headers=headers)
 
     async def records(self, subject: str, stream: Stream = INVOCATIONS) -> list[Delivery]:
         found: list[Delivery] = []
@@ -260,6 +301,8 @@ class NatsBus:
         try:
             async with asyncio.timeout(5):
                 await self._settle(2)
+                if self._acks is not None:
+                    await self._acks.settle()
                 await self._nc.close()
         except (TimeoutError, nats.errors.Error, BusUnavailable):
             log.warning("NATS did not take the last messages before closing")

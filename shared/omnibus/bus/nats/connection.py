@@ -7,6 +7,7 @@ task for it, which costs more than the handler.
 import asyncio
 import logging
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 import nats.errors
@@ -32,6 +33,10 @@ class Connection(Client):
     def __init__(self) -> None:
         super().__init__()
         self.handlers: dict[int, Handler] = {}
+        self.on_reconnect: Callable[[], None] = lambda: None
+
+    async def reconnected(self) -> None:
+        self.on_reconnect()
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         handler = self.handlers.get(sid)
@@ -95,6 +100,7 @@ async def connect(settings: BusSettings, name: str) -> Connection:
                 pending_size=BUFFER,
                 allow_reconnect=True,
                 error_cb=_log_error,
+                reconnected_cb=connection.reconnected,
                 inbox_prefix=inbox(settings.user).encode(),
                 skip_subject_validation=True,
                 **options,

@@ -1,0 +1,157 @@
+"""Records that JetStream acknowledges while nobody waits: what it refuses is sent again, and counted if that fails.
+
+All acknowledgements come back on one subscription, so that a record costs one more small message and no task.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from msgspec import Struct
+
+from omnibus.bus import Delivery
+from omnibus.errors import OmnibusError
+
+log = logging.getLogger(__name__)
+
+#: Seconds until a record that was not acknowledged is sent again, and how often it is sent at most.
+RESEND_SECONDS = 2.0
+MAX_SENDS = 3
+#: Bytes of records that are held to be sent again. One that comes when there are more is sent once.
+MAX_HELD_BYTES = 32 << 20
+#: Seconds that closing waits for acknowledgements that are still out.
+SETTLE_SECONDS = 2.0
+
+#: Publishes data on a subject with headers and a reply subject.
+Publish = Callable[[str, bytes, str, dict[str, str]], None]
+
+
+class _Sent(Struct):
+    """One record on its way. ``at`` is the loop's time of its last sending; ``size`` is 0 when ``data`` is not held."""
+
+    subject: str
+    data: bytes
+    id: str
+    at: float
+    size: int
+    sends: int = 1
+
+
+class RecordAcks:
+    """Sends records by ``publish`` and matches the acknowledgements on ``inbox``; ``lost`` counts what was given up."""
+
+    def __init__(self, publish: Publish, inbox: str) -> None:
+        self.lost = 0
+        self.pattern = f"{inbox}.*"
+        self._publish = publish
+        self._prefix = f"{inbox}."
+        self._numbers = count()
+        self._sent: dict[str, _Sent] = {}  # by the reply subject, oldest first
+        self._held_bytes = 0
+        self._why = "no answer"
+        self._losing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._settled = asyncio.Event()
+
+    # The hot path
+
+    def send(self, subject: str, data: bytes, id: str) -> None:
+        """Publish one record. Raises ``OmnibusError`` as publishing does: then it counts as lost."""
+        loop = asyncio.get_running_loop()
+        held = self._held_bytes + len(data) <= MAX_HELD_BYTES
+        sent = _Sent(subject, data if held else b"", id, loop.time(), len(data) if held else 0)
+        try:
+            self._send(sent)
+        except OmnibusError as error:
+            self._lose(str(error))
+            raise
+        self._held_bytes += sent.size
+        if self._timer is None:
+            self._timer = loop.call_later(RESEND_SECONDS, self._sweep)
+
+    def acknowledged(self, delivery: Delivery) -> None:
+        """Take one answer of JetStream."""
+        if delivery.refused:
+            self._why = "no stream takes them"
+        elif b'"error"' in delivery.data:
+            self._why = _reason(delivery.data)
+        else:
+            self._done(delivery.subject)
+        # What was refused is sent again after a while: a disk that is full has room again later.
+
+    def _done(self, reply: str) -> None:
+        sent = self._sent.pop(reply, None)
+        if sent is None:
+            return
+        self._held_bytes -= sent.size
+        if not self._sent:
+            self._settled.set()
+        if self._losing:
+            self._losing = False
+            log.warning("JetStream keeps records again; %d were lost so far", self.lost)
+
+    # Once in a while
+
+    async def settle(self) -> None:
+        """Wait a moment for what is still out."""
+        if self._sent:
+            self._settled.clear()
+            try:
+                async with asyncio.timeout(SETTLE_SECONDS):
+                    await self._settled.wait()
+            except TimeoutError:
+                log.warning("%d records were not acknowledged before closing", len(self._sent))
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _send(self, sent: _Sent) -> None:
+        reply = f"{self._prefix}{next(self._numbers)}"
+        self._publish(sent.subject, sent.data, reply, {"Nats-Msg-Id": sent.id})
+        self._sent[reply] = sent
+
+    def _sweep(self) -> None:
+        """Send again, or give up, what has been out for long."""
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        late = loop.time() - RESEND_SECONDS
+        overdue = []
+        for reply, sent in self._sent.items():
+            if sent.at > late:
+                break
+            overdue.append(reply)
+        for reply in overdue:
+            self._overdue(self._sent.pop(reply), loop.time())
+        if self._sent:
+            self._timer = loop.call_later(RESEND_SECONDS / 2, self._sweep)
+        else:
+            self._settled.set()
+
+    def _overdue(self, sent: _Sent, now: float) -> None:
+        if sent.sends < MAX_SENDS and sent.size:
+            sent.sends, sent.at = sent.sends + 1, now
+            try:
+                self._send(sent)
+            except OmnibusError as error:
+                self._why = str(error)
+            else:
+                return
+        self._held_bytes -= sent.size
+        self._lose(self._why)
+
+    def _lose(self, why: str) -> None:
+        self.lost += 1
+        if not self._losing:
+            self._losing = True
+            log.error("records are lost (%s): look at NATS, its disk and its log; serving goes on without them", why)
+
+
+def _reason(answer: bytes) -> str:
+    """JetStream's own words for why it did not take a record."""
+    try:
+        problem: Any = json.loads(answer)["error"]
+        return str(problem["description"])
+    except (ValueError, KeyError, TypeError):
+        return "JetStream gave an answer that cannot be read"

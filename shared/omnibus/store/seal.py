@@ -1,0 +1,42 @@
+"""Signatures of stored documents that decide what code runs: plans and app records.
+
+A signed document is the JSON of the document with one more field before all others:
+``{"signature":"<64 hex digits>", ...}``. The signature is HMAC-SHA-256 (RFC 2104) of a label, which says what document
+it is, a zero byte, and the JSON without that field.
+"""
+
+import hmac
+import re
+from hashlib import sha256
+
+from omnibus.errors import ProtocolError
+
+_SIGNED = re.compile(rb'\{"signature":"([0-9a-f]{64})",')
+
+
+class Seal:
+    """Signs with ``secret``, and refuses what is not signed with it. Without one it signs and refuses nothing."""
+
+    def __init__(self, secret: str) -> None:
+        self._key = secret.encode()
+
+    def sign(self, label: str, document: bytes) -> str:
+        """The text of a JSON object ``document`` as it is stored."""
+        if not self._key:
+            return document.decode()
+        return f'{{"signature":"{self._signature(label, document)}",{document[1:].decode()}'
+
+    def verify(self, label: str, text: bytes) -> bytes:
+        """The document of a stored ``text``. Raises ``ProtocolError`` when it is not signed with the secret."""
+        signed = _SIGNED.match(text)
+        document = b"{" + text[signed.end() :] if signed else text
+        if not self._key:
+            return document
+        if signed is None:
+            raise ProtocolError(f"{label} in the store is not signed: refused, since OMNIBUS_STORE_SECRET is set")
+        if not hmac.compare_digest(signed[1].decode(), self._signature(label, document)):
+            raise ProtocolError(f"{label} in the store is not signed with this OMNIBUS_STORE_SECRET: refused")
+        return document
+
+    def _signature(self, label: str, document: bytes) -> str:
+        return hmac.new(self._key, b"%b\0%b" % (label.encode(), document), sha256).hexdigest()

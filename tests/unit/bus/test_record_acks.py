@@ -1,0 +1,151 @@
+"""Records are acknowledged in the background: what JetStream refuses or forgets is sent again, counted and said once."""
+
+import logging
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nats
+import nats.js.api
+import pytest
+
+from omnibus.bus import subjects
+from omnibus.bus.nats import NatsBus, acks
+from omnibus.settings import BusSettings
+from omnibus.up import infra
+from tests.unit.bus.servers import Owned, running
+from tests.unit.sidecar.node import until
+
+SUBJECT = subjects.record("chat", "one")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acks, "RESEND_SECONDS", 0.1)
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Owned]:
+    async with running(infra.nats(tmp_path)) as owned:
+        yield owned
+
+
+@pytest.fixture
+async def bus(server: Owned) -> AsyncIterator[NatsBus]:
+    made = await NatsBus.connect(BusSettings(url=server.server.url), "records")
+    await made.open_records(60.0, 1 << 20)
+    yield made
+    await made.drain()
+
+
+async def room_for(url: str, messages: int) -> None:
+    """Have the stream refuse more than so many messages; -1 for no limit."""
+    client = await nats.connect(url)
+    stream = client.jetstream()
+    config = (await stream.stream_info(subjects.INVOCATIONS.name)).config
+    config.max_msgs, config.discard = messages, nats.js.api.DiscardPolicy.NEW
+    await stream.update_stream(config)
+    await client.close()
+
+
+async def bodies(bus: NatsBus) -> list[bytes]:
+    return [delivery.data for delivery in await bus.records(subjects.RECORDS)]
+
+
+async def test_what_is_acknowledged_is_neither_sent_again_nor_held(bus: NatsBus):
+    for number in range(100):
+        bus.record(SUBJECT, b"x" * 100, f"id-{number}")
+
+    assert bus._acks is not None
+    waiting = bus._acks
+    await until(lambda: not waiting._sent)
+
+    assert waiting._held_bytes == 0
+    assert bus.records_lost == 0
+    assert len(await bodies(bus)) == 100
+    await until(lambda: waiting._timer is None)
+
+
+async def test_a_full_stream_loses_records_and_says_it_once_until_it_has_room(
+    bus: NatsBus, server: Owned, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.WARNING)
+    await room_for(server.server.url, 1)
+    for number in range(5):
+        bus.record(SUBJECT, b"%d" % number, f"id-{number}")
+
+    await until(lambda: bus.records_lost == 4)
+    assert await bodies(bus) == [b"0"]
+    assert caplog.text.count("records are lost (maximum messages exceeded)") == 1
+
+    await room_for(server.server.url, -1)
+    bus.record(SUBJECT, b"late", "id-late")
+
+    await until(lambda: "JetStream keeps records again; 4 were lost so far" in caplog.text)
+    assert await bodies(bus) == [b"0", b"late"]
+
+
+async def test_a_stream_that_has_room_again_soon_loses_nothing(
+    bus: NatsBus, server: Owned, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(acks, "MAX_SENDS", 1000)
+    await room_for(server.server.url, 1)
+    for number in range(3):
+        bus.record(SUBJECT, b"%d" % number, f"id-{number}")
+    assert bus._acks is not None
+    waiting = bus._acks
+    await until(lambda: any(sent.sends > 2 for sent in waiting._sent.values()))
+
+    await room_for(server.server.url, -1)
+
+    await until(lambda: not waiting._sent)
+    assert sorted(await bodies(bus)) == [b"0", b"1", b"2"]
+    assert bus.records_lost == 0
+
+
+async def test_a_server_that_is_silent_for_a_while_keeps_each_record_once(
+    bus: NatsBus, server: Owned, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(acks, "MAX_SENDS", 1000)
+    process: subprocess.Popen[bytes] | None = server._process
+    assert process is not None
+    assert bus._acks is not None
+    waiting = bus._acks
+    process.send_signal(signal.SIGSTOP)
+    for number in range(3):
+        bus.record(SUBJECT, b"%d" % number, f"id-{number}")
+    await until(lambda: any(sent.sends > 2 for sent in waiting._sent.values()))
+
+    process.send_signal(signal.SIGCONT)
+
+    await until(lambda: not waiting._sent)
+    assert await bodies(bus) == [b"0", b"1", b"2"]
+
+
+async def test_what_is_not_held_is_counted_after_one_sending(
+    bus: NatsBus, server: Owned, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(acks, "MAX_HELD_BYTES", 10)
+    await room_for(server.server.url, 1)
+    bus.record(SUBJECT, b"0", "id-0")
+    await until(lambda: bus._acks is not None and not bus._acks._sent)
+
+    bus.record(SUBJECT, b"x" * 11, "id-1")
+
+    await until(lambda: bus.records_lost == 1)
+
+
+async def test_a_server_that_comes_back_with_less_room_is_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    config = tmp_path / "nats.conf"
+    config.write_text("jetstream { max_file_store: 10MB }")
+    async with running(infra.nats(tmp_path, config=config)) as server:
+        bus = await NatsBus.connect(BusSettings(url=server.server.url), "records")
+        await bus.open_records(60.0, 4 << 20)
+        config.write_text("jetstream { max_file_store: 1MB }")
+
+        server.kill()
+        await server.start()
+
+        await until(lambda: f"stream {subjects.INVOCATIONS.name} is to have" in caplog.text)
+        await bus.drain()

@@ -1,0 +1,213 @@
+"""Users of the bus who choose the reply subject of their own messages, and users of one model each."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from omnibus.bus import permissions, subjects
+from omnibus.bus.nats import NatsBus
+from omnibus.executor.identity import Identity
+from omnibus.executor.loop import Executor
+from omnibus.settings import BusSettings
+from omnibus.up import infra
+from tests.unit.bus.test_permissions import PASSWORDS, SECONDS, speaking
+from tests.unit.executor.arithmetic import Does, number
+
+FORGED = (
+    "omnibus.inv.chat.forged",
+    "omnibus.task.think-m-thinker.l-0",
+    "omnibus.task.think-m-thinker",
+    "omnibus.end.g-0-1",
+    "omnibus.replay",
+    "omnibus.event.plan",
+    "omnibus.event.gone",
+    "omnibus.event.gateway",
+    "omnibus.event.deadletter.chat.forged",
+    "_INBOX.gateway.1.2",
+    "_INBOX.planner.1.2",
+    "$JS.API.STREAM.MSG.GET.OMNIBUS_INVOCATIONS",
+    "$JS.API.DIRECT.GET.OMNIBUS_INVOCATIONS",
+    "$JS.API.STREAM.PURGE.OMNIBUS_INVOCATIONS",
+    "$JS.API.STREAM.DELETE.OMNIBUS_INVOCATIONS",
+)
+_MODELS = {"m": ["think-m-thinker"], "n.1": ["encode-n_1-vision", "think-n_1-thinker"]}
+
+
+@pytest.fixture(scope="module")
+def guarded_url(tmp_path_factory: pytest.TempPathFactory, run_server) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("replies")
+    config = directory / "nats.conf"
+    config.write_text(permissions.config(PASSWORDS))
+    server = infra.nats(directory, config=config)
+    with run_server(server):
+        yield server.url
+
+
+# Reply subjects: whoever sends a message chooses the subject of its answer
+
+
+@pytest.mark.parametrize("forged", FORGED)
+@pytest.mark.parametrize("user", ["encoder", "llm", "generator"])
+async def test_a_reply_subject_that_an_executor_chose_itself_allows_it_nothing(
+    guarded_url: str, user: str, forged: str, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.WARNING)
+    received = asyncio.Event()
+
+    async with speaking(guarded_url, user) as executor:
+        await executor.subscribe("omnibus.edge.evil", lambda _: received.set())
+        executor.publish("omnibus.edge.evil", b"{}", reply=forged)
+        async with asyncio.timeout(SECONDS):
+            await received.wait()
+        executor.publish(forged, b"{}")
+        await executor._settle(5)
+
+    assert [
+        text
+        for text in caplog.messages
+        if "permissions violation for publish" in text.lower() and forged.lower() in text.lower()
+    ]
+
+
+async def test_an_executor_cannot_purge_the_record_by_answering_itself(guarded_url: str):
+    async with speaking(guarded_url, "gateway") as gateway, speaking(guarded_url, "llm") as executor:
+        await gateway.open_records(60.0, 1 << 20)
+        gateway.record("omnibus.inv.chat.kept", b"{}", "kept")
+        await gateway._settle(5)
+
+        received = asyncio.Event()
+        await executor.subscribe("omnibus.edge.evil", lambda _: received.set())
+        executor.publish("omnibus.edge.evil", b"{}", reply="$JS.API.STREAM.PURGE.OMNIBUS_INVOCATIONS")
+        async with asyncio.timeout(SECONDS):
+            await received.wait()
+        executor.publish("$JS.API.STREAM.PURGE.OMNIBUS_INVOCATIONS", b"")
+        await executor._settle(5)
+
+        assert [found.data for found in await gateway.records("omnibus.inv.*.kept")] == [b"{}"]
+
+
+@pytest.mark.parametrize(
+    ("user", "own", "forged"),
+    [
+        ("gateway", "omnibus.replay", "omnibus.event.plan"),
+        ("gateway", "omnibus.replay", "_INBOX.planner.1.2"),
+        ("gateway", "omnibus.replay", "$JS.API.STREAM.PURGE.OMNIBUS_INVOCATIONS"),
+        ("operator", "omnibus.event.census", "omnibus.event.plan"),
+        ("operator", "omnibus.event.census", "_INBOX.gateway.1.2"),
+    ],
+)
+async def test_nor_does_one_that_a_gateway_or_an_operator_chose(
+    guarded_url: str, user: str, own: str, forged: str, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.WARNING)
+    received = asyncio.Event()
+
+    async with speaking(guarded_url, user) as bus:
+        await bus.subscribe(own, lambda _: received.set())
+        bus.publish(own, b"{}", reply=forged)
+        async with asyncio.timeout(SECONDS):
+            await received.wait()
+        bus.publish(forged, b"{}")
+        await bus._settle(5)
+
+    assert [
+        text
+        for text in caplog.messages
+        if "permissions violation for publish" in text.lower() and forged.lower() in text.lower()
+    ]
+
+
+async def test_a_gateway_asks_for_a_replay_over_http_and_another_answers_for_the_queue(guarded_url: str):
+    async def once(delivery):
+        yield delivery.data
+
+    async with speaking(guarded_url, "gateway") as one, speaking(guarded_url, "gateway") as other:
+        await one.respond(subjects.REPLAY, once, queue="gateways")
+
+        answers = [part async for part in other.requests(subjects.REPLAY, b"again", SECONDS)]
+
+    assert answers == [b"again"]
+
+
+@pytest.mark.parametrize("verb", ["PING", "INFO", "STATS"])
+async def test_an_operator_lists_services_and_their_statistics(guarded_url: str, verb: str):
+    async def echo(delivery):
+        yield delivery.data
+
+    async with speaking(guarded_url, "encoder") as executor, speaking(guarded_url, "operator") as operator:
+        await executor.register("omnibus-E", {}, {"encode": ("omnibus.task.encode-m-vision", echo)})
+
+        for subject in (f"$SRV.{verb}", f"$SRV.{verb}.omnibus-E"):
+            assert b"omnibus-E" in await operator.request(subject, b"", SECONDS)
+
+
+# Users of one model each
+
+
+@pytest.fixture(scope="module")
+def narrow_url(tmp_path_factory: pytest.TempPathFactory, run_server) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("narrow")
+    config = directory / "nats.conf"
+    users = permissions.permissions(_MODELS)
+    config.write_text(permissions.config({user: f"word-of-{user}" for user in users}, models=_MODELS))
+    server = infra.nats(directory, config=config)
+    with run_server(server):
+        yield server.url
+
+
+@asynccontextmanager
+async def executor_of(url: str, model: str) -> AsyncIterator[NatsBus]:
+    user = permissions.model_user(model)
+    bus = await NatsBus.connect(BusSettings(url=url, user=user, password=f"word-of-{user}"), user)
+    try:
+        yield bus
+    finally:
+        await bus.drain()
+
+
+@pytest.mark.parametrize(
+    "subject",
+    ["omnibus.task.>", "omnibus.task.*.l-0", "omnibus.task.think-n_1-thinker", "omnibus.task.think-n_1-thinker.l-0"],
+)
+async def test_an_executor_of_one_model_receives_no_work_of_another(
+    narrow_url: str, subject: str, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.WARNING)
+
+    async with executor_of(narrow_url, "m") as bus:
+        await bus.subscribe(subject, lambda _: None)
+        await bus._settle(5)
+
+    assert [text for text in caplog.messages if "permissions violation for subscription" in text.lower()]
+
+
+async def test_an_executor_of_one_model_serves_it(narrow_url: str, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.WARNING)
+    tasks = {"encode-n_1-vision": "vision", "think-n_1-thinker": "thinker"}
+    identity = Identity(
+        id="n_1-EL-0", model="n.1", option="EL", node="here", tasks=tasks, credits=4, origin="", slots=4
+    )
+    async with executor_of(narrow_url, "n.1") as bus, speaking(narrow_url, "gateway") as gateway:
+        runners = {component: Does(number) for component in tasks.values()}
+        executor = Executor(identity, runners, bus, _NoTensors(), 65536)  # type: ignore[arg-type]
+        statuses: asyncio.Queue[bytes] = asyncio.Queue()
+        await gateway.subscribe(subjects.event(subjects.EXECUTOR), lambda delivery: statuses.put_nowait(delivery.data))
+        await executor.startup()
+        async with asyncio.timeout(SECONDS):
+            assert b"n_1-EL-0" in await statuses.get()
+        refused = asyncio.Event()
+        await gateway.subscribe("omnibus.reply.>", lambda delivery: refused.set() if delivery.refused else None)
+        for task in tasks:
+            gateway.publish(subjects.task(task, identity.id), b"{}", reply="omnibus.reply.g.i.1.e")
+        await gateway._settle(5)
+        await executor.drain(1.0)
+
+    assert not refused.is_set()
+    assert not [text for text in caplog.messages if "permissions violation" in text.lower()]
+
+
+class _NoTensors:
+    """Stands for the sidecar, which an executor without requests does not use."""
