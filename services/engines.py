@@ -147,7 +147,7 @@ def _language(settings: ExecutorSettings) -> "Core":
 
 
 def _beside(settings: ExecutorSettings) -> bool:
-    """Whether encoders go by the language model's loop: both are in this executor, and there are goals to meet."""
+    """Return whether encoders share the language model's loop: both are in this executor, and there are goals."""
     hosted, goals = _hosted(settings), Goals(settings.ttft, settings.tbt)
     return bool(goals) and _encode in hosted and not hosted.isdisjoint({_think, _prefill, _decode})
 

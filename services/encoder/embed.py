@@ -6,6 +6,7 @@ It is a language model without its head: a pass over the text, and what its last
 import asyncio
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,14 @@ class EmbedRunner(Hosted[Thinker]):
     def __init__(self, family: str, checkpoint: Path, device: str, dtype: str, settings: EncodeSettings) -> None:
         super().__init__(Source("thinker", family, checkpoint, device, dtype), settings.threads)
         self._batcher = Batcher(self._batch, items=settings.items, tokens=settings.tokens)
+        # A tokeniser is not made for two threads at once, and must not hold up the loop.
+        self._words = ThreadPoolExecutor(1, "words")
 
     async def run(self, job: Job) -> None:
         pooling = _pooling(job)
-        prepared = [self._prepare(text, pooling) for text in _texts(await job.value("text"))]
+        loop, texts = asyncio.get_running_loop(), _texts(await job.value("text"))
+        # One by one, so that requests take turns.
+        prepared = [await loop.run_in_executor(self._words, self._prepare, text, pooling) for text in texts]
         job.done("text")
         rows = await asyncio.gather(*(self._batcher.encode(each) for each in prepared))
         await job.put("embedding", {}, np.stack(rows))
@@ -64,6 +69,9 @@ class EmbedRunner(Hosted[Thinker]):
 
     async def _begin(self) -> None:
         self._serve(self._batcher.serve())
+
+    async def _end(self) -> None:
+        await asyncio.to_thread(self._words.shutdown, cancel_futures=True)
 
     def _encode(self, texts: Sequence[Prepared]) -> list[np.ndarray]:
         # What fills up the shorter ones comes after them, where none of their tokens looks.

@@ -68,7 +68,9 @@ class TextEncodeRunner(Hosted[TextEncoder]):
         self._serve(self._batcher.serve())
 
     def _encode(self, prompts: Sequence[Prepared]) -> list[np.ndarray]:
-        return [one.embeds.float().cpu().numpy() for one in self.model.encode(prompts)]
+        # The last bits depend on the batch, and a film is made in many steps that take them up.
+        batches = [[each] for each in prompts] if self.model.films else [prompts]
+        return [one.embeds.float().cpu().numpy() for batch in batches for one in self.model.encode(batch)]
 
 
 def _prompts(job: Job) -> _Prompts:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Event
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +17,7 @@ from omnibus.errors import BadMedia, BadRequest
 from omnibus.executor.budget import NONE, Goals, Sizes, found
 from omnibus.executor.contract import Item, Job
 from omnibus_models.contract import Encoder, Prepared
+from omnibus_models.limits import CANCELLED
 from services.compute import Hosted, Source, by_size
 from services.encoder.batcher import Batcher, Loop
 from services.encoder.identity import Identity
@@ -102,7 +104,7 @@ class EncodeRunner(Hosted[Encoder]):
 
     @property
     def keeps(self) -> bool:
-        """Whether equal media cost less here the second time."""
+        """True if equal media cost less here the second time."""
         return self._results is not None
 
     async def run(self, job: Job) -> None:
@@ -155,8 +157,19 @@ class EncodeRunner(Hosted[Encoder]):
 
     async def _read(self, media: _Media) -> Prepared:
         loop = asyncio.get_running_loop()
-        beside = () if media.alone else (False,)
-        return await loop.run_in_executor(self._decoders, self.model.prepare, media.data, media.modality, *beside)
+        args = (media.data, media.modality, *(() if media.alone else (False,)))
+        cancelled = Event()
+        try:
+            return await loop.run_in_executor(self._decoders, self._prepare, cancelled, *args)
+        finally:
+            cancelled.set()  # a decoder whose job is over has others to serve
+
+    def _prepare(self, cancelled: Event, *args: Any) -> Prepared:
+        token = CANCELLED.set(cancelled)
+        try:
+            return self.model.prepare(*args)
+        finally:
+            CANCELLED.reset(token)
 
     async def _batch(self, items: Sequence[Prepared]) -> list[Result]:
         return await self._compute(self._encode, items)

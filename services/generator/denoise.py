@@ -13,9 +13,13 @@ from torch import Tensor
 
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.executor.contract import Item, Job
-from omnibus_models.contract import Denoiser, Denoising, Picture
+from omnibus.tensors.item import RESUMED_AT
+from omnibus_models.contract import Denoiser, Denoising, Picture, Resumable
 from services.compute import Compute, Hosted, Source, by_size
 from services.generator.studio import Making, Studio
+
+#: Checkpoints of one picture or film, at most: a lost denoiser costs a tenth of its steps.
+CHECKPOINTS = 10
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ class DenoiseRunner(Hosted[Denoiser]):
     0 is that of ``image``, and without one what the model usually makes. Outputs: ``latents``, float32
     [channels, frames, height, width], and where there is one ``sound``, float32 [channels, time, bins]; streamed
     ``progress`` ``{"step", "steps"}`` after each step, and ``preview`` the same with a uint8 [height, width, 3] after
-    every ``every`` steps but the last.
+    every ``every`` steps but the last. ``checkpoint``, where somebody retains it, is what steps have changed so far: a
+    later attempt goes on from it.
     """
 
     def __init__(
@@ -84,9 +89,12 @@ class DenoiseRunner(Hosted[Denoiser]):
         for name in ("embeds", "mask", *more):
             job.done(name)
         denoising = await self._compute(self.model.open, self._picture(wish, job.seed, image), guides, **more)
+        await self._resume(job, denoising)
         palette = await self._palette() if wish.every and job.wants("preview") else None
         show = None if palette is None else partial(self.model.preview, palette=palette)
-        await self._steps(job, Making(denoising, wish.every, show))
+        every = -(-denoising.steps // CHECKPOINTS) if job.wants("checkpoint") else 0
+        # A film fills a device by itself: to share its steps would save nothing, and change its last bits.
+        await self._steps(job, Making(denoising, wish.every, show, every, alone=wish.frames > 1))
         await job.put("latents", {}, await self._compute(self._latents, denoising))
         if job.wants("sound"):
             await job.put("sound", {}, await self._compute(self._sound, denoising))
@@ -105,15 +113,30 @@ class DenoiseRunner(Hosted[Denoiser]):
         }
 
     async def _steps(self, job: Job, making: Making) -> None:
-        steps = making.denoising.steps
+        steps, sent = making.denoising.steps, job.resume("preview").get("rows", 0)
+        for number in range(1, making.denoising.done + 1):
+            await job.send("progress", {"step": number, "steps": steps})
         async with self._studio.making(making) as done:
             async for step in done:
                 said = {"step": step.number, "steps": steps}
                 await job.send("progress", said)
+                if step.state is not None:
+                    await job.send("checkpoint", said, step.state)
                 if step.preview is not None:
-                    await job.send("preview", said, step.preview)
+                    earlier = (step.number // making.every - 1) * len(step.preview)
+                    await job.send("preview", said | ({RESUMED_AT: earlier} if sent else {}), step.preview)
+                    sent = 0
+        if sent:  # whoever looks has seen all previews
+            await job.send("preview", {RESUMED_AT: sent}, np.empty((0, 1, 3), np.uint8))
         for output in ("progress", "preview"):
             job.close(output)
+
+    async def _resume(self, job: Job, denoising: Denoising) -> None:
+        """Go on from the last checkpoint of an earlier attempt, if there is one."""
+        left = job.resume("checkpoint").get("item")
+        if left is not None and isinstance(denoising, Resumable):
+            state = torch.tensor(left.array)  # a copy, as of an image
+            await self._compute(denoising.resume, state, int(left.data["step"]))
 
     async def _palette(self) -> Tensor:
         """Found when the first one asks, beside the steps of others."""

@@ -1,8 +1,7 @@
 """The engine of a vocoder: codec codes in, waveform out, piece by piece."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +11,10 @@ import numpy as np
 
 from omnibus.errors import BadRequest
 from omnibus.executor.contract import Item, Job
+from omnibus.tensors.item import RESUMED_AT
 from omnibus_models.contract import Code, Vocoder, Vocoding
 from services.compute import Hosted, Source
+from services.generator.pieces import piece_sizes
 from services.generator.playback import Floor, Playback
 
 
@@ -22,13 +23,12 @@ class VocodeSettings:
     """Limits of one vocoder.
 
     ``codes``: most codes (or frames) of one waveform before another waveform has its turn. ``patience``: seconds that
-    a listener may wait for the first sound before those who would run out of it. ``ahead``: seconds of sound that
-    are enough to wait for as many codes as go in together. ``threads``: of torch in the compute thread.
+    a listener may wait for the first sound before those who would run out of it. ``threads``: of torch in the compute
+    thread.
     """
 
     codes: int = 48
     patience: float = 0.2
-    ahead: float = 1.0
     threads: int = 1
 
 
@@ -67,7 +67,8 @@ class VocodeRunner(Hosted[Vocoder]):
         return {"parameters": self.model.parameters, "used": self._open, "samples": self._samples}
 
     async def _waveform(self, job: Job) -> int:
-        arrivals = Arrivals(job.stream("codes"), self.model.groups, self._settings.codes)
+        sizes = piece_sizes(self.model.rate / self.model.samples_per_code, self._settings.codes)
+        arrivals = Arrivals(job.stream("codes"), self.model.groups, sizes)
         filling = asyncio.create_task(arrivals.fill())
         try:
             return await self._sound(job, arrivals)
@@ -82,12 +83,15 @@ class VocodeRunner(Hosted[Vocoder]):
         playback = Playback(self.model.rate, loop.time(), self._settings.patience)
         vocoding: Vocoding | None = None
         total, last = 0, False
+        sent = job.resume("audio").get("rows", 0)
         while not last:
-            await self._enough(arrivals, playback)
+            await arrivals.piece()
             async with self._floor.turn(playback.dry):
                 codes, last = arrivals.take()
                 if vocoding is None and codes:
                     vocoding = await self._compute(self.model.open, voice, seed)
+                    if sent:
+                        total = await self._skip(job, vocoding, sent)
                 if vocoding is None:
                     continue  # an empty stream
                 samples = await self._compute(_samples, vocoding, codes, last)
@@ -98,28 +102,21 @@ class VocodeRunner(Hosted[Vocoder]):
                 await job.send("audio", {"rate": self.model.rate}, samples)
         return total
 
-    async def _enough(self, arrivals: "Arrivals", playback: Playback) -> None:
-        """Wait for codes: while the listener has sound for a while, for many, of which each costs less.
-
-        A vocoder sees its surroundings anew with each piece: four blocks at once cost 9 instead of 4 times 6.
-        """
-        await arrivals.some()
-        if playback.plays:
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(playback.dry - self._settings.ahead):
-                    await arrivals.some(self._settings.codes)
+    async def _skip(self, job: Job, vocoding: Vocoding, sent: int) -> int:
+        """Begin behind the ``sent`` samples that the listener has from an earlier attempt."""
+        begin = vocoding.skip(sent)
+        await job.send("audio", {"rate": self.model.rate, RESUMED_AT: begin}, np.empty(0, np.float32))
+        return begin
 
 
 class Arrivals:
-    """Codes, or frames of ``groups`` codes, of one stream: what came while the vocoder was busy goes in together.
+    """Codes, or frames of ``groups`` codes, of one stream, cut into pieces of ``sizes`` whenever they arrive."""
 
-    That is ``most`` at a time.
-    """
-
-    def __init__(self, stream: AsyncIterator[Item], groups: int, most: int) -> None:
+    def __init__(self, stream: AsyncIterator[Item], groups: int, sizes: Iterator[int]) -> None:
         self._stream = stream
         self._groups = groups
-        self._most = most
+        self._sizes = sizes
+        self._size = next(sizes)
         self._codes: list[Code] = []
         self._ended = False
         self._error: Exception | None = None
@@ -131,23 +128,32 @@ class Arrivals:
             async for item in self._stream:
                 self._codes += _codes(item, self._groups)
                 self._news.set()
-        except Exception as error:  # noqa: BLE001 - a task boundary: raised again in ``take``
+        except Exception as error:  # noqa: BLE001 - a task boundary: raised again in ``piece``
             self._error = error
         self._ended = True
         self._news.set()
 
-    async def some(self, least: int = 1) -> None:
-        """Wait for ``least`` codes, or for the end. Raises what went wrong on their way."""
-        while len(self._codes) < least and not self._ended:
+    async def some(self) -> None:
+        """Wait for a code, or for the end. Raises what went wrong on their way."""
+        await self._least(1)
+
+    async def piece(self) -> None:
+        """Wait for the next piece, or for the end. Raises what went wrong on their way."""
+        await self._least(self._size)
+
+    async def _least(self, count: int) -> None:
+        while len(self._codes) < count and not self._ended:
             self._news.clear()
             await self._news.wait()
         if self._error is not None:
             raise self._error
 
     def take(self) -> tuple[list[Code], bool]:
-        """The codes that are there, and whether they are the last."""
-        codes, self._codes = self._codes[: self._most], self._codes[self._most :]
-        return codes, self._ended and not self._codes
+        """The next piece, and whether it is the last: less than a whole one, so that a late end changes nothing."""
+        size, last = self._size, len(self._codes) < self._size
+        taken, self._codes = self._codes[:size], self._codes[size:]
+        self._size = next(self._sizes)
+        return taken, last
 
 
 def _samples(vocoding: Vocoding, codes: Sequence[Code], last: bool) -> np.ndarray:

@@ -11,23 +11,40 @@ from torch import Tensor
 
 from omnibus.errors import StageUnavailable
 from omnibus.executor.moments import mine
-from omnibus_models.contract import Denoising, Stepper
+from omnibus_models.contract import Denoising, Resumable, Stepper
 from services.compute import Compute
 from services.generator.turns import Size, Turns
 
 
 class Step(NamedTuple):
-    """A step that is done; ``preview`` uint8 [height, width, 3] where one was asked for."""
+    """A step that is done; ``preview`` uint8 [height, width, 3] where one was asked for, and ``state`` float32 [n]
+    where somebody is to go on from it.
+    """
 
     number: int
     preview: np.ndarray | None
+    state: np.ndarray | None = None
 
 
 class Making:
-    """A picture on its way through the loop. ``every`` steps there is a preview, which ``show`` paints."""
+    """A picture on its way through the loop. ``every`` steps there is a preview, which ``show`` paints, and every
+    ``checkpoints`` steps the state of one that is resumable.
 
-    def __init__(self, denoising: Denoising, every: int = 0, show: Callable[[Denoising], Tensor] | None = None) -> None:
+    One that is ``alone`` shares no step, so that its numbers do not depend on who else is there.
+    """
+
+    def __init__(
+        self,
+        denoising: Denoising,
+        every: int = 0,
+        show: Callable[[Denoising], Tensor] | None = None,
+        checkpoints: int = 0,
+        *,
+        alone: bool = False,
+    ) -> None:
         self.denoising = denoising
+        self.alone = alone
+        self._checkpoints = checkpoints
         self.every = every
         self.show = show
         self.began = mine()
@@ -48,9 +65,16 @@ class Making:
 
     @property
     def previewed(self) -> bool:
-        """Whether the step that was just done is to be shown. The last one is: the picture itself follows."""
+        """True if the step that was just done is to be shown. The last one is: the picture itself follows."""
         done = self.denoising.done
         return self.every > 0 and done % self.every == 0 and done < self.denoising.steps
+
+    def state(self) -> np.ndarray | None:
+        """Where it stands, after every so many steps but the last."""
+        one = self.denoising
+        if not self._checkpoints or one.done % self._checkpoints or one.done >= one.steps:
+            return None
+        return one.state().numpy() if isinstance(one, Resumable) else None
 
 
 class Studio:
@@ -78,7 +102,7 @@ class Studio:
         if self._failed is not None:
             raise self._failed
         one = making.denoising
-        self._turns.join(making, one.shape, Size(one.rows, one.tokens))
+        self._turns.join(making, making if making.alone else one.shape, Size(one.rows, one.tokens))
         self._wake.set()
         try:
             yield making.steps()
@@ -131,9 +155,9 @@ class Studio:
     def _done(self, making: Making) -> Step | Exception:
         """The step that was taken; a preview that cannot be made is this picture's failure alone."""
         number = making.denoising.done
-        if making.show is None or not making.previewed:
-            return Step(number, None)
         try:
-            return Step(number, making.show(making.denoising).numpy())
+            shown = making.show is not None and making.previewed
+            preview = making.show(making.denoising).numpy() if shown and making.show is not None else None
+            return Step(number, preview, making.state())
         except Exception as error:  # noqa: BLE001 - told to whom it concerns
             return error

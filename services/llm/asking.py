@@ -26,8 +26,11 @@ class Asked(NamedTuple):
     counts: dict[str, int]
 
 
-async def ask(core: Core, job: Job) -> Asked:
-    """Read the inputs of a think or prefill ``job``: ``messages``, ``items``, ``params``, ``voice``."""
+async def ask(core: Core, job: Job, *, resumes: bool = True) -> Asked:
+    """Read the inputs of a think or prefill ``job``: ``messages``, ``items``, ``params``, ``voice``.
+
+    One that ``resumes`` begins behind what an earlier attempt has generated.
+    """
     params = read(job.inputs.get("params"), ThinkParams)
     voice = _voice(core, job)
     prompt = await core.prompt(await read_messages(job))
@@ -38,8 +41,15 @@ async def ask(core: Core, job: Job) -> Asked:
     limit = len(script) or core.limit(length, params.max_tokens)
     picker = Picker(sampling(params, limit, job.seed), core.thinker.vocabulary, prompt.ids, script)
     sequence = Thinking(prefill, picker, ends(core, params), voice)
+    if resumes:
+        await core.resume_after(sequence, given(job, "text"))
     aside = prefill.attention is not None and prefill.attention.kept is not None
     return Asked(params, sequence, prompt.ids, layout, counts(length, items, aside))
+
+
+def given(job: Job, output: str) -> tuple[int, ...]:
+    """Tokens that an earlier attempt generated. The last one may have ended the answer, so it is chosen again."""
+    return tuple(job.resume(output).get("ids", ())[:-1])
 
 
 def ends(core: Core, params: ThinkParams) -> frozenset[int]:

@@ -106,8 +106,9 @@ class Core(HostedDecoder[Thinker, Thinking]):
     # Prompts
 
     async def prompt(self, messages: list[dict[str, Any]]) -> Prompt:
-        """Tokenise. Raises ``BadRequest``."""
-        return await asyncio.get_running_loop().run_in_executor(self._words, self.thinker.prompt, messages)
+        """Tokenise. Raises ``BadRequest``, and ``ContextTooLong`` before a long text has held up others'."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._words, self.thinker.prompt, messages, self.context)
 
     async def script(self, params: ThinkParams, length: int) -> tuple[int, ...]:
         """The tokens of an answer that is given, the one that ends it included; none where the model chooses.
@@ -116,8 +117,13 @@ class Core(HostedDecoder[Thinker, Thinking]):
         """
         if params.say is None:
             return ()
-        words = await asyncio.get_running_loop().run_in_executor(self._words, self.thinker.words, params.say)
-        script, left = (*words, min(self.thinker.eos)), self.limit(length, None)
+        left = self.limit(length, None)
+        loop = asyncio.get_running_loop()
+        try:
+            words = await loop.run_in_executor(self._words, self.thinker.words, params.say, False, left)
+        except ContextTooLong as error:
+            raise ContextTooLong(error.message, param="say") from None
+        script = (*words, min(self.thinker.eos))
         if len(script) > left:
             raise ContextTooLong(
                 f"what is to be said has {len(script)} tokens, and the model's context leaves {left}; say less at once",
@@ -138,6 +144,18 @@ class Core(HostedDecoder[Thinker, Thinking]):
         if item.array is None or item.array.ndim != 2:
             raise BadRequest("a media item has no embedding of shape [tokens, width]", param="items")
         return torch.from_numpy(item.array).to(self.thinker.device, self.thinker.dtype)
+
+    async def resume_after(self, sequence: Thinking, tokens: Rows[int]) -> None:
+        """Let ``sequence`` begin behind ``tokens`` of its answer, which are prefilled at once.
+
+        A prompt that looks aside is answered from its beginning: what it looks at comes with its own positions.
+        """
+        aside = sequence.attention is not None and sequence.attention.kept is not None
+        if tokens and not aside and len(tokens) < sequence.limit:
+            sequence.begin_after(tokens, await self._compute(self._embedded, tokens))
+
+    def _embedded(self, tokens: Rows[int]) -> Tensor:
+        return self.thinker.embed(torch.tensor(tokens, device=self.thinker.device))
 
     def limit(self, length: int, wanted: int | None) -> int:
         """Most tokens of an answer to a prompt of ``length`` tokens. Raises ``ContextTooLong``, ``BadRequest``."""

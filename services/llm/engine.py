@@ -244,6 +244,8 @@ class Engine(Generic[S]):
         for sequence, result in outcomes:
             if isinstance(result, Step):
                 self.tokens += 1
+                for earlier in sequence.take_earlier() if sequence.prefix else ():
+                    sequence.inbox.put(earlier)
                 sequence.gone |= result.finish is not None
                 sequence.inbox.put(result)
             else:

@@ -19,7 +19,8 @@ class Start(msgspec.Struct, frozen=True):
     """What decode has to know of a prefill, beside the cache.
 
     ``seed`` is that of the first token's choice, ``finish`` why there is nothing to decode. ``here`` is the number
-    of a sequence that waits in its slot; then there is no cache to be read. ``layout`` says how the cache is
+    of a sequence that waits in its slot; then there is no cache to be read. ``resumed`` counts tokens of an earlier
+    attempt that come before ``first_token`` and are in the cache. ``layout`` says how the cache is
     arranged: only an engine that arranges its own in the same way reads it. With a repetition penalty the
     prompt's ids come along as an array.
     """
@@ -34,6 +35,7 @@ class Start(msgspec.Struct, frozen=True):
     video_tokens: int = 0
     finish: str | None = None
     here: int | None = None
+    resumed: int = 0
     layout: str = TRANSFORMERS
 
     @property

@@ -10,6 +10,9 @@ from services.llm.sequence import Step
 from services.llm.speech import Speech
 from services.llm.text import Reply
 
+#: Most tokens in one message: those of an earlier attempt are there all at once.
+CHUNK = 256
+
 #: Waits for the next tokens of an answer.
 Take = Callable[[], Awaitable[Sequence[Step]]]
 
@@ -50,14 +53,24 @@ class ThinkRunner:
 async def answer(job: Job, take: Take, reply: Reply, speech: Speech | None) -> None:
     """Send text, and rows, as they come, until ``reply`` is finished."""
     while reply.finish is None:
-        for step in await take():
+        for number, step in enumerate(await take(), 1):
             if reply.finish is None:  # after a stop string the engine was one step ahead
                 reply.add(step.token, step.finish)
                 if speech is not None:
                     speech.add(step.side)
+            if not number % CHUNK:
+                await tell(job, reply, speech)
         await tell(job, reply, speech)
     if speech is not None:
         speech.close(reply.finish)
+
+
+async def say(job: Job, reply: Reply, tokens: Sequence[int], finish: str | None) -> None:
+    """Send the text of ``tokens``, the last of which may ``finish`` the answer."""
+    for number, token in enumerate(tokens, 1):
+        reply.add(token, finish if number == len(tokens) else None)
+        if not number % CHUNK or number == len(tokens):
+            await tell(job, reply, None)
 
 
 async def tell(job: Job, reply: Reply, speech: Speech | None) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from omnibus.executor.moments import mine
@@ -87,6 +88,10 @@ class Sequence:
         self.began = mine()  # when the first step that it is in began
         self.goes: Packed = ({}, None)  # its cache, for another executor
         self.came: Packed = ({}, None)  # its cache, from another executor
+        #: Tokens that an earlier attempt generated: they are prefilled behind the prompt, ``prompt`` positions long.
+        self.prefix: tuple[int, ...] = ()
+        self.prompt = self.length
+        self.sides: list[np.ndarray | None] = []  # what goes with each of them
         self.step: asyncio.Future[None] | None = None  # what its owner waits for besides tokens
         self.owner = 0  # changes when it is handed over
 
@@ -106,6 +111,23 @@ class Sequence:
         if token in self.ends:
             return "stop"
         return "length" if self.count >= self.limit else None
+
+    def begin_after(self, tokens: Rows[int], inputs: Tensor) -> None:
+        """Stand as after the choice of ``tokens`` [n], whose ``inputs`` [n, H] are prefilled as well."""
+        more = self.length + self.delta + torch.arange(len(tokens), device=self.positions.device)
+        self.inputs = torch.cat([self.inputs, inputs])
+        self.positions = torch.cat([self.positions, more.expand(len(self.positions), -1)], dim=1)
+        self.prefix, self.length = tuple(tokens), self.inputs.shape[0]
+        for token in tokens:
+            self.picker.resume(token)
+            self.accept(token)
+
+    def take_earlier(self) -> list[Step]:
+        """The steps of an earlier attempt, once: its tokens, and what goes with them."""
+        sides = self.sides or [None] * len(self.prefix)
+        steps = [Step(token, None, side) for token, side in zip(self.prefix, sides, strict=True)]
+        self.prefix, self.sides = (), []
+        return steps
 
     def release(self) -> None:
         """Let go of what only the prefill needs."""

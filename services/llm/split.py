@@ -14,11 +14,11 @@ import torch
 
 from omnibus.executor.contract import Job
 from omnibus_models.contract import Prefill
-from services.llm.asking import Asked, ask, ends
+from services.llm.asking import Asked, ask, ends, given
 from services.llm.core import Core
 from services.llm.handover import TRANSFORMERS, Start, put_cache, put_start, read_start
 from services.llm.params import ThinkParams, read, sampling
-from services.llm.runner import answer, tell
+from services.llm.runner import answer, say
 from services.llm.sampling import Picker
 from services.llm.sequence import Step
 from services.llm.speech import Speech, begin
@@ -54,24 +54,26 @@ class PrefillRunner(_Half):
         return self._core.busy - self._core.engine.decoding.seconds
 
     async def run(self, job: Job) -> None:
-        asked = await ask(self._core, job)
+        # The rows of a talker come from decode, which has none of what was generated before.
+        asked = await ask(self._core, job, resumes=not job.wants("prompt"))
+        resumed = len(asked.sequence.prefix)
         sequence = asked.sequence
         sequence.pauses, sequence.stays = True, job.here("cache")
         with self._core.engine.admit(sequence):
-            [first] = await sequence.inbox.take()
+            *_, first = await sequence.inbox.take()
             if first.side is not None:
                 await begin(job, asked.layout, first.side)
             if first.finish is None and sequence.stays:
-                await self._hand_over(job, asked, first)
+                await self._hand_over(job, asked, first, resumed)
                 return
         # Its slot is free by now: who waits for memory of the arena must not keep a decode from making room there.
         if first.finish is None:  # before the start: who has heard of that may give the cache a slot
             await put_cache(job, *sequence.goes)
-        await _tell(job, asked, first, None)
+        await _tell(job, asked, first, resumed, None)
 
-    async def _hand_over(self, job: Job, asked: Asked, first: Step) -> None:
+    async def _hand_over(self, job: Job, asked: Asked, first: Step, resumed: int) -> None:
         with self._core.paused(job.invocation, asked.sequence) as paused:
-            await _tell(job, asked, first, paused.number)
+            await _tell(job, asked, first, resumed, paused.number)
             await paused.taken.wait()
 
 
@@ -89,12 +91,12 @@ class DecodeRunner(_Half):
     async def run(self, job: Job) -> None:
         params = read(job.inputs.get("params"), ThinkParams)
         start, seen = read_start(await job.value("start"), TRANSFORMERS)
-        script = await self._core.script(params, start.length)
-        sequence, finish = self._sequence(start, seen, params, script, job.wants("rows"))
+        script = await self._core.script(params, start.length - start.resumed)
+        tokens = (*given(job, "text")[: start.resumed], start.first_token)
+        sequence, finish = self._sequence(start, tokens, seen, params, script, job.wants("rows"))
         reply = Reply(self._core.thinker.text, params.stop)
-        reply.add(start.first_token, start.finish or finish)
+        await say(job, reply, tokens, start.finish or finish)
         speech = Speech(job, sequence.limit - 1) if job.wants("rows") else None
-        await tell(job, reply, None)
         await self._decode(job, start, sequence, reply, speech)
         job.close("text", {"finish_reason": reply.finish, "usage": start.counts | {"completion_tokens": reply.tokens}})
 
@@ -114,24 +116,32 @@ class DecodeRunner(_Half):
                 await answer(job, sequence.inbox.take, reply, speech)
 
     def _sequence(
-        self, start: Start, seen: np.ndarray | None, params: ThinkParams, script: Rows[int], speaks: bool
+        self,
+        start: Start,
+        tokens: Rows[int],
+        seen: np.ndarray | None,
+        params: ThinkParams,
+        script: Rows[int],
+        speaks: bool,
     ) -> tuple[Thinking, str | None]:
-        """The sequence as it is after its first token, and why it ends there, if it does."""
+        """The sequence as it is after its first ``tokens``, and why it ends there, if it does."""
         core = self._core
-        limit = len(script) or core.limit(start.length, params.max_tokens)
+        limit = len(script) or core.limit(start.length - start.resumed, params.max_tokens)
         ids = [] if seen is None else seen.tolist()
         picker = Picker(sampling(params, limit, start.seed), core.thinker.vocabulary, ids, script)
-        picker.resume(start.first_token)
         nothing = torch.empty(start.length, 0)
         prefill = Prefill(nothing, nothing, start.rope_delta, nothing)
         sequence = Thinking(prefill, picker, ends(core, params), "" if speaks else None)
         sequence.done = start.length
-        finish = sequence.accept(start.first_token)
+        finish = None
+        for token in tokens:
+            picker.resume(token)
+            finish = sequence.accept(token)
         sequence.release()
         return sequence, finish
 
 
-async def _tell(job: Job, asked: Asked, first: Step, here: int | None) -> None:
+async def _tell(job: Job, asked: Asked, first: Step, resumed: int, here: int | None) -> None:
     sequence = asked.sequence
     start = Start(
         length=sequence.length,
@@ -140,6 +150,7 @@ async def _tell(job: Job, asked: Asked, first: Step, here: int | None) -> None:
         seed=sequence.picker.settings.seed,
         finish=first.finish,
         here=here,
+        resumed=resumed,
         layout=TRANSFORMERS,
         **asked.counts,
     )

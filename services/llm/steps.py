@@ -27,7 +27,7 @@ class Feed(Protocol[S_in]):
     """What a step consumes and what goes with each token; differs between thinker and talker."""
 
     def ready(self, sequence: S_in) -> bool:
-        """Whether ``sequence`` can take the next step now. Asked on the event loop."""
+        """Return whether ``sequence`` can take the next step now. Asked on the event loop."""
 
     def inputs(self, batch: Rows[S_in]) -> Tensor:
         """Inputs of the next step, [B, H]. May be called again for the same step."""

@@ -45,7 +45,15 @@ class ThinkFeed:
     def begun(self, sequence: Thinking) -> np.ndarray | None:
         if sequence.voice is None or sequence.prefill is None:
             return None
-        return _numpy(self._thinker.talker_prompt(sequence.prefill, torch.cat(sequence.hidden), sequence.voice))
+        hidden = torch.cat(sequence.hidden)
+        prompt = _numpy(self._thinker.talker_prompt(sequence.prefill, hidden[: sequence.prompt], sequence.voice))
+        if not sequence.prefix:
+            return prompt
+        inputs = sequence.inputs[sequence.prompt :]
+        rows = _numpy(self._thinker.talker_row(inputs, hidden[sequence.prompt :]))
+        sequence.sides = [prompt, *rows[:-1]]
+        side: np.ndarray = rows[-1]
+        return side
 
     def stepped(self, batch: Rows[Thinking], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
         if all(sequence.voice is None for sequence in batch):

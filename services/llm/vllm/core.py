@@ -155,7 +155,8 @@ class VllmCore:
 
     async def _prompt(self, job: Job) -> Prompt:
         messages = await read_messages(job)
-        return await asyncio.get_running_loop().run_in_executor(self._words, self.reader.prompt, messages)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._words, self.reader.prompt, messages, self._launch.context)
 
     def _voice(self, job: Job) -> str | None:
         if not job.wants("prompt"):

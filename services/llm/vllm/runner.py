@@ -19,7 +19,7 @@ class VllmPart:
 
     @property
     def serving(self) -> bool:
-        """Whether there is an engine. One that died is started again; until then there is no work to be taken."""
+        """True if there is an engine. One that died is started again; until then there is no work to be taken."""
         return self._core.serving
 
     @property

@@ -25,5 +25,8 @@ def part(body: bytes, me: Identity, reply: str) -> Invocation:
         route=tuple(mine),
         reply=reply,
         outputs=tuple(dict.fromkeys([*recorded.outputs, *outputs])),
+        retained=(),
+        attempts=(),
+        resumes=(),
         deadline=time.time() + max(1.0, recorded.deadline - recorded.created),
     )

@@ -17,12 +17,21 @@ class Confirmations:
         self._executor = executor
         self._outbox = outbox
         self._taken: dict[str, tuple[Invocation, list[bytes]]] = {}
+        self._records: dict[str, list[bytes]] = {}  # by reply subject, chunks in order
         self._timer: asyncio.TimerHandle | None = None
+
+    def record(self, invocation: Invocation, chunk: bytes) -> None:
+        """``chunk`` went to another node: the gateway retains it, and is in no hurry. Chunks keep their order."""
+        self._records.setdefault(invocation.reply, []).append(chunk)
+        self._arm()
 
     def taken(self, invocation: Invocation) -> None:
         """This executor works on ``invocation``."""
         accepted = Accepted(invocation.id, self._executor, invocation.attempt)
         self._taken[invocation.id] = (invocation, [messages.encode(accepted)])
+        self._arm()
+
+    def _arm(self) -> None:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(ACCEPT, self.tell)
 
@@ -47,3 +56,7 @@ class Confirmations:
         for invocation, told in taken.values():
             for message in told:
                 self._outbox.send(invocation.reply, message)
+        records, self._records = self._records, {}
+        for subject, chunks in records.items():
+            for chunk in chunks:
+                self._outbox.send(subject, chunk)

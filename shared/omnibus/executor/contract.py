@@ -50,10 +50,18 @@ class Job(Protocol):
         """Absolute end in ``time.time()`` seconds."""
 
     def wants(self, output: str) -> bool:
-        """Whether anybody consumes ``output``: a node downstream, or the client."""
+        """Return whether anybody consumes ``output``: a node downstream, or the client."""
+
+    def resume(self, output: str) -> Mapping[str, Any]:
+        """What an earlier attempt of this node gave of ``output``; empty when there is nothing to begin with.
+
+        Lists and texts are those that the client has (a language model's ``ids``), ``rows`` counts the rows of arrays
+        that it has, and ``item`` is the last ``Item`` of an output that is retained for this purpose. A runner may
+        begin after it or anywhere before: what it sends again is skipped.
+        """
 
     def here(self, output: str) -> bool:
-        """Whether everybody who consumes ``output`` runs in this executor."""
+        """Return whether everybody who consumes ``output`` runs in this executor."""
 
     async def value(self, name: str) -> Any:
         """Wait for the input ``name`` and return it with every reference resolved to an ``Item``.

@@ -13,6 +13,7 @@ from omnibus.executor.contract import Runner
 from omnibus.executor.identity import Identity
 from omnibus.executor.loop import Executor
 from omnibus.settings import BusSettings, ExecutorSettings, SidecarSettings, load
+from omnibus.tensors import waiting
 from omnibus.tensors.client import TensorClient
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class ExecutorService:
         make = engine(self.settings.engine)
         runners = {component: make(component, self.settings) for component in identity.tasks.values()}
         self._bus = await NatsBus.connect(bus, identity.id)
-        self._tensors = await TensorClient.connect(sidecar.socket, identity.id, sidecar.node_name)
+        self._tensors = await waiting.connect(sidecar.socket, identity.id, sidecar.node_name)
         self.executor = Executor(identity, runners, self._bus, self._tensors, bus.max_payload)
         await self.executor.startup()
 

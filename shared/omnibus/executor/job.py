@@ -1,5 +1,6 @@
 """The ``Job`` that runners see, on top of channels, outputs and the arena."""
 
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -9,14 +10,16 @@ import numpy as np
 from omnibus.bus import messages, subjects
 from omnibus.bus.messages import Hop
 from omnibus.bus.outbox import Outbox
-from omnibus.errors import ProtocolError
+from omnibus.errors import OmnibusError, ProtocolError
 from omnibus.executor.channels import Channel, Piece
 from omnibus.executor.contract import Item
 from omnibus.executor.moments import Moment
-from omnibus.executor.outputs import Output, Rows, Sibling, Source
+from omnibus.executor.outputs import Output, Record, Rows, Sibling, Source
 from omnibus.graph import HANDLE, REF, Invocation, as_ref, refs
 from omnibus.tensors.client import Block, TensorClient
 from omnibus.tensors.handle import Handle
+
+log = logging.getLogger(__name__)
 
 #: Seconds that memory outlives the deadline of its invocation, so that the last reader is not cut off.
 GRACE = 5.0
@@ -26,8 +29,15 @@ class LiveJob:
     """One node of one invocation in this executor; see ``contract.Job`` for what each method promises."""
 
     def __init__(
-        self, invocation: Invocation, index: int, executor: str, outbox: Outbox, tensors: TensorClient
+        self,
+        invocation: Invocation,
+        index: int,
+        executor: str,
+        outbox: Outbox,
+        tensors: TensorClient,
+        record: Record | None = None,
     ) -> None:
+        """``record`` takes the chunks of outputs that the gateway retains."""
         self._invocation = invocation
         self.index = index
         self.node = invocation.nodes[index]
@@ -36,6 +46,7 @@ class LiveJob:
         self._channels = {key: Channel(self.node.task, key) for key in self.node.uses}
         self._literals: Mapping[str, Any] | None = None
         self._source = Source(invocation, index, outbox)
+        self._record = record
         self._outputs: dict[str, Output] = {}
         #: Subject of another executor that reads an output of this node.
         self.next_edge: str | None = None
@@ -52,22 +63,28 @@ class LiveJob:
     def connect(self, siblings: Mapping[int, Sibling]) -> None:
         """Learn where every output goes, once all jobs of the invocation here exist."""
         asked = {output for node, output in self._invocation.outputs if node == self.index}
+        retained = {output for node, output in self._invocation.retained if node == self.index}
         consumers = self._invocation.consumers(self.index)
-        for output in asked | consumers.keys():
-            nodes = consumers.get(output, [])
+        for output in asked | retained | consumers.keys():
+            nodes = [node for node in consumers.get(output, []) if self._invocation.runs(node)]
             elsewhere = [self._invocation.route[node] for node in nodes if node not in siblings]
             self._outputs[output] = Output(
                 self._source,
                 output,
                 local=[siblings[node] for node in nodes if node in siblings],
                 edges=[subjects.edge(executor) for executor in dict.fromkeys(elsewhere)],
-                readers=len(elsewhere) + (output in asked),
+                readers=len(elsewhere) + (output in asked) + (output in retained),
                 gateway=output in asked,
+                record=(self._record if nodes else self._leave) if output in retained else None,
                 targets=self._targets([node for node in nodes if node not in siblings], output in asked),
             )
             self.answers = self.answers or output in asked
             if elsewhere and self.next_edge is None:
                 self.next_edge = subjects.edge(elsewhere[0])
+
+    def _leave(self, invocation: Invocation, chunk: bytes) -> None:
+        """Send a checkpoint at once: there are few, and what comes after the last one that arrived is lost."""
+        self._source.outbox.send(invocation.reply, chunk, lazy=True)
 
     def _targets(self, nodes: Sequence[int], asked: bool) -> tuple[str, ...]:
         components = dict.fromkeys(self._invocation.nodes[node].component for node in nodes)
@@ -106,6 +123,22 @@ class LiveJob:
 
     def wants(self, output: str) -> bool:
         return output in self._outputs
+
+    def resume(self, output: str) -> Mapping[str, Any]:
+        for node, name, left in self._invocation.resumes:
+            if (node, name) == (self.index, output):
+                return self._left(left)
+        return {}
+
+    def _left(self, left: Mapping[str, Any]) -> Mapping[str, Any]:
+        if HANDLE not in left:
+            return left
+        try:
+            array = self._view(messages.to_handle(left[HANDLE]))
+        except OmnibusError as error:  # its memory was given to others: this node begins at its beginning
+            log.info("%s: what was retained of %s is gone: %s", self.invocation, self.node.component, error)
+            return {}
+        return {"item": Item({key: value for key, value in left.items() if key != HANDLE}, array)}
 
     def here(self, output: str) -> bool:
         target = self._outputs.get(output)
@@ -255,7 +288,7 @@ class LiveJob:
 
 
 def _marked(value: Any) -> bool:
-    """Whether a reference or a handle lies inside of ``value``."""
+    """Return whether a reference or a handle lies inside of ``value``."""
     if type(value) is dict:
         return REF in value or HANDLE in value or any(map(_marked, value.values()))
     return type(value) is list and any(map(_marked, value))

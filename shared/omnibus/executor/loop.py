@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -21,6 +20,7 @@ from omnibus.bus.messages import Busy, Chunk, End, ExecutorStatus, Failed, Hop
 from omnibus.bus.outbox import Outbox
 from omnibus.errors import DeadlineExceeded, OmnibusError, ProtocolError, StageFailed
 from omnibus.executor import by_hand
+from omnibus.executor.attempts import Attempts, Live
 from omnibus.executor.channels import Piece
 from omnibus.executor.confirm import Confirmations
 from omnibus.executor.contract import Item, Runner
@@ -39,16 +39,6 @@ HEARTBEAT = 0.5  # seconds between status events
 RETURN = 1.5  # seconds after a reconnect that gateways have to show up again
 
 
-@dataclass
-class _Live:
-    invocation: Invocation
-    jobs: dict[int, LiveJob] = field(default_factory=dict)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    hops: list[Hop] = field(default_factory=list)  # of nodes before, to be passed on
-    trace: tracing.Carrier = field(default_factory=dict)
-    over: bool = False  # the invocation has ended: nobody will read what it has in the arena
-
-
 class Executor:
     """One replica of a deployment option. ``runners`` maps a component to its engine."""
 
@@ -60,7 +50,7 @@ class Executor:
         self._bus = bus
         self._tensors = tensors
         self._outbox = Outbox(bus, limit, subjects.unheard(identity.id))
-        self._live: dict[str, _Live] = {}
+        self._live = Attempts()
         self._early = Early()
         self._state = "ready"
         self._vitals = Vitals(identity, runners)
@@ -76,7 +66,8 @@ class Executor:
             await runner.load()
         me = self.identity
         self._vitals.measure(lambda: len(self._live))
-        await self._bus.subscribe(subjects.task("*", me.id), self._take)
+        for task in me.tasks:  # one by one: its user on the bus may be allowed these alone
+            await self._bus.subscribe(subjects.task(task, me.id), self._take)
         await self._bus.subscribe(subjects.edge(me.id), self._feed)
         await self._bus.subscribe(f"{subjects.unheard(me.id)}.*", self._nobody)
         await self._bus.subscribe(subjects.event(subjects.CENSUS), lambda _: self._announce())
@@ -93,7 +84,7 @@ class Executor:
         """Refuse new work, finish what was accepted, then leave."""
         self._state = "draining"
         self._announce()
-        tasks = [task for live in self._live.values() for task in live.tasks]
+        tasks = [task for live in self._live for task in live.tasks.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
         # Before the last word: what a gateway does not know to be finished runs again elsewhere.
@@ -125,7 +116,7 @@ class Executor:
     def _purge(self) -> None:
         """End what is past its deadline, whether or not its gateway still lives; forget early edges."""
         now = time.time()
-        for live in [live for live in self._live.values() if live.invocation.deadline < now]:
+        for live in [live for live in self._live if live.invocation.deadline < now]:
             for job in live.jobs.values():
                 self._fail(live, job, DeadlineExceeded(f"the deadline passed in {job.node.component}"))
             self._stop(live.invocation.id, over=True)
@@ -139,36 +130,43 @@ class Executor:
         except ProtocolError as error:
             log.error("%s: %s", delivery.subject, error)
             return
-        known = self._live.get(invocation.id)
+        known = self._live.newest(invocation.id)
         if known is not None:
             if known.invocation.attempt >= invocation.attempt:
                 return
-            self._stop(invocation.id)
-        if self._state != "ready" or len(self._live) >= self.identity.credits or not self._vitals.serving:
+            self._live.supersede(invocation)
+            known = self._live.newest(invocation.id)
+        if self._state != "ready" or self._full(known) or not self._vitals.serving:
             EXECUTOR.refused.inc()
             self._reply(invocation, Busy(invocation.id, self.identity.id, invocation.attempt))
             return
         self._begin(invocation, delivery.headers)
         self._confirmations.taken(invocation)
 
-    def _begin(self, invocation: Invocation, headers: Mapping[str, str] | None) -> _Live:
-        live = self._live[invocation.id] = _Live(invocation)
+    def _full(self, known: Live | None) -> bool:
+        """Return whether there is no room for an invocation; one whose earlier attempt goes on here has its place."""
+        return known is None and len(self._live) >= self.identity.credits
+
+    def _begin(self, invocation: Invocation, headers: Mapping[str, str] | None) -> Live:
+        live = Live(invocation)
+        self._live.add(live)
         if tracing.tracer is not None:
             live.trace = tracing.carried(headers)
         me = self.identity.id
         for index, executor in enumerate(invocation.route):
-            if executor == me:
-                live.jobs[index] = LiveJob(invocation, index, me, self._outbox, self._tensors)
+            if executor == me and invocation.runs(index):
+                record = self._confirmations.record
+                live.jobs[index] = LiveJob(invocation, index, me, self._outbox, self._tensors, record)
         loop = asyncio.get_running_loop()
         for job in live.jobs.values():
             job.connect(live.jobs)
         for message in self._early.take(invocation.id):
             self._deliver(live, message)
         for job in live.jobs.values():
-            live.tasks.add(loop.create_task(self._run(live, job)))
+            live.tasks[job.index] = loop.create_task(self._run(live, job))
         return live
 
-    async def _run(self, live: _Live, job: LiveJob) -> None:
+    async def _run(self, live: Live, job: LiveJob) -> None:
         component = self.identity.tasks.get(job.node.task, "")
         enter(job.began)
         try:
@@ -191,7 +189,7 @@ class Executor:
             job.release()
             self._finished(live, job)
 
-    def _report(self, live: _Live, job: LiveJob, hop: Hop) -> None:
+    def _report(self, live: Live, job: LiveJob, hop: Hop) -> None:
         """Times go with the last output: to the next executor, or to the gateway.
 
         The next executor may work for long, so the gateway hears of it by itself as well, without haste.
@@ -205,7 +203,7 @@ class Executor:
         if job.next_edge is not None:
             self._confirmations.finished(live.invocation, hop)
 
-    def _fail(self, live: _Live, job: LiveJob, error: OmnibusError) -> None:
+    def _fail(self, live: Live, job: LiveJob, error: OmnibusError) -> None:
         error.stage = error.stage or job.node.component
         error.executor = self.identity.id
         error.attempt = live.invocation.attempt
@@ -213,14 +211,12 @@ class Executor:
         tracing.node(live.trace, live.invocation, job.times(), error.code)
         self._reply(live.invocation, Failed(job.invocation, job.index, error.problem(), live.invocation.attempt))
 
-    def _finished(self, live: _Live, job: LiveJob) -> None:
+    def _finished(self, live: Live, job: LiveJob) -> None:
         live.jobs.pop(job.index, None)
         if live.over and not live.jobs:
             self._tensors.end(job.invocation)
-        if not live.jobs and self._live.get(job.invocation) is live:
-            del self._live[job.invocation]
-            if job.answers and job.next_edge is None:
-                self._confirmations.answered(job.invocation)
+        if not live.jobs and self._live.forget(live) and job.answers and job.next_edge is None:
+            self._confirmations.answered(job.invocation)
 
     # Feed
 
@@ -231,13 +227,14 @@ class Executor:
             if isinstance(message, End):
                 self._end(message)
                 continue
-            live = self._live.get(message.inv)
-            if live is not None and live.invocation.attempt == message.attempt:
+            live = self._live.find(message.inv, message.attempt)
+            newest = self._live.newest(message.inv)
+            if live is not None:
                 self._deliver(live, message)
-            elif live is None or live.invocation.attempt < message.attempt:
+            elif newest is None or newest.invocation.attempt < message.attempt:
                 self._early.keep(message)
 
-    def _deliver(self, live: _Live, message: Chunk | Hop) -> None:
+    def _deliver(self, live: Live, message: Chunk | Hop) -> None:
         if message.attempt != live.invocation.attempt:
             return
         if isinstance(message, Hop):
@@ -251,9 +248,13 @@ class Executor:
     # End
 
     def _end(self, end: End) -> None:
-        live = self._live.get(end.inv)
+        live = self._live.newest(end.inv)
         over = end.status != "moved"
-        if live is not None and (over or end.attempt >= live.invocation.attempt):
+        if end.nodes and not over:
+            for each in list(live.chain()) if live is not None else ():
+                if each.invocation.attempt <= end.attempt:
+                    self._live.cancel(each, end.nodes)
+        elif live is not None and (over or end.attempt >= live.invocation.attempt):
             self._stop(end.inv, over)
         elif live is None:
             self._early.take(end.inv)
@@ -265,7 +266,7 @@ class Executor:
         if not delivery.refused or self._comeback.within(RETURN):
             return
         gateway = subjects.reply(delivery.subject.rpartition(".")[2])
-        for invocation in [id for id, live in self._live.items() if live.invocation.reply == gateway]:
+        for invocation in dict.fromkeys(live.invocation.id for live in self._live if live.invocation.reply == gateway):
             log.warning("stopping %s: its gateway is gone", invocation)
             self._stop(invocation, over=True)
 
@@ -275,10 +276,9 @@ class Executor:
         When all is ``over`` the sidecar is told here as well: memory may have been granted to a runner
         after the gateway's word reached the sidecar and before it reached this executor.
         """
-        live = self._live.pop(invocation, None)
-        if live is not None:
+        for live in self._live.pop(invocation):
             live.over = over
-            for task in live.tasks:
+            for task in live.tasks.values():
                 task.cancel()
 
     # By hand
@@ -295,7 +295,7 @@ class Executor:
             return
         live = self._begin(asked, delivery.headers)
         if live.tasks:
-            await asyncio.wait(live.tasks)
+            await asyncio.wait(live.tasks.values())
         self._outbox.flush()
         self._stop(live.invocation.id)
 

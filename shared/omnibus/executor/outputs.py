@@ -3,7 +3,7 @@ and to the gateway.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +17,9 @@ from omnibus.graph import Invocation
 from omnibus.metrics import TRANSFER
 from omnibus.tensors.client import Block
 from omnibus.tensors.handle import Handle
+
+#: Takes an encoded chunk for the gateway, without haste.
+Record = Callable[[Invocation, bytes], None]
 
 
 class Sibling(Protocol):
@@ -46,6 +49,7 @@ class Output:
         "_local",
         "_name",
         "_pieces",
+        "_record",
         "_seconds",
         "_seq",
         "_source",
@@ -64,14 +68,19 @@ class Output:
         readers: int,
         gateway: bool,
         targets: tuple[str, ...],
+        record: Record | None = None,
     ) -> None:
-        """``readers`` counts those elsewhere, the gateway among them; ``targets`` names them, for metrics."""
+        """``readers`` counts those elsewhere, the gateway among them; ``targets`` names them, for metrics.
+
+        ``record`` takes each chunk for the gateway as well, which retains it.
+        """
         self._source = source
         self._name = name
         self._local = local
         self._edges = edges  # subjects
         self._gateway = gateway
         self._targets = targets
+        self._record = record
         self._seq = 0
         self._pieces = 0  # tensors that were written, which took ``_seconds``
         self._seconds = 0.0
@@ -81,7 +90,7 @@ class Output:
 
     @property
     def here(self) -> bool:
-        """Whether all who read it are in this process."""
+        """True if all who read it are in this process."""
         return not (self._edges or self._gateway)
 
     def wrote(self, size: int, began: float) -> None:
@@ -105,7 +114,7 @@ class Output:
         seq, self._seq, self.closed = self._seq, self._seq + 1, last
         for sibling in self._local:
             sibling.feed(source.index, self._name, Piece(seq, item, None, None, last, empty))
-        if not self._edges and not self._gateway:
+        if not self._edges and not self._gateway and self._record is None:
             return
         body = messages.encode(
             Chunk(
@@ -125,6 +134,8 @@ class Output:
             source.outbox.send(subject, body)
         if self._gateway:
             source.outbox.send(invocation.reply, body)
+        if self._record is not None:
+            self._record(invocation, body)
 
     def tell(self) -> None:
         """Count what was written, and begin anew."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from omnibus.errors import BadRequest
+from omnibus.errors import BadRequest, Forbidden
 from omnibus.executor.contract import Job, Runner
 from omnibus.registry import TaskRecord
 from omnibus.settings import ExecutorSettings
@@ -32,9 +32,11 @@ Execute = Callable[[Any, Job, "Computing"], Awaitable[None]]
 def engine(component: str, settings: ExecutorSettings) -> Runner:
     """The runner of the own unit task that is ``component``.
 
-    Raises ``BadRequest`` when it is not among the records, cannot be imported, or has another name by now.
+    Raises ``BadRequest`` when it is not among the records, cannot be imported, or has another name by now, and
+    ``Forbidden`` for code that this executor may not run.
     """
     record = _record(component, settings.source or settings.checkpoint)
+    _check_root(record, settings.apps_dir)
     execute: Execute = importlib.import_module("omnibus.task.own").execute
     return OwnRunner(record, instance(record), execute)
 
@@ -92,6 +94,7 @@ class OwnRunner:
 def instance(record: TaskRecord) -> Any:
     """The unit task that ``record`` describes. Raises ``BadRequest`` when it is not what was registered."""
     found = _class(record)
+    _check_class(record, found)
     names = []
     for component in _components(record):
         try:
@@ -144,6 +147,23 @@ def _class(record: TaskRecord) -> Any:
         log.error("%s cannot be imported", _called(record), exc_info=error)
         raise BadRequest(f"{_called(record)} cannot be imported: {_told(error)}") from error
     return found
+
+
+def _check_root(record: TaskRecord, apps_dir: str) -> None:
+    """Records come from the store: a directory that its operator did not name is none to run code from."""
+    if not record.root:
+        return
+    if not apps_dir:
+        raise Forbidden(f"{_called(record)}: tasks from directories are off here: set OMNIBUS_EXECUTOR_APPS_DIR")
+    if not Path(record.root).resolve().is_relative_to(Path(apps_dir).resolve()):
+        raise Forbidden(f"{_called(record)}: {record.root} is not below OMNIBUS_EXECUTOR_APPS_DIR")
+
+
+def _check_class(record: TaskRecord, cls: Any) -> None:
+    """A record may name anything that can be imported: nothing but a unit task is called."""
+    task: Any = importlib.import_module("omnibus.task").UnitTask
+    if not (isinstance(cls, type) and issubclass(cls, task)):
+        raise BadRequest(f"{_called(record)} is no unit task: register its app again")
 
 
 def _open(record: TaskRecord) -> None:

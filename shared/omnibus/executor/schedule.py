@@ -185,7 +185,7 @@ class Schedule(Generic[K]):
     # What is known
 
     def has(self, key: K) -> bool:
-        """Whether ``key`` has a slot."""
+        """Return whether ``key`` has a slot."""
         return key in self._left or key in self._held or key in self._decoding
 
     @property

@@ -25,7 +25,7 @@ class Vitals:
 
     @property
     def serving(self) -> bool:
-        """Whether every runner has its engine; see ``contract.Runner``."""
+        """True if every runner has its engine; see ``contract.Runner``."""
         return all(getattr(runner, "serving", True) for runner in self._runners.values())
 
     def measure(self, inflight: Callable[[], int]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,15 @@ from PIL import Image
 
 from omnibus.errors import BadMedia, BadRequest
 from omnibus.executor.contract import Item
-from omnibus_models import tiny
+from omnibus_models import limits, tiny
 from omnibus_models.contract import Encoder
 from omnibus_models.families import family
 from services.encoder.batcher import Batcher
 from services.encoder.runner import EncodeRunner, EncodeSettings
 from tests.unit.jobs import MemoryJob, run
+from tests.unit.models import files
+
+DEADLINE_SECONDS = 60
 
 
 @pytest.fixture(scope="session")
@@ -114,6 +118,31 @@ async def test_a_cancelled_request_puts_nothing(runner: EncodeRunner) -> None:
     await asyncio.gather(*running, return_exceptions=True)
 
     assert [len(one.outputs["embedding"].items) for one in jobs] == [1, 0, 1]
+
+
+async def test_a_film_that_nobody_waits_for_is_not_decoded_to_its_end(
+    runner: EncodeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks, began, cancelled = [], threading.Event(), threading.Event()
+
+    class Watched(limits.Budget):
+        def check(self) -> None:
+            checks.append(len(checks))
+            began.set()
+            assert cancelled.wait(DEADLINE_SECONDS)
+            super().check()
+
+    monkeypatch.setattr(limits, "Budget", Watched)
+    watching = asyncio.create_task(run(runner, job(np.frombuffer(files.film(8.0), np.uint8), "video")))
+    assert await asyncio.to_thread(began.wait, DEADLINE_SECONDS)
+
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    cancelled.set()
+    await run(runner, job(jpeg(1)))
+    await runner.close()  # waits for what is decoded
+
+    assert checks == [0]
 
 
 async def test_only_what_is_computed_counts_as_busy(runner: EncodeRunner) -> None:

@@ -50,6 +50,22 @@ async def test_prompt_and_negative_prompt_are_filled_up_to_the_longer_one(
         assert not row[~counts].any()
 
 
+async def test_a_prompt_of_a_film_is_the_same_whoever_is_there(tmp_path: Path) -> None:
+    path = tiny.build("ltx2", tmp_path / "ltx2")
+    runner = TextEncodeRunner("text_encoder", "ltx2", path, "cpu", "float32", EncodeSettings())
+    await runner.load()
+    lone = await run(runner, MemoryJob({"prompt": "a red square", "negative_prompt": ""}))
+    prompts = ["a red square", "a green circle on a hill " * 6, "a red square", "a cat"]
+
+    jobs = [MemoryJob({"prompt": prompt, "negative_prompt": ""}) for prompt in prompts]
+    await asyncio.gather(*(run(runner, one) for one in jobs))
+
+    for one in (jobs[0], jobs[2]):
+        # The same computations in one process, so to the bit.
+        assert np.array_equal(one.array("embeds"), lone.array("embeds"))
+    await runner.close()
+
+
 async def test_without_a_negative_prompt_there_is_one_row(runner: TextEncodeRunner, image: Path) -> None:
     one = await run(runner, MemoryJob({"prompt": "a red square"}))
 

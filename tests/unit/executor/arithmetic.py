@@ -232,8 +232,8 @@ class Place:
 
 
 @asynccontextmanager
-async def place(directory: Path) -> AsyncIterator[Place]:
-    async with asyncio.timeout(PATIENCE * 2), nodes.running(directory) as sidecar:
+async def place(directory: Path, within: float = PATIENCE * 2) -> AsyncIterator[Place]:
+    async with asyncio.timeout(within), nodes.running(directory) as sidecar:
         office = Office(MemoryBus(BusSettings(max_payload=LIMIT)), await nodes.connect(directory, "office"))
         await office.open()
         made = Place(directory, sidecar, office)

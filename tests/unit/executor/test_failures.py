@@ -69,7 +69,7 @@ async def test_a_typed_error_passes_through(here: Place, error: BadRequest):
 
 async def test_a_task_that_this_executor_does_not_run_is_a_stale_route(here: Place):
     await here.executor("a", {"number": number})
-    given = here.office.send(invocation([call("unheard")], ["a"], [(0, "y")]))
+    given = here.office.send(invocation([call("number", x=1), call("unheard")], ["a", "a"], [(0, "y"), (1, "y")]))
 
     [failed] = await here.office.until(Failed, given)
 

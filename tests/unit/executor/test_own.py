@@ -14,7 +14,7 @@ from omnibus import graph
 from omnibus.bus import messages, subjects
 from omnibus.bus.messages import Chunk, Failed, Hop
 from omnibus.bus.nats import NatsBus
-from omnibus.errors import BadRequest
+from omnibus.errors import BadRequest, Forbidden
 from omnibus.executor.contract import Runner
 from omnibus.executor.host import ExecutorService
 from omnibus.executor.own import engine
@@ -113,7 +113,8 @@ def source(*records: TaskRecord) -> str:
 
 
 def runner(*records: TaskRecord, component: str = "spell") -> Runner:
-    return engine(component, ExecutorSettings(source=source(*records)))
+    apps_dir = records[0].root if records else ""
+    return engine(component, ExecutorSettings(source=source(*records), apps_dir=apps_dir))
 
 
 def said(job: MemoryJob, output: str) -> list[Any]:
@@ -221,7 +222,7 @@ async def test_a_class_of_an_installed_module_is_imported_from_there(
 
 
 async def test_the_source_may_stand_in_place_of_a_checkpoint(tmp_path: Path, module: str):
-    settings = ExecutorSettings(checkpoint=source(record(tmp_path, f"{module}:Spell")))
+    settings = ExecutorSettings(checkpoint=source(record(tmp_path, f"{module}:Spell")), apps_dir=str(tmp_path))
 
     assert await spelled(engine("spell", settings), "c") == ["c"]
 
@@ -254,7 +255,9 @@ FAULTS = {
     "field missing": ("Moody", {}, "cannot be made of {}: ValidationError"),
     "class": ("Spells", {}, "cannot be imported: AttributeError"),
     "no engine": ("Silent", {}, r"has no method run\(self, inputs\) any more"),
-    "no task": ("DONE", {}, "cannot be made of {}: TypeError"),
+    "no task": ("DONE", {}, "is no unit task"),
+    "a function": ("Words.model_validate", {}, "is no unit task"),
+    "another class": ("Words", {}, "is no unit task"),
 }
 
 
@@ -280,6 +283,24 @@ def test_a_module_that_cannot_be_imported_is_refused(tmp_path: Path, module: str
 
     with pytest.raises(BadRequest, match=rf"unit task 'spell' \({module}:Spell\) cannot be imported: {fault}"):
         runner(record(tmp_path, f"{module}:Spell"))
+
+
+@pytest.mark.parametrize("below", ["", "apps", "apps/../elsewhere", "apps/link"])
+def test_code_outside_of_the_directory_of_apps_does_not_run(tmp_path: Path, module: str, below: str):
+    outside = tmp_path if below in ("", "apps") else tmp_path / "elsewhere"
+    (tmp_path / "apps").mkdir()
+    outside.mkdir(exist_ok=True)
+    (tmp_path / "apps" / "link").symlink_to(outside)
+    ran = tmp_path / "ran"
+    (outside / f"{module}.py").write_text(f"open({str(ran)!r}, 'w')")
+    root = tmp_path / below if below.startswith("apps/") else tmp_path
+    apps_dir = str(tmp_path / "apps") if below else ""
+
+    with pytest.raises(Forbidden, match="OMNIBUS_EXECUTOR_APPS_DIR"):
+        engine("spell", ExecutorSettings(source=source(record(root, f"{module}:Spell")), apps_dir=apps_dir))
+
+    assert not ran.exists()
+    assert not {str(root), str(outside)} & set(sys.path)
 
 
 def test_a_root_that_is_not_on_this_node_is_named(tmp_path: Path):
@@ -315,7 +336,7 @@ async def test_an_executor_of_an_own_task_answers_on_the_bus(
         "BUS_URL": nats_url, "SIDECAR_SOCKET": str(tmp_path / "s"), "SIDECAR_NODE": nodes.NODE,
         "EXECUTOR_MODEL": "spell", "EXECUTOR_FAMILY": "python", "EXECUTOR_OPTION": "spell",
         "EXECUTOR_COMPONENTS": "spell", "EXECUTOR_TASKS": "spell", "EXECUTOR_ENGINE": "omnibus.executor.own:engine",
-        "EXECUTOR_CHECKPOINT": source(record(tmp_path, f"{module}:Spell")),
+        "EXECUTOR_CHECKPOINT": source(record(tmp_path, f"{module}:Spell")), "EXECUTOR_APPS_DIR": str(tmp_path),
     }  # fmt: skip
     for name, value in variables.items():
         monkeypatch.setenv(f"OMNIBUS_{name}", value)

@@ -91,6 +91,21 @@ async def test_a_thinker_answers_token_by_token_and_says_what_it_used():
     assert not job.outputs.keys() & {"rows", "prompt", "layout"}
 
 
+async def test_an_answer_that_is_known_in_part_goes_on_behind_it():
+    async with bench(profile()) as here:
+        whole = chat(max_tokens=6, ignore_eos=True)
+        [alone] = await here.run("thinker", whole)
+        ids = [id for item in whole.outputs["text"].items for id in item.data.get("ids", ())]
+        rest = chat(max_tokens=6, ignore_eos=True)
+        rest._resumes = {"text": {"ids": ids[:4]}}
+        [resumed] = await here.run("thinker", rest)
+
+    first = rest.outputs["text"].items[0].data
+    assert first["ids"] == ids[:4]  # again, so that its reader can compare
+    assert [id for item in rest.outputs["text"].items for id in item.data.get("ids", ())] == ids
+    assert resumed - alone < alone
+
+
 async def test_media_count_as_they_came_from_the_encoder():
     items = [Item({"modality": kind}, np.zeros((count, 3), np.float32)) for kind, count in (("image", 10), ("audio", 5), ("image", 1))]  # fmt: skip
     body = json.dumps([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "x" * 80}]}]).encode()

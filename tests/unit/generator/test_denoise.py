@@ -241,3 +241,33 @@ async def test_pictures_in_the_making_are_told_when_the_denoiser_is_closed(image
 
     with pytest.raises(StageUnavailable, match="closed"):
         await running
+
+
+@pytest.mark.parametrize("lost", [1, 7, 9])
+async def test_a_picture_goes_on_from_the_last_checkpoint(runner: DenoiseRunner, lost: int) -> None:
+    wanted = ("checkpoint", "progress", "preview")
+    whole = await run(runner, job(*wanted, steps=20, every=4))
+    checkpoints = whole.outputs["checkpoint"].items[:lost]
+    shown = min(4, (checkpoints[-1].data["step"] + 2) // 4)  # the client has those before it, maybe one more
+    had = sum(len(item.array) for item in whole.outputs["preview"].items[:shown] if item.array is not None)
+    before = sum(size * count for size, count in runner._studio.sizes.items())
+
+    again = job(*wanted, steps=20, every=4)
+    again._resumes = {"checkpoint": {"item": checkpoints[-1]}, "preview": {"rows": had}}
+    answer = await run(runner, again)
+
+    assert [item.data["step"] for item in whole.outputs["checkpoint"].items] == list(range(2, 20, 2))
+    np.testing.assert_array_equal(answer.array("latents"), whole.array("latents"))
+    assert answer.outputs["progress"].items == whole.outputs["progress"].items
+    first = answer.outputs["preview"].items[0]
+    assert first.array is not None
+    rest = whole.whole("preview")[first.data["resumed_at"] :]
+    np.testing.assert_array_equal(answer.whole("preview").reshape(rest.shape), rest)
+    taken = sum(size * count for size, count in runner._studio.sizes.items()) - before
+    assert taken == 20 - checkpoints[-1].data["step"]
+
+
+async def test_nobody_pays_for_checkpoints_that_are_not_retained(runner: DenoiseRunner) -> None:
+    one = await run(runner, job("progress"))
+
+    assert "checkpoint" not in one.outputs

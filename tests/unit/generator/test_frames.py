@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from omnibus.errors import BadRequest
+from omnibus.executor.contract import Item
 from omnibus_models import tiny
 from omnibus_models.contract import Vocoder
 from omnibus_models.families import family
 from services.generator.runner import VocodeRunner, VocodeSettings
 from tests.unit.generator.test_vocode import job
-from tests.unit.jobs import run
+from tests.unit.jobs import MemoryJob, Pipe, run
 
 NAME = "qwen3_omni_moe"
 
@@ -65,11 +66,18 @@ async def test_waveforms_do_not_depend_on_pieces_nor_on_company(runner: VocodeRu
         assert one.end("audio") == {"samples": len(wave)} == {"samples": 20 * 1920 - 555}
 
 
-async def test_the_first_frame_sounds_at_once(runner: VocodeRunner) -> None:
-    one = await run(runner, job([frames(1), frames(5)]))
+async def test_the_first_bunch_of_frames_sounds_at_once(runner: VocodeRunner) -> None:
+    stream = Pipe()
+    stream.feed(Item({"codes": frames(4)}))
+    one = MemoryJob({"codes": stream, "voice": "Chelsie"})
+    running = asyncio.create_task(run(runner, one))
 
-    assert one.outputs["audio"].items[0].array is not None
-    assert len(one.outputs["audio"].items) >= 2
+    early = await one.outputs["audio"].until(1)
+
+    assert early[0].array is not None
+    assert not one.outputs["audio"].closed
+    stream.close({})
+    await running
 
 
 @pytest.mark.parametrize(

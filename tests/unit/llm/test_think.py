@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,47 @@ async def test_max_tokens_over_the_context_names_the_largest(runner: ThinkRunner
         await run(runner, job(text(1), max_tokens=512))
 
     assert caught.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize("param", ["messages", "say"])
+async def test_a_text_far_over_the_context_is_refused_before_it_is_tokenised(
+    runner: ThinkRunner, monkeypatch: pytest.MonkeyPatch, param: str
+) -> None:
+    giant, read, thinker = "the fox " * 500_000, [], runner._core.thinker
+    tokenise = thinker._tokenizer._encode_plus
+
+    def counted(text: Any, *args: Any, **options: Any) -> Any:
+        read.append(len(text))
+        return tokenise(text, *args, **options)
+
+    monkeypatch.setattr(thinker._tokenizer, "_encode_plus", counted)
+    asked = job([{"role": "user", "content": giant}]) if param == "messages" else job(text(1), say=giant[:60_000])
+
+    with pytest.raises(ContextTooLong) as caught:
+        await run(runner, asked)
+
+    assert caught.value.param == param
+    assert sum(read) < 100_000
+
+
+async def test_a_prompt_that_nobody_waits_for_is_not_tokenised(
+    runner: ThinkRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, held, read = runner._core, threading.Event(), []
+    prompt = core.thinker.prompt
+    monkeypatch.setattr(core.thinker, "prompt", lambda *args: read.append(args) or prompt(*args))
+    core._words.submit(held.wait, 60)  # somebody else's prompt
+    waiting = [asyncio.create_task(run(runner, job(text(number)))) for number in range(3)]
+    while core._words._work_queue.qsize() < 3:
+        await asyncio.sleep(0.001)
+
+    for left in waiting[:2]:
+        left.cancel()
+    await asyncio.gather(*waiting[:2], return_exceptions=True)
+    held.set()
+    await waiting[2]
+
+    assert len(read) == 1
 
 
 async def test_a_prompt_over_the_context_is_refused(runner: ThinkRunner) -> None:

@@ -99,14 +99,21 @@ class Language(Simulated):
         return left if wanted is None else wanted
 
     async def write(self, job: Job, answer: Answer, tokens: int, draw: Draw, counts: dict[str, int]) -> None:
-        """The text of ``answer`` as the device makes it, and rows for a talker where one follows."""
-        sequence = device.Sequence(tokens, self.jitter(draw), limit=answer.tokens, every=self._chunk)
+        """The text of ``answer`` as the device makes it, and rows for a talker where one follows.
+
+        Tokens that an earlier attempt has made are prefilled with the prompt, all but the last one.
+        """
+        resumed = min(len(job.resume("text").get("ids", ())), answer.tokens) - 1
+        resumed = max(0, resumed)
+        sequence = device.Sequence(
+            tokens + resumed, self.jitter(draw), limit=answer.tokens - resumed, every=self._chunk
+        )
         speech = Speech(job, tokens, answer.tokens, self.part.width) if job.wants("rows") else None
         sent = 0
         with self._machine.admit(self.lane, sequence) as ticket:
             while sent < answer.tokens:
                 await ticket.news()
-                begun, sent = sent, sequence.done
+                begun, sent = sent, resumed + sequence.done
                 if speech is not None:
                     await speech.send(sent)
                 await job.send("text", answer.chunk(begun, sent))

@@ -1,0 +1,98 @@
+"""The attempts of invocations that an executor works on: of one invocation a later one may begin while an earlier
+one's nodes go on, those that depend on nothing that was lost.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from omnibus import tracing
+from omnibus.bus.messages import Hop
+from omnibus.executor.job import LiveJob
+from omnibus.graph import Invocation
+
+
+@dataclass(eq=False)
+class Live:
+    """One attempt of one invocation, and its nodes here."""
+
+    invocation: Invocation
+    jobs: dict[int, LiveJob] = field(default_factory=dict)
+    tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    hops: list[Hop] = field(default_factory=list)  # of nodes before, to be passed on
+    trace: tracing.Carrier = field(default_factory=dict)
+    over: bool = False  # the invocation has ended: nobody will read what it has in the arena
+    earlier: "Live | None" = None  # an earlier attempt, some of whose nodes go on
+
+    def chain(self) -> "Iterator[Live]":
+        """This attempt and the earlier ones."""
+        each: Live | None = self
+        while each is not None:
+            yield each
+            each = each.earlier
+
+    def cancel(self, nodes: Iterable[int]) -> None:
+        """Stop ``nodes``; the others go on."""
+        for node in nodes:
+            if self.jobs.pop(node, None) is not None:
+                self.tasks[node].cancel()
+
+
+class Attempts:
+    """All attempts by invocation. Its length counts invocations."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, Live] = {}
+
+    def __len__(self) -> int:
+        return len(self._newest)
+
+    def __iter__(self) -> Iterator[Live]:
+        return (each for newest in list(self._newest.values()) for each in newest.chain())
+
+    def newest(self, invocation: str) -> Live | None:
+        return self._newest.get(invocation)
+
+    def find(self, invocation: str, attempt: int) -> Live | None:
+        """The attempt of that number, while it has work."""
+        live = self._newest.get(invocation)
+        while live is not None and live.invocation.attempt != attempt:
+            live = live.earlier
+        return live
+
+    def add(self, live: Live) -> None:
+        """A new attempt begins; earlier ones that have work go on."""
+        live.earlier = self._newest.get(live.invocation.id)
+        self._newest[live.invocation.id] = live
+
+    def supersede(self, invocation: Invocation) -> None:
+        """Stop the nodes of earlier attempts that ``invocation`` runs again."""
+        newest = self._newest.get(invocation.id)
+        for live in list(newest.chain()) if newest is not None else ():
+            runs = invocation.attempts or (invocation.attempt,) * len(invocation.nodes)
+            self.cancel(live, [node for node in live.jobs if runs[node] != live.invocation.attempt])
+
+    def cancel(self, live: Live, nodes: Iterable[int]) -> None:
+        """Stop ``nodes`` of one attempt."""
+        live.cancel(nodes)
+        if not live.jobs:
+            self.forget(live)
+
+    def forget(self, live: Live) -> bool:
+        """Nothing of this attempt runs any more. Returns False for one that was ended before."""
+        newest = self._newest.get(live.invocation.id)
+        if newest is live:
+            if live.earlier is None:
+                del self._newest[live.invocation.id]
+            else:
+                self._newest[live.invocation.id] = live.earlier
+            return True
+        before = next((each for each in newest.chain() if each.earlier is live), None) if newest is not None else None
+        if before is not None:
+            before.earlier = live.earlier
+        return before is not None
+
+    def pop(self, invocation: str) -> list[Live]:
+        """All attempts of ``invocation``, which are not known any more."""
+        newest = self._newest.pop(invocation, None)
+        return [] if newest is None else list(newest.chain())
