@@ -1,4 +1,4 @@
-"""How long to wait before a restart, and when to stop trying."""
+"""How long to wait before a restart, and when a process counts as one that cannot run."""
 
 import time
 from collections import deque
@@ -8,12 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Pauses of ``first`` times ``factor`` per recent restart, ``longest`` at most. Times are in seconds."""
+    """Pauses of ``first`` times ``factor`` per restart, ``longest`` at most. Times are in seconds.
+
+    After a life of ``healthy`` pauses begin anew. A process that has not served yet may be restarted ``limit``
+    times within ``window``.
+    """
 
     first: float = 0.1
     factor: float = 2.0
-    longest: float = 5.0
-    limit: int = 5  # restarts allowed within ``window``
+    longest: float = 30.0
+    healthy: float = 10.0
+    limit: int = 5
     window: float = 60.0
 
 
@@ -24,14 +29,21 @@ class Backoff:
         self._policy = policy
         self._clock = clock
         self._restarts: deque[float] = deque()
+        self._streak = 0
 
-    def next(self) -> float | None:
-        """Seconds to wait before the next restart, or None when the limit is reached."""
-        now = self._clock()
-        while self._restarts and self._restarts[0] <= now - self._policy.window:
+    @property
+    def exhausted(self) -> bool:
+        """There were more restarts within the window than are allowed before a process has served."""
+        return len(self._restarts) > self._policy.limit
+
+    def next(self, lived: float = 0.0) -> float:
+        """Seconds to wait before the next restart of a process that served for ``lived`` seconds."""
+        now, policy = self._clock(), self._policy
+        while self._restarts and self._restarts[0] <= now - policy.window:
             self._restarts.popleft()
-        if len(self._restarts) >= self._policy.limit:
-            return None
-        pause = self._policy.first * self._policy.factor ** len(self._restarts)
         self._restarts.append(now)
-        return min(pause, self._policy.longest)
+        self._streak = 0 if lived >= policy.healthy else self._streak
+        # Bounded: the power of a long streak would overflow.
+        pause = policy.first * policy.factor ** min(self._streak, 64)
+        self._streak += 1
+        return min(pause, policy.longest)

@@ -49,6 +49,11 @@ class Child:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
+    def terminate(self) -> None:
+        """Send TERM, and wait for nothing."""
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+
     async def end(self) -> int:
         """TERM, then KILL after the spec's grace; nothing of the group is left. The exit code.
 
@@ -67,8 +72,7 @@ class Child:
         return code
 
     async def _terminate(self) -> None:
-        with suppress(ProcessLookupError):
-            self._process.terminate()
+        self.terminate()
         with suppress(TimeoutError):
             async with asyncio.timeout(self.spec.grace):
                 await self._process.wait()

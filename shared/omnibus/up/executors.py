@@ -16,7 +16,7 @@ from omnibus.wanted import ID
 READY_WITHIN = 120.0  # seconds that an executor may take to load before those that it replaces leave without it
 LEFT_WITHIN = 5.0  # seconds that gateways may take to go by a new plan before executors of the old one leave
 AGAIN = 1.0  # seconds until the next attempt to read the plan, or to start what did not start
-LOOK = 60.0  # seconds between two looks for executors that were given up
+LOOK = 60.0  # seconds between two looks for executors that were given up before they were ready once
 
 
 class Executors:
@@ -54,6 +54,13 @@ class Executors:
         self._tasks = [asyncio.create_task(work) for work in (self._follow(store), self._keep())]
         for task in self._tasks:
             task.add_done_callback(self._stopped)
+
+    def confirm(self) -> None:
+        """Have the supervisor restart those for ever that say on the bus that they are ready."""
+        ready = self._ready.ids() if self._ready is not None else set()
+        for name, spec in self._supervisor.specs.items():
+            if spec.env.get(ID) in ready:
+                self._supervisor.confirm(name)
 
     async def close(self) -> None:
         """Follow no longer. What runs, and what is still ending, is left to the supervisor."""

@@ -1,12 +1,14 @@
 """A NATS server and a Valkey (or Redis) server of our own, on loopback: command lines and readiness."""
 
 import asyncio
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from omnibus.up import binaries
+from omnibus.up import binaries, health
 from omnibus.up.ports import LOOPBACK, free_ports
 from omnibus.up.spec import ProcessSpec
 
@@ -14,11 +16,12 @@ _READY_WITHIN = 15.0  # seconds; both take under 0.3 s on an idle machine
 _PROBE_TIMEOUT = 1.0  # seconds for one probe
 _PROBE_PAUSE = 0.02  # seconds between two probes
 _ANSWER = 4096  # bytes of an answer that a probe reads
+_USER = "omnibus"  # of the NATS server, where it has a password
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server that is not started yet. ``ports`` stay the same over restarts."""
+    """A server that is not started yet. ``ports`` stay the same over restarts; ``url`` holds the password, if any."""
 
     spec: ProcessSpec
     url: str
@@ -33,36 +36,70 @@ def nats(
     monitor_port: int = 0,
     config: Path | None = None,
     environ: Mapping[str, str] | None = None,
+    password: str = "",
 ) -> Server:
     """A NATS server with JetStream, whose streams live under ``directory``; port 0 takes a free one.
 
-    ``config`` is a NATS configuration file for users and permissions. Raises ``BusUnavailable`` when no
-    server binary is found.
+    ``config`` is a NATS configuration file for users and permissions. ``password``, where there is none, is that of
+    the one user that may connect; the server reads it from a private file, since everybody sees arguments of
+    processes. Raises ``BusUnavailable`` when no server binary is found.
     """
     binary = binaries.find(binaries.NATS, environ)
     port, monitor_port = _ports(port, monitor_port)
     store = directory.resolve() / "nats"
     store.mkdir(parents=True, exist_ok=True)
+    if password and config is None:
+        user = f"user: {_USER}, password: {json.dumps(password)}"
+        config = _write_private(store / "nats.conf", f"authorization {{ {user} }}\n")
     listen = ("-a", LOOPBACK, "-p", str(port), "-m", str(monitor_port))
     files = ("-sd", str(store), "-l", str(store / "server.log"), *(("-c", str(config)) if config else ()))
     argv = (str(binary), "-js", *listen, *files)
-    spec = ProcessSpec("nats", argv, cwd=store, ready=partial(nats_ready, monitor_port), ready_within=_READY_WITHIN)
-    return Server(spec, f"nats://{LOOPBACK}:{port}", (port, monitor_port), f"http://{LOOPBACK}:{monitor_port}")
+    spec = ProcessSpec(
+        "nats",
+        argv,
+        cwd=store,
+        ready=partial(nats_ready, monitor_port),
+        ready_within=_READY_WITHIN,
+        alive=partial(_nats_alive, monitor_port),
+    )
+    who = f"{_USER}:{password}@" if password else ""
+    return Server(spec, f"nats://{who}{LOOPBACK}:{port}", (port, monitor_port), f"http://{LOOPBACK}:{monitor_port}")
 
 
-def valkey(directory: Path, *, port: int = 0, environ: Mapping[str, str] | None = None) -> Server:
-    """A Valkey or Redis server that keeps everything in memory; port 0 takes a free one.
+def valkey(
+    directory: Path,
+    *,
+    port: int = 0,
+    environ: Mapping[str, str] | None = None,
+    password: str = "",
+    durable: bool = False,
+) -> Server:
+    """A Valkey or Redis server; port 0 takes a free one. If ``durable`` it keeps its data below ``directory``.
 
-    Raises ``StoreUnavailable`` when no server binary is found.
+    With a ``password``, which the server reads from a private file, nobody is served who does not send it. Raises
+    ``StoreUnavailable`` when no server binary is found.
     """
     binary = binaries.find(binaries.VALKEY, environ)
     (port,) = _ports(port)
     store = directory.resolve() / "valkey"
     store.mkdir(parents=True, exist_ok=True)
     listen = ("--bind", LOOPBACK, "--port", str(port), "--dir", str(store))
-    argv = (str(binary), *listen, "--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning")
-    spec = ProcessSpec("valkey", argv, cwd=store, ready=partial(valkey_ready, port), ready_within=_READY_WITHIN)
-    return Server(spec, f"redis://{LOOPBACK}:{port}/0", (port,))
+    files: tuple[str, ...] = ()
+    if password:
+        files = (str(_write_private(store / "valkey.conf", f"requirepass {json.dumps(password)}\n")),)
+    log = "yes" if durable else "no"
+    options = ("--save", "", "--appendonly", log, "--daemonize", "no", "--loglevel", "warning")
+    argv = (str(binary), *files, *listen, *options)
+    spec = ProcessSpec(
+        "valkey",
+        argv,
+        cwd=store,
+        ready=partial(valkey_ready, port, password),
+        ready_within=_READY_WITHIN,
+        alive=partial(_valkey_alive, port),
+    )
+    who = f":{password}@" if password else ""
+    return Server(spec, f"redis://{who}{LOOPBACK}:{port}/0", (port,))
 
 
 async def nats_ready(monitor_port: int) -> None:
@@ -70,9 +107,38 @@ async def nats_ready(monitor_port: int) -> None:
     await _until_answer(monitor_port, b"GET /healthz HTTP/1.0\r\n\r\n", (b"HTTP/1.0 200", b"HTTP/1.1 200"))
 
 
-async def valkey_ready(port: int) -> None:
-    """Wait until the server answers PING; a refusal for want of a password is an answer too."""
-    await _until_answer(port, b"PING\r\n", (b"+PONG", b"-NOAUTH"))
+async def valkey_ready(port: int, password: str = "") -> None:
+    """Wait until the server answers PING; without the ``password`` a refusal for want of it is an answer too."""
+    if password:  # what reads its files still refuses only those who are let in
+        await _until_answer(port, f"AUTH {password}\r\nPING\r\n".encode(), (b"+OK\r\n+PONG",))
+    else:
+        await _until_answer(port, b"PING\r\n", (b"+PONG", b"-NOAUTH"))
+
+
+def _write_private(path: Path, text: str) -> Path:
+    """Write a file that its owner alone may read."""
+    path.unlink(missing_ok=True)  # a mode holds for new files alone
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(text)
+    return path
+
+
+async def _nats_alive(monitor_port: int, _: int) -> bool:
+    """The server answers, healthy or not."""
+    return bool(await health.status(LOOPBACK, monitor_port, "/healthz"))
+
+
+async def _valkey_alive(port: int, _: int) -> bool:
+    """The server answers, if only that it wants a password, loads its file or runs a script."""
+    try:
+        reader, writer = await asyncio.open_connection(LOOPBACK, port)
+        try:
+            writer.write(b"PING\r\n")
+            return bool(await reader.read(_ANSWER))
+        finally:
+            writer.close()
+    except OSError:
+        return False
 
 
 def _ports(*asked: int) -> list[int]:

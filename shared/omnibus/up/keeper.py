@@ -39,6 +39,8 @@ class Keeper:
         self._child: Child | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
+        self._confirmed = False
+        self._since = 0.0  # when the present life became ready, in ``time.monotonic()`` seconds
 
     @property
     def pid(self) -> int | None:
@@ -47,7 +49,7 @@ class Keeper:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing runs here any more, nor will."""
+        """True if nothing runs here any more, nor will."""
         return self._task is None or self._task.done()
 
     async def start(self, given_up: Callable[[asyncio.Task[None]], None]) -> None:
@@ -64,9 +66,15 @@ class Keeper:
         except BaseException:
             await self._end(child, wanted=True)
             raise
-        self._log.line(self.spec.name, f"ready after {time.monotonic() - began:.2f} s")
+        self._since = time.monotonic()
+        self._confirmed = self._confirmed or self.spec.ready is not None
+        self._log.line(self.spec.name, f"ready after {self._since - began:.2f} s")
         self._task = asyncio.create_task(self._keep(child), name=f"keeper of {self.spec.name}")
         self._task.add_done_callback(given_up)
+
+    def confirm(self) -> None:
+        """The process can serve: from now on it is restarted for ever. With ``spec.ready`` its start confirms it."""
+        self._confirmed = True
 
     async def stop(self) -> None:
         """End the process: TERM, grace, KILL. Harmless when it has ended; a second call waits for the same end."""
@@ -81,6 +89,11 @@ class Keeper:
         """KILL the process now; a ``stop`` that waits for it then returns."""
         if self._child:
             self._child.kill()
+
+    def terminate(self) -> None:
+        """Send TERM to the process: it is restarted once it has ended."""
+        if self._child:
+            self._child.terminate()
 
     async def _keep(self, child: Child) -> None:
         while await self._live(child) and self.spec.restart:
@@ -97,24 +110,35 @@ class Keeper:
         return True
 
     async def _restart(self) -> Child:
-        """A new child that is ready; tries until one is or the policy gives up."""
+        """A new child that is ready; tries until one is, or the policy gives up one that never served."""
+        lived = time.monotonic() - self._since
         while True:
-            pause = self._backoff.next()
-            if pause is None:
+            pause, lived = self._backoff.next(lived), 0.0
+            if self._backoff.exhausted and not self._confirmed:
                 raise Fatal(self._gave_up(), executor=self.spec.name)
             self._log.line(self.spec.name, f"restarting in {pause:.1f} s")
             await asyncio.sleep(pause)
-            child = await self._spawn()
-            try:
-                await self._until_ready(child)
-            except OmnibusError as error:
-                self._log.line(self.spec.name, error.message.splitlines()[0])
-                await self._end(child, wanted=False)
-            except BaseException:
-                await self._end(child, wanted=True)
-                raise
-            else:
+            child = await self._attempt()
+            if child is not None:
+                self._since = time.monotonic()
                 return child
+
+    async def _attempt(self) -> Child | None:
+        """A new child that is ready; None when it could not be started or did not become ready."""
+        child: Child | None = None
+        try:
+            child = await self._spawn()
+            await self._until_ready(child)
+        except (OmnibusError, OSError) as error:  # the latter: no descriptors or processes left
+            self._log.line(self.spec.name, str(error).splitlines()[0])
+            if child is not None:
+                await self._end(child, wanted=False)
+            return None
+        except BaseException:
+            if child is not None:
+                await self._end(child, wanted=True)
+            raise
+        return child
 
     async def _spawn(self) -> Child:
         self._child = await Child.spawn(self.spec, self._log)

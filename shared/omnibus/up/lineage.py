@@ -1,7 +1,9 @@
-"""Tie a child process to its parent, so that it cannot outlive it."""
+"""Tie a process to another one, so that it cannot outlive it."""
 
 import ctypes
+import fcntl
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -27,3 +29,18 @@ def die_with_parent(death: signal.Signals = signal.SIGKILL) -> Callable[[], None
             os._exit(1)
 
     return bind
+
+
+def hold(lifeline: int) -> None:
+    """Have the kernel KILL this process and its group once nobody has the writing end of the pipe ``lifeline`` open.
+
+    It does so whatever this process does then, and it need not be a child of who holds that end. The caller keeps
+    ``lifeline`` open, and has nothing written to it. Linux only.
+    """
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    ended = select.poll()
+    ended.register(lifeline, 0)
+    if ended.poll(0):  # it was closed before: no signal will ever come
+        os._exit(1)

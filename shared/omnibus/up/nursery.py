@@ -2,8 +2,11 @@
 
 Libraries of engines take seconds and hundreds of megabytes to import. Forked from a process that has
 them, an executor starts within milliseconds and shares their memory until it writes to it. Each
-connection to the socket (``omnibus.up.sprout`` makes them) is one process: a request, then a byte per
-signal; back comes its wait status. A closed connection kills the process and its group. Linux only.
+connection to the socket (``omnibus.up.sprout`` makes them) is one process: back come its id with a descriptor
+of it, and its wait status. A closed connection kills the process and its group. Linux only.
+
+Processes outlive the nursery. Each holds a *lifeline*, a pipe whose other end its sprout has: when that is
+closed, the kernel kills the process and its group.
 
 Only a process with a single thread can be forked safely, so the modules must start none, and none of
 them may touch a GPU: its driver does not survive a fork.
@@ -25,10 +28,10 @@ from typing import ClassVar, NoReturn
 from omnibus.errors import Fatal
 from omnibus.settings import ExecutorSettings, Settings, load
 from omnibus.up import sprout
-from omnibus.up.lineage import die_with_parent
+from omnibus.up.lineage import hold
 
 _CHUNK = 1 << 16  # bytes
-_STREAMS = 3  # standard input, output and error
+_STREAMS = 4  # standard input, output and error, and the lifeline
 _BACKLOG = 128
 
 
@@ -39,10 +42,12 @@ class UpSettings(Settings, frozen=True):
 
     #: Fork executors from one process that has imported their libraries: a fast start, less memory.
     nursery: bool = True
+    #: Seconds without an answer after which a process that has served is killed and started again; 0: never.
+    silent: float = 8.0
 
 
 def suits(environ: Mapping[str, str]) -> bool:
-    """Whether executors with this environment are to be born here: default engine, CPU, Linux, not turned off."""
+    """Return whether executors with this environment are forked here: default engine, CPU, Linux, not turned off."""
     executor, usual = load(ExecutorSettings, environ), ExecutorSettings()
     same = (executor.engine, executor.device) == (usual.engine, usual.device)
     return sys.platform == "linux" and same and load(UpSettings, environ).nursery
@@ -81,28 +86,25 @@ class Cradle:
         self._streams += descriptors
         if not data:
             self._abandoned()
-        elif self._pid:
-            self._signal(data)
-        else:
+        elif not self._pid:
             self._requested(data)
 
     def _requested(self, data: bytes) -> None:
         self._received += data
+        if self._received == sprout.PING:
+            self._leave()
+            return
         try:
             request = sprout.unpack(self._received)
-            if request is None:
-                return
-            argv, environ, cwd, signals = request
-            self._bear(argv, environ, cwd)
+            if request is not None:
+                self._bear(*request)
         except (OSError, ValueError) as error:
             _say(f"a process was not born: {error}")
             self._fail()
-        else:
-            self._signal(signals)
 
     def _bear(self, argv: list[str], environ: dict[str, str], cwd: str) -> None:
         if len(self._streams) != _STREAMS:
-            raise ValueError(f"{len(self._streams)} standard streams; there must be {_STREAMS}")
+            raise ValueError(f"{len(self._streams)} standard streams and lifelines; there must be {_STREAMS}")
         pid = os.fork()
         if pid == 0:
             _live(lambda: self._settle(environ, cwd), argv)
@@ -112,23 +114,21 @@ class Cradle:
         self._close_streams()
         self._end = os.pidfd_open(pid)
         self._nursery.watch(self._end, self._ended)
+        with suppress(OSError):  # the sprout has gone: its end of the connection says so too
+            socket.send_fds(self._connection, [pid.to_bytes(sprout.STATUS, "big")], [self._end])
 
     def _settle(self, environ: dict[str, str], cwd: str) -> None:
         """In the child: what the kernel would do for a process of its own."""
-        self._nursery.tie()
         os.setpgid(0, 0)
-        for target, descriptor in enumerate(self._streams):
+        *streams, lifeline = self._streams
+        hold(os.dup(lifeline))
+        for target, descriptor in enumerate(streams):
             os.dup2(descriptor, target)
         self._nursery.close()
         os.environ.clear()
         os.environ.update(environ)
         os.chdir(cwd)
         sys.path[0] = os.getcwd()
-
-    def _signal(self, numbers: bytes) -> None:
-        for number in numbers:
-            with suppress(OSError):  # no such signal; the process itself stays ours until it is waited for
-                os.kill(self._pid, number)
 
     def _fail(self) -> None:
         if self._pid:  # born, but there was no descriptor left to watch it
@@ -172,17 +172,15 @@ class Nursery:
     """Serves ``listener`` for ever. Nothing here waits for one process, and nothing here is a thread."""
 
     def __init__(self, listener: socket.socket) -> None:
-        tie = die_with_parent()
-        if tie is None:
+        if sys.platform != "linux":
             raise Fatal("the nursery needs Linux; start executors as processes of their own (OMNIBUS_UP_NURSERY=0)")
-        self.tie = tie
         self.cradles: set[Cradle] = set()
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self.watch(listener.fileno(), self._accept)
 
     def serve(self) -> NoReturn:
-        """Bear a process per connection until a signal ends the nursery and, with it, all of them."""
+        """Bear a process per connection until a signal ends the nursery, and it alone."""
         while True:
             for key, _ in self._selector.select():
                 key.data()

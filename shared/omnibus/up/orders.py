@@ -13,7 +13,7 @@ from omnibus.up.nursery import suits
 from omnibus.up.spec import ROOT, ProcessSpec, python
 from omnibus.wanted import ID, Wanted, wanted
 
-CLOSES_WITHIN = 5.0  # seconds that a process may take to end after it has drained
+CLOSES_WITHIN = 10.0  # seconds that a process may take to end after it has drained
 _ENGINE = "OMNIBUS_EXECUTOR_ENGINE"
 
 
@@ -62,9 +62,9 @@ def _named(spec: ProcessSpec, there: Mapping[str, ProcessSpec], fresh: Mapping[s
     return None
 
 
-def grace(env: Mapping[str, str]) -> float:
-    """Seconds between TERM and KILL that let a service with the environment ``env`` drain and close."""
-    return load(ServiceSettings, {**os.environ, **env}).drain + CLOSES_WITHIN
+def grace(env: Mapping[str, str], service: str) -> float:
+    """Seconds between TERM and KILL that let ``service`` with the environment ``env`` drain and close."""
+    return load(ServiceSettings, {**os.environ, **env}).drain_seconds(service) + CLOSES_WITHIN
 
 
 def _spec(each: Wanted, replica: int, env: Mapping[str, str], nursery: str) -> ProcessSpec:
@@ -81,13 +81,13 @@ def _spec(each: Wanted, replica: int, env: Mapping[str, str], nursery: str) -> P
         cwd=ROOT,
         after=("nats", "sidecar", "nursery") if forked else ("nats", "sidecar"),
         vital=not each.apps,  # an app that cannot run must not end what others use
-        grace=grace(told),
+        grace=grace(told, each.service),
     )
     return _aside(spec) if _codes(spec) else spec
 
 
 def _codes(spec: ProcessSpec) -> bool:
-    """Whether it runs an app's code, of which there are often two versions at once."""
+    """Return whether it runs an app's code, of which there are often two versions at once."""
     return spec.env["OMNIBUS_EXECUTOR_FAMILY"] == PYTHON
 
 
@@ -107,5 +107,5 @@ def _plain(spec: ProcessSpec) -> ProcessSpec:
 
 
 def _same(one: ProcessSpec, other: ProcessSpec) -> bool:
-    """Whether both do the same, whatever they are called."""
+    """Return whether both do the same, whatever they are called."""
     return one == replace(other, name=one.name, env={**other.env, ID: one.env[ID]}, vital=one.vital)

@@ -20,9 +20,11 @@ class ProcessSpec:
     # Returns once the process serves; called anew after each restart. None: ready as soon as it runs.
     ready: Callable[[], Awaitable[None]] | None = None
     ready_within: float = 60.0
+    # Asks the process with this id, see ``omnibus.up.watchdog.Probe``. None: it is never taken for one that hangs.
+    alive: Callable[[int], Awaitable[bool]] | None = field(default=None, compare=False)
     after: tuple[str, ...] = ()  # names of processes that must be ready before this one starts
     restart: bool = True
-    vital: bool = True  # when this process is given up, everything ends; else the others run on without it
+    vital: bool = True  # when it is given up at the start, everything ends; else the others run on without it
     grace: float = 10.0  # between TERM and KILL
 
 

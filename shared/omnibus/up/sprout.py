@@ -1,10 +1,12 @@
 """Stands for a process that the nursery bears: has its standard streams, passes signals on, ends as it ends.
 
 Run as a file by a bare interpreter, see ``command``: with the standard library alone it costs a few
-milliseconds and megabytes. Whoever starts it owns the process: killing the sprout kills the process.
+milliseconds and megabytes. Whoever starts it owns the process: killing the sprout kills the process, for it
+holds the other end of the process's lifeline. The nursery is needed for the birth, and for the exit code.
 """
 
 import os
+import select
 import signal
 import socket
 import sys
@@ -16,7 +18,8 @@ _BORN_WITHIN = 60.0  # seconds for the nursery to answer; it may be importing ag
 _PAUSE = 0.05  # seconds between two attempts to reach it
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _HEAD = 4  # bytes of the length before a request
-STATUS = 4  # bytes of the answer: the wait status, as waitpid gives it
+STATUS = 4  # bytes of an answer: the process id at the birth, at the end the wait status as waitpid gives it
+PING = bytes(_HEAD)  # an empty request: the nursery closes the connection
 _LONGEST = 8 << 20  # bytes of a request; the kernel allows less for a process of its own
 
 
@@ -35,8 +38,8 @@ def pack(argv: Sequence[str], environ: Mapping[bytes, bytes], cwd: str) -> bytes
     return len(body).to_bytes(_HEAD, "big") + body
 
 
-def unpack(data: bytes) -> tuple[list[str], dict[str, str], str, bytes] | None:
-    """Arguments, environment and directory of a request, and the bytes after it; None while it is not complete.
+def unpack(data: bytes) -> tuple[list[str], dict[str, str], str] | None:
+    """Arguments, environment and directory of a request; None while it is not complete.
 
     Raises ``ValueError`` for anything else.
     """
@@ -49,7 +52,7 @@ def unpack(data: bytes) -> tuple[list[str], dict[str, str], str, bytes] | None:
     argv, environ = rest[: int(count)], dict(entry.split("=", 1) for entry in rest[int(count) :])
     if not argv:
         raise ValueError("a request that names no module")
-    return argv, environ, cwd, data[end:]
+    return argv, environ, cwd
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -57,12 +60,14 @@ def main(arguments: Sequence[str]) -> int:
     with socket.socket(socket.AF_UNIX) as nursery:
         try:
             _connect(nursery, arguments[0])
-            _ask(nursery, arguments[1:])
-            answer = nursery.recv(STATUS, socket.MSG_WAITALL)
+            child, pid = _born(nursery, arguments[1:])
         except OSError as error:
             return _failed(f"the nursery at {arguments[0]} does not answer: {error}")
+        if child < 0:
+            return _failed("the nursery did not start this process; its own log lines say why")
+        answer = _status(nursery)
     if len(answer) < STATUS:
-        return _failed("the nursery has gone and took this process with it; its own log lines say why")
+        return _outlive(child, pid)
     return _end(int.from_bytes(answer, "big"))
 
 
@@ -77,19 +82,61 @@ def _connect(nursery: socket.socket, path: str) -> None:
         time.sleep(_PAUSE)
 
 
-def _ask(nursery: socket.socket, argv: Sequence[str]) -> None:
-    def forward(number: int, _: object) -> None:
-        with suppress(OSError):  # the nursery has gone: the wait for its answer ends by itself
-            nursery.send(bytes([number]))
+def _born(nursery: socket.socket, argv: Sequence[str]) -> tuple[int, int]:
+    """A descriptor of the new process, see ``os.pidfd_open``, and its id; -1 when there is none. Raises ``OSError``."""
+    child = -1
+    early: list[int] = []
 
-    # A signal's byte must come after the request, never in the middle.
+    def forward(number: int, _: object) -> None:
+        if child < 0:
+            early.append(number)
+        else:
+            _send(child, number)
+
+    # Before the request is sent a signal ends this process; from then on it is for the other one.
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
-    request = pack(argv, os.environb, os.getcwd())
-    sent = socket.send_fds(nursery, [request], [0, 1, 2])
-    nursery.sendall(request[sent:])
+    _ask(nursery, argv)
     for number in _FORWARDED:
         signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    nursery.settimeout(_BORN_WITHIN)
+    answer, descriptors, _, _ = socket.recv_fds(nursery, STATUS, 1)
+    nursery.settimeout(None)
+    child = descriptors[0] if descriptors else -1
+    for each in early:
+        _send(child, each)
+    return child, int.from_bytes(answer, "big")
+
+
+def _ask(nursery: socket.socket, argv: Sequence[str]) -> None:
+    # The other end of the lifeline is never closed here: the kernel does that, however this process ends.
+    line, _ = os.pipe()
+    request = pack(argv, os.environb, os.getcwd())
+    sent = socket.send_fds(nursery, [request], [0, 1, 2, line])
+    os.close(line)
+    nursery.sendall(request[sent:])
+
+
+def _send(child: int, number: int) -> None:
+    with suppress(OSError):  # it has ended
+        signal.pidfd_send_signal(child, number)
+
+
+def _status(nursery: socket.socket) -> bytes:
+    """The wait status; less than ``STATUS`` bytes when the nursery ends before the process."""
+    try:
+        return nursery.recv(STATUS, socket.MSG_WAITALL)
+    except OSError:
+        return b""
+
+
+def _outlive(child: int, pid: int) -> int:
+    """Stay until the process ends; nobody knows its exit code."""
+    sys.stderr.write("the nursery has gone; this process goes on without it\n")
+    select.select([child], [], [])
+    with suppress(OSError):  # what is left of its group, as the nursery would
+        os.killpg(pid, signal.SIGKILL)
+    return _failed("ended; with its nursery gone nobody knows its exit code")
 
 
 def _end(status: int) -> int:

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,12 +16,16 @@ from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, Omnibus
 from omnibus.heard import Gateways, ReadyExecutors
 from omnibus.plan import Plan
 from omnibus.scrape import sweep
-from omnibus.settings import BusSettings, StoreSettings
+from omnibus.service import until_cancelled
+from omnibus.settings import BusSettings, StoreSettings, load
 from omnibus.store import Store
 from omnibus.up import infra, orders
+from omnibus.up.disk import StreamDisk
 from omnibus.up.executors import Executors
+from omnibus.up.health import Endpoints, nursery_answers
 from omnibus.up.keeper import Exit
 from omnibus.up.logs import Log
+from omnibus.up.nursery import UpSettings
 from omnibus.up.nursery import suits as nursery_suits
 from omnibus.up.ports import free_ports
 from omnibus.up.probes import listens, not_ready, serves
@@ -28,6 +33,7 @@ from omnibus.up.run import RunDirectory, RunState
 from omnibus.up.spec import ROOT, ProcessSpec, python
 from omnibus.up.supervisor import Supervisor
 from omnibus.up.trust import trust
+from omnibus.up.watchdog import Watchdog
 from omnibus.wanted import ID
 
 NODE = "local"
@@ -36,6 +42,7 @@ READY_WITHIN = 180.0  # seconds for all executors to load
 APPS_DIR = "OMNIBUS_GATEWAY_APPS_DIR"
 ADMIN = "OMNIBUS_GATEWAY_ADMIN_TOKEN"
 CERTIFICATE = "OMNIBUS_GATEWAY_TLS_CERT"
+STORE_SECRET = "OMNIBUS_STORE_SECRET"  # noqa: S105 a name
 #: Where services say at which port Prometheus finds them; by default a directory of the run.
 METRICS_DIR = "OMNIBUS_SERVICE_METRICS_DIR"
 #: What the nursery imports once for all executors.
@@ -80,6 +87,7 @@ class Stack:
         self.apps_dir = Path(apps_dir or given.get(APPS_DIR) or Path.cwd()).resolve()
         self.admin_token = given.get(ADMIN) or secrets.token_urlsafe(32)
         self.own_token = not given.get(ADMIN)
+        self._store_secret = given.get(STORE_SECRET) or secrets.token_urlsafe(32)
         self.certificate = given.get(CERTIFICATE, "")
         self._believed = trust(self.certificate)
         self._nursery = nursery and nursery_suits(given)
@@ -113,37 +121,62 @@ class Stack:
         (run.path / "models.json").write_text(self._models)
         self._choose_ports()
         self._env = self._environment()
+        self._endpoints = Endpoints(self._env[METRICS_DIR])
         self.supervisor = Supervisor(
             self._specs(), log=self._log, on_exit=self._exited, shm_prefix=f"omnibus-{NODE}-{os.getpid()}"
         )
         await self._stack.enter_async_context(self.supervisor)
+        self._watch()
         self._publish_state(run)  # early: whoever cleans up after a kill needs to know what there was
         self._bus = await NatsBus.connect(BusSettings(url=self.nats.url), "supervisor")
         self._stack.push_async_callback(self._bus.drain)
         await self.supervisor.unless_over(self._start_executors())
         await self.supervisor.unless_over(self.ready(READY_WITHIN))
+        self.supervisor.confirm_all()
         self._publish_state(run)
+
+    def _watch(self) -> None:
+        """Restart what hangs, and a NATS server whose disk was full, from now on until the end."""
+        silent = load(UpSettings, {**os.environ, **self._env}).silent
+        disk = StreamDisk(self.supervisor, self._log, "nats", self.directory, self.nats.ports[1])
+        works = [disk.run(), *([Watchdog(self.supervisor, self._log, silent).run()] if silent > 0 else [])]
+        for work in works:
+            watching = asyncio.create_task(work)
+            watching.add_done_callback(self._unwatched)
+            self._stack.push_async_callback(until_cancelled, watching)
+
+    def _unwatched(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._log.line("omnibus", f"nobody looks after what hangs any more: {task.exception()!r}")
 
     def _choose_ports(self) -> None:
         """All at once, so that they differ."""
         free = [port for port in free_ports(self._gateways + 4) if port != self._asked_port]
-        self.nats = infra.nats(self.directory, port=free.pop(), monitor_port=free.pop())
-        self.valkey = infra.valkey(self.directory, port=free.pop())
+        # Loopback is open to every user of this machine.
+        word, other = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        self.nats = infra.nats(self.directory, port=free.pop(), monitor_port=free.pop(), password=word)
+        self.valkey = infra.valkey(self.directory, port=free.pop(), password=other, durable=True)
         self.ports = [self._asked_port or free.pop(), *free[: self._gateways - 1]]
         scheme = "https" if self.certificate else "http"
         self.urls = [f"{scheme}://127.0.0.1:{port}" for port in self.ports]
         self.port, self.url = self.ports[0], self.urls[0]
 
     async def _start_executors(self) -> None:
-        store = Store(StoreSettings(url=self.valkey.url))
+        store = Store(StoreSettings(url=self.valkey.url, secret=self._store_secret))
         self._stack.push_async_callback(store.close)
-        make = partial(orders.specs, env=self._env, nursery=self._nursery_socket if self._nursery else "")
+        await self._endpoints.listen(self.bus)
         ready, gateways = ReadyExecutors(), Gateways()
-        await ready.listen(self.bus)
+        born = Executors(self.supervisor, self._log, self._executors, ready, gateways)
+        await ready.listen(self.bus, born.confirm)
         await gateways.listen(self.bus)
-        born = Executors(self.supervisor, self._log, make, ready, gateways)
         self._stack.push_async_callback(born.close)
         await born.begin(await _first_plan(store), store)
+
+    def _executors(self, *plans: Plan) -> dict[str, ProcessSpec]:
+        """The executors that ``plans`` ask for, by the names of their processes."""
+        found = orders.specs(*plans, env=self._env, nursery=self._nursery_socket if self._nursery else "")
+        alive = self._endpoints.executor
+        return {name: replace(spec, alive=partial(alive, spec.env[ID])) for name, spec in found.items()}
 
     @property
     def bus(self) -> NatsBus:
@@ -177,11 +210,14 @@ class Stack:
                 os.pathsep
             ),
             "OMNIBUS_BUS_URL": self.nats.url,
+            "OMNIBUS_BUS_USER": "",  # that of the URL
+            "OMNIBUS_BUS_PASSWORD": "",
             "OMNIBUS_STORE_URL": self.valkey.url,
             "OMNIBUS_SIDECAR_SOCKET": str(self.directory / "sidecar.sock"),
             "OMNIBUS_SIDECAR_NODE": f"{NODE}-{os.getpid()}",
             "OMNIBUS_PLANNER_MODELS": str(self.directory / "models.json"),
             "OMNIBUS_GATEWAY_MEDIA_DIR": str(self.directory / "media"),
+            "OMNIBUS_EXECUTOR_APPS_DIR": str(self.apps_dir),
             METRICS_DIR: self.metrics_dir,
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_VERBOSITY": "error",
@@ -193,7 +229,7 @@ class Stack:
         return [
             self.nats.spec,
             self.valkey.spec,
-            self._service("planner", after=("nats", "valkey")),
+            self._service("planner", after=("nats", "valkey"), env={STORE_SECRET: self._store_secret}),
             self._service("sidecar", ready=lambda: listens(str(self.directory / "sidecar.sock"))),
             *(self._gateway_spec(index, port) for index, port in enumerate(self.ports)),
             *([self._nursery_spec()] if self._nursery else []),
@@ -209,6 +245,7 @@ class Stack:
                 "OMNIBUS_GATEWAY_PORT": str(port),
                 APPS_DIR: str(self.apps_dir),
                 ADMIN: self.admin_token,
+                STORE_SECRET: self._store_secret,
             },
         )
 
@@ -221,6 +258,7 @@ class Stack:
             cwd=ROOT,
             ready=lambda: listens(self._nursery_socket),
             ready_within=120.0,
+            alive=partial(nursery_answers, self._nursery_socket),
         )
 
     def _service(
@@ -238,8 +276,9 @@ class Stack:
             env={**self._env, **(env or {})},
             cwd=ROOT,
             ready=ready,
+            alive=self._endpoints.service,
             after=tuple(after),
-            grace=orders.grace(self._env),
+            grace=orders.grace(self._env, service),
         )
 
     async def ready(self, seconds: float) -> None:

@@ -22,9 +22,9 @@ class Supervisor:
     """An async context: inside it every process runs; afterwards none is left.
 
     Use it from the main thread. The first SIGINT, SIGTERM or SIGHUP stops everything in order, a second
-    one kills it. A vital process that fails for good ends the context with its error; any other is
-    forgotten, and may be added again. Shared-memory files whose name begins with ``shm_prefix`` are
-    removed at the end.
+    one kills it. A process that has served is restarted for ever. One that never has, and fails for good,
+    is forgotten and may be added again; if it is vital, it ends the context with its error, until
+    ``confirm_all``. Shared-memory files whose name begins with ``shm_prefix`` are removed at the end.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Supervisor:
         self._shm_prefix = shm_prefix
         self._keepers: dict[str, Keeper] = {}
         self._stopping = False
+        self._up = False
 
     @property
     def pids(self) -> dict[str, int]:
@@ -75,6 +76,27 @@ class Supervisor:
     async def run_until_signal(self) -> int:
         """Wait for a signal, return its number. Raises the ``Fatal`` of a process that was given up."""
         return await asyncio.shield(self._over)
+
+    def kill(self, name: str) -> None:
+        """KILL the process ``name`` and its group now; it is restarted as any that ends by itself."""
+        if name in self._keepers:
+            self._keepers[name].kill()
+
+    def terminate(self, name: str) -> None:
+        """Ask the process ``name`` to end, so that it is restarted."""
+        if name in self._keepers:
+            self._keepers[name].terminate()
+
+    def confirm(self, name: str) -> None:
+        """The process ``name`` has served: it is restarted for ever from now on."""
+        if name in self._keepers:
+            self._keepers[name].confirm()
+
+    def confirm_all(self) -> None:
+        """Everything serves: from now on no process that fails ends the others."""
+        self._up = True
+        for keeper in self._keepers.values():
+            keeper.confirm()
 
     async def add(self, *specs: ProcessSpec) -> None:
         """Start more processes and wait until they are ready; ``after`` may name running ones.
@@ -139,7 +161,7 @@ class Supervisor:
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
-        if not keeper.spec.vital:
+        if self._up or not keeper.spec.vital:
             self._log.line(keeper.spec.name, "given up; everything else runs on without it")
             self._forget(keeper)
         elif not self._over.done():

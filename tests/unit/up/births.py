@@ -43,6 +43,22 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
 print("up", flush=True)
 time.sleep(1000)
 """
+#: Says its id and goes on working: every line is another one.
+WORKS = """
+import os, time
+while True:
+    print(os.getpid(), flush=True)
+    time.sleep(0.05)
+"""
+#: Never runs Python code again, and ignores what can be ignored.
+HANGS = """
+import os, signal
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGIO):
+    signal.signal(number, signal.SIG_IGN)
+print(os.getpid(), flush=True)
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+signal.sigwait([signal.SIGUSR1])
+"""
 MODULES = {
     "shared_module": SHARED_MODULE,
     "tells": TELLS,
@@ -54,6 +70,8 @@ MODULES = {
     "sleeps": SLEEPS,
     "family": FAMILY,
     "handles": HANDLES,
+    "works": WORKS,
+    "hangs": HANGS,
     "threads": "import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
 }
 

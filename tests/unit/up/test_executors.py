@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from omnibus.plan import ModelPlan, Option, Plan
+from omnibus.settings import ServiceSettings, load
+from omnibus.up import orders
 from omnibus.up.orders import specs
 from omnibus.up.spec import ProcessSpec
 from tests.unit.up.house import House, model, plan
@@ -96,6 +98,18 @@ def test_only_what_the_operator_declared_is_vital():
 
 def test_a_process_is_not_killed_while_it_may_drain():
     assert specs(plan(1, L=1), env={"OMNIBUS_SERVICE_DRAIN": "30"})["m/L"].grace > 30
+
+
+@pytest.mark.parametrize("service", ["gateway", "llm", "planner"])
+def test_every_service_has_longer_to_end_than_it_drains_by_default(service: str):
+    assert orders.grace({}, service) >= ServiceSettings().drain_seconds(service) + 5
+
+
+def test_a_gateway_drains_longer_than_others_unless_a_setting_says_how_long():
+    default, stated = ServiceSettings(), load(ServiceSettings, {"OMNIBUS_SERVICE_DRAIN": "3"})
+
+    assert default.drain_seconds("gateway") > default.drain_seconds("llm")
+    assert stated.drain_seconds("gateway") == stated.drain_seconds("llm") == 3.0
 
 
 # Following the plan

@@ -8,6 +8,7 @@ import redis.asyncio as redis
 
 from omnibus.up import infra
 from omnibus.up.ports import LOOPBACK, free_ports
+from tests.unit.bus.servers import running as owning
 
 
 def can_listen(port: int) -> bool:
@@ -35,6 +36,20 @@ async def test_nats_is_ready_with_jetstream_and_a_new_enough_version(nats_url):
     assert client.connected_server_version.major == 2
     assert client.connected_server_version.minor >= 12
     await client.close()
+
+
+async def test_a_durable_store_has_its_data_after_a_kill(tmp_path):
+    async with owning(infra.valkey(tmp_path, durable=True)) as owned:
+        store = redis.from_url(owned.server.url, decode_responses=True)
+        await store.set("what", "is written")
+        await store.aclose()
+
+        owned.kill()
+        await owned.start()
+
+        store = redis.from_url(owned.server.url, decode_responses=True)
+        assert await store.get("what") == "is written"
+        await store.aclose()
 
 
 async def test_the_store_answers_and_writes_nothing_to_disk(valkey_url):

@@ -31,8 +31,10 @@ def variables(process: int) -> dict[str, str]:
 
 @pytest.mark.slow
 async def test_a_system_without_models_is_ready_at_every_gateway_and_leaves_nothing(tmp_path: Path):
-    async with Stack(NOTHING, gateways=2, apps_dir=tmp_path, nursery=False, log=log_to(Lines())) as stack:
+    lines = Lines()
+    async with Stack(NOTHING, gateways=2, apps_dir=tmp_path, nursery=False, log=log_to(lines)) as stack:
         state, pids = run.read(), stack.supervisor.pids
+        arguments = [psutil.Process(pid).cmdline() for pid in pids.values()]
         async with httpx.AsyncClient() as http:
             answers = [await http.get(f"{url}/readyz") for url in stack.urls]
         gateways = [variables(pids[name]) for name in ("gateway", "gateway-1")]
@@ -48,6 +50,8 @@ async def test_a_system_without_models_is_ready_at_every_gateway_and_leaves_noth
     assert {one["OMNIBUS_GATEWAY_APPS_DIR"] for one in gateways} == {str(tmp_path)}
     assert not any("OMNIBUS_GATEWAY_ADMIN_TOKEN" in one for one in others)
     assert {one["OMNIBUS_SERVICE_METRICS_DIR"] for one in [*gateways, *others]} == {f"{state.directory}/metrics"}
+    words = [url.partition("@")[0].rpartition(":")[2] for url in (state.nats_url, state.store_url)]
+    assert all(len(word) >= 32 and word not in f"{arguments}{lines.getvalue()}" for word in words)
     assert all_gone(list(pids.values()))
 
 

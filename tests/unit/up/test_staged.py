@@ -8,13 +8,15 @@ import pytest
 
 from omnibus.bus import subjects
 from omnibus.bus.memory import MemoryBus
-from omnibus.bus.messages import GatewayStatus
+from omnibus.bus.messages import ExecutorStatus, GatewayStatus
+from omnibus.heard import ReadyExecutors
 from omnibus.plan import Option, Plan
 from omnibus.settings import BusSettings
+from omnibus.up.executors import Executors
 from omnibus.up.orders import settle, specs
 from omnibus.up.spec import ProcessSpec
 from tests.unit.up.house import House, model, plan
-from tests.unit.up.programs import all_gone
+from tests.unit.up.programs import all_gone, log_to
 
 OWNER = "planner"
 
@@ -210,3 +212,24 @@ async def test_following_ends_when_it_is_told_to(house: House):
 
     async with asyncio.timeout(5):
         await house.executors.close()
+
+
+async def test_an_executor_that_was_ready_once_is_never_given_up(house: House):
+    bus, ready = MemoryBus(BusSettings()), ReadyExecutors()
+    executors = Executors(house.supervisor, log_to(house.lines), house.make, ready)
+    await ready.listen(bus, executors.confirm)
+    house.programs["m/L"] = house.programs["m/X"] = "import time; print('up', flush=True); time.sleep(0.05)"
+    await executors.begin(plan(1, E=1, L=1), house.store)
+
+    bus.publish(subjects.event(subjects.EXECUTOR), msgspec.json.encode(status("m-L-0")))
+    await house.supervisor.unless_over(house.lines.until(r"(?s)(m/L +\| restarting in.*){6}"))
+    await house.swap(plan(2, E=1, L=1, X=1))
+    await house.supervisor.unless_over(house.lines.until(r"m/X +\| given up"))  # it was never ready
+
+    assert "m/E" in house.pids()
+    assert "m/L" in house.supervisor.specs
+    await executors.close()
+
+
+def status(id: str) -> ExecutorStatus:
+    return ExecutorStatus(id, "m", "L", ("thinker",), ("t",), "n", "ready", 1)

@@ -1,0 +1,91 @@
+"""The disk of the NATS server: after it was full, the server writes nothing more until it is started again."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import msgspec
+
+from omnibus.up import health
+from omnibus.up.logs import Log
+from omnibus.up.ports import LOOPBACK
+from omnibus.up.supervisor import Supervisor
+
+_PROBE_SECONDS = 3.0
+_ANSWER_SECONDS = 2.0
+_RESTART_SECONDS = 30.0  # at least, between two restarts
+#: A server that starts allows its streams this share of the free bytes of its disk.
+_SHARE = 0.75
+_LEAST_BYTES = 1 << 20
+
+
+class _Limits(msgspec.Struct):
+    max_storage: int = 0
+
+
+class Storage(msgspec.Struct):
+    """What ``/jsz`` says: bytes that streams have, may have by their limits, and may have by the server's."""
+
+    storage: int = 0
+    reserved_storage: int = 0
+    config: _Limits = msgspec.field(default_factory=_Limits)
+
+    @property
+    def too_small(self) -> bool:
+        """The server started when its disk was full: streams may never have what they reserved."""
+        return self.config.max_storage < self.reserved_storage
+
+    def fits(self, free: int) -> bool:
+        """A server that starts with ``free`` bytes on its disk allows the streams all that they reserved."""
+        return _SHARE * free >= max(self.reserved_storage - self.storage, _LEAST_BYTES)
+
+
+class StreamDisk:
+    """Restarts the server named ``name`` once there is room again on the disk below ``directory``."""
+
+    def __init__(self, supervisor: Supervisor, log: Log, name: str, directory: Path, monitor_port: int) -> None:
+        self._supervisor = supervisor
+        self._log = log
+        self._name = name
+        self._directory = directory
+        self._port = monitor_port
+        self._reported = False
+
+    async def run(self) -> None:
+        """Look after it until this is cancelled."""
+        while True:
+            await asyncio.sleep(_PROBE_SECONDS)
+            storage = await self._storage()
+            if storage is None or not (storage.too_small or await self._cannot_write()):
+                self._reported = False
+                continue
+            self._report()
+            if storage.fits(_free_bytes(self._directory)):
+                self._log.line(self._name, "its disk has room again: it is started again")
+                self._supervisor.terminate(self._name)
+                await asyncio.sleep(_RESTART_SECONDS)
+
+    def _report(self) -> None:
+        if not self._reported:
+            lost = "records and dead letters are lost until there is room, everything else is served"
+            self._log.line(self._name, f"its disk at {self._directory} is full: {lost}")
+        self._reported = True
+
+    async def _storage(self) -> Storage | None:
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                return msgspec.json.decode(await health.body(LOOPBACK, self._port, "/jsz"), type=Storage)
+        except (TimeoutError, msgspec.DecodeError):  # it starts, ends or hangs: the business of others
+            return None
+
+    async def _cannot_write(self) -> bool:
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                return await health.status(LOOPBACK, self._port, "/healthz") == "503"
+        except TimeoutError:
+            return False
+
+
+def _free_bytes(directory: Path) -> int:
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize

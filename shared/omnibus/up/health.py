@@ -1,0 +1,89 @@
+"""Probes of running processes, for ``omnibus.up.watchdog``."""
+
+import asyncio
+import json
+from pathlib import Path
+
+from omnibus.bus import Bus, Delivery, messages, subjects
+from omnibus.errors import ProtocolError
+from omnibus.up import sprout
+
+_READY = "200"
+
+
+async def status(host: str, port: int, path: str) -> str:
+    """The HTTP status that ``path`` answers; empty when nobody listens or the connection ends without one.
+
+    It waits for the answer as long as the caller does.
+    """
+    words = (await _get(host, port, path)).split(b" ", 2)
+    return words[1].decode("latin-1") if len(words) > 1 else ""
+
+
+async def body(host: str, port: int, path: str) -> bytes:
+    """The body that ``path`` answers; empty as ``status``."""
+    return (await _get(host, port, path)).partition(b"\r\n\r\n")[2]
+
+
+async def _get(host: str, port: int, path: str) -> bytes:
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+            return await reader.read(-1)  # our own servers end it
+        finally:
+            writer.close()
+    except OSError:
+        return b""
+
+
+async def nursery_answers(path: str, _: int) -> bool:
+    """The nursery that listens at the socket ``path`` serves its connections."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(path)
+        try:
+            writer.write(sprout.PING)
+            return await reader.read(1) == b""
+        finally:
+            writer.close()
+    except OSError:
+        return False
+
+
+class Endpoints:
+    """The health endpoints of the services of one run: each tells its port in a file of ``directory``."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+        self._executors: dict[str, int] = {}
+
+    async def listen(self, bus: Bus) -> None:
+        """Follow which process is which executor: one that was forked is no child of the supervisor."""
+        await bus.subscribe(subjects.event(subjects.EXECUTOR), self._on_status)
+
+    async def service(self, pid: int) -> bool:
+        """The event loop of the service in process ``pid`` answers, and has started."""
+        address = self._address(pid)
+        return address is not None and await status(*address, "/readyz") == _READY
+
+    async def executor(self, id: str, _: int) -> bool:
+        """The same of the executor ``id``."""
+        pid = self._executors.get(id)
+        return pid is not None and await self.service(pid)
+
+    def _on_status(self, delivery: Delivery) -> None:
+        try:
+            executor = messages.decode_status(delivery.data)
+        except ProtocolError:
+            return  # of another build
+        self._executors[executor.id] = executor.pid
+
+    def _address(self, pid: int) -> tuple[str, int] | None:
+        """Host and port of the endpoint of ``pid``; None while it has none."""
+        for file in self._directory.glob(f"*-{pid}.json"):
+            try:
+                host, _, port = json.loads(file.read_bytes())[0]["targets"][0].rpartition(":")
+                return host, int(port)
+            except (OSError, ValueError, LookupError, TypeError):  # it has just gone
+                continue
+        return None

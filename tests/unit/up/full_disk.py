@@ -1,0 +1,83 @@
+"""A NATS server on a small disk that somebody fills and empties, and the supervisor that looks after it.
+
+``unshare -m -- python -m tests.unit.up.full_disk DIRECTORY STORY`` mounts the disk in a mount namespace of its own,
+and says as JSON what was recorded: ``before``, ``full`` and ``after``.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nats
+from nats.errors import Error
+from nats.js import JetStreamContext
+
+from omnibus.service import until_cancelled
+from omnibus.up import infra
+from omnibus.up.disk import StreamDisk
+from omnibus.up.supervisor import Supervisor
+from tests.unit.up.programs import WITHIN, Lines, log_to
+
+DISK_BYTES = 60 << 20
+STREAM_BYTES = 30 << 20
+
+
+def _fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+async def _recorded(stream: JetStreamContext, times: int = 1) -> bool:
+    """All of some messages were written and acknowledged."""
+    try:
+        for _ in range(times):
+            await stream.publish("s.a", bytes(60_000), timeout=2)
+    except (Error, TimeoutError):
+        return False
+    return True
+
+
+async def _until_recorded(stream: JetStreamContext) -> bool:
+    async with asyncio.timeout(2 * WITHIN):
+        while not await _recorded(stream):
+            await asyncio.sleep(0.2)
+    return True
+
+
+async def _story(directory: Path, restarted_meanwhile: bool) -> dict[str, object]:
+    server, lines, other = infra.nats(directory), Lines(), directory / "other"
+    async with Supervisor([server.spec], log=log_to(lines)) as supervisor:
+        caring = asyncio.create_task(StreamDisk(supervisor, log_to(lines), "nats", directory, server.ports[1]).run())
+        client = await nats.connect(server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=_ignore)
+        stream = client.jetstream()
+        await stream.add_stream(name="S", subjects=["s.>"], max_bytes=STREAM_BYTES)
+        before = await _recorded(stream)
+        await asyncio.to_thread(_fill, other)
+        full = await _recorded(stream, 30)
+        if restarted_meanwhile:
+            supervisor.terminate("nats")
+            await lines.until("restarting")
+        await lines.until("is full")
+        os.unlink(other)
+        after = await _until_recorded(stream)
+        await until_cancelled(caring)
+        await client.close()
+    return {"before": before, "full": full, "after": after}
+
+
+async def _ignore(_: Exception) -> None: ...
+
+
+def main(place: str, story: str) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", place], check=True)
+    told = asyncio.run(_story(Path(place), story == "restarted_meanwhile"))
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,38 @@
+"""A NATS server whose disk was full records again once there is room."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omnibus.up.disk import Storage
+from omnibus.up.spec import ROOT
+from tests.mounts import unshared
+
+WITHIN = 120  # seconds
+
+
+@pytest.mark.parametrize("story", ["stays_up", "restarted_meanwhile"])
+def test_records_go_on_once_a_full_disk_has_room_again(tmp_path: Path, story: str):
+    ended = subprocess.run(
+        [*unshared(), sys.executable, "-m", "tests.unit.up.full_disk", str(tmp_path), story],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}/shared:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WITHIN,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout) == {"before": True, "full": False, "after": True}
+
+
+@pytest.mark.parametrize(("free", "fits"), [(0, False), (39, False), (41, True)])
+def test_there_is_room_when_a_new_server_would_allow_what_is_reserved(free: int, fits: bool):
+    mib = 1 << 20
+
+    assert Storage(storage=10 * mib, reserved_storage=40 * mib).fits(free * mib) is fits

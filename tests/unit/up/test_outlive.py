@@ -1,0 +1,69 @@
+"""Processes outlive the nursery that bore them, and end with their sprout as before."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from tests.unit.up.births import Nursery, numbers
+from tests.unit.up.programs import WITHIN, all_gone
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_processes_outlive_the_nursery_and_still_obey_their_sprout(tmp_path, number):
+    home = Nursery(tmp_path)
+    with (
+        home.running() as nursery_process,
+        home.sprout("handles", stderr=subprocess.PIPE) as process,
+        home.sprout("works") as working,
+    ):
+        assert process.stdout.readline() == "up\n"
+        numbers(working)
+
+        nursery_process.send_signal(number)
+        nursery_process.wait(WITHIN)
+        assert "goes on without it" in process.stderr.readline()
+        assert numbers(working)  # it says another number
+        process.terminate()
+
+        assert process.wait(WITHIN) == 1
+        assert "nobody knows its exit code" in process.stderr.read()
+
+
+@pytest.mark.parametrize("module", ["family", "hangs"])
+def test_a_killed_sprout_takes_the_process_and_its_children_along_when_the_nursery_is_gone(tmp_path, module):
+    home = Nursery(tmp_path)
+    with home.running() as nursery_process, home.sprout(module, "stays", stderr=subprocess.PIPE) as process:
+        pids = numbers(process)
+        nursery_process.kill()
+        assert "goes on without it" in process.stderr.readline()
+
+        process.kill()
+
+        assert all_gone(pids)
+
+
+def test_a_process_that_ends_when_the_nursery_is_gone_ends_its_sprout_and_its_children(tmp_path):
+    home = Nursery(tmp_path)
+    with home.running() as nursery_process, home.sprout("family", "stays", stderr=subprocess.PIPE) as process:
+        pids = numbers(process)
+        nursery_process.kill()
+        assert "goes on without it" in process.stderr.readline()
+
+        os.kill(pids[0], signal.SIGKILL)
+
+        assert process.wait(WITHIN) == 1
+        assert all_gone(pids)
+
+
+def test_a_nursery_that_starts_again_bears_beside_those_that_outlived_the_first(tmp_path):
+    home = Nursery(tmp_path)
+    with home.running() as first, home.sprout("works") as process:
+        numbers(process)
+        first.kill()
+        first.wait(WITHIN)
+
+        with home.running():
+            assert home.run("exits", "6").returncode == 6
+            assert numbers(process)

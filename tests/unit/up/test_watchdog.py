@@ -1,0 +1,162 @@
+"""Processes that hang are killed and come back; those that only wait for a starved machine are left alone."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from omnibus.bus import subjects
+from omnibus.bus.memory import MemoryBus
+from omnibus.bus.messages import ExecutorStatus
+from omnibus.scrape import Scrape
+from omnibus.service import until_cancelled
+from omnibus.settings import BusSettings
+from omnibus.up import infra
+from omnibus.up.health import Endpoints
+from omnibus.up.spec import ROOT, ProcessSpec, python
+from omnibus.up.stack import Stack
+from omnibus.up.supervisor import Supervisor
+from omnibus.up.tiny import tiny_models
+from omnibus.up.watchdog import Watchdog
+from omnibus.wanted import ID
+from tests.unit.up.programs import WITHIN, Lines, log_to
+
+SILENT = 2.0  # seconds
+NODE = f"watchdog-{os.getpid()}"
+
+
+@pytest.fixture
+def lines() -> Lines:
+    return Lines()
+
+
+@asynccontextmanager
+async def watched(lines: Lines, *specs: ProcessSpec) -> AsyncIterator[Supervisor]:
+    async with Supervisor(specs, log=log_to(lines), shm_prefix=f"omnibus-{NODE}") as supervisor:
+        watching = asyncio.create_task(Watchdog(supervisor, log_to(lines), SILENT).run())
+        yield supervisor
+        await until_cancelled(watching)
+
+
+async def replaced(supervisor: Supervisor, name: str, pid: int) -> int:
+    """The process that runs for ``name`` after ``pid``."""
+    async with asyncio.timeout(WITHIN):
+        while supervisor.pids.get(name, pid) == pid:
+            await asyncio.sleep(0.01)
+    return supervisor.pids[name]
+
+
+def sidecar(directory: Path) -> ProcessSpec:
+    """A real service with its endpoint."""
+    metrics = str(directory / "metrics")
+    return ProcessSpec(
+        "sidecar",
+        python("services.sidecar"),
+        env={
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}",
+            "OMNIBUS_SIDECAR_SOCKET": str(directory / "s"),
+            "OMNIBUS_SIDECAR_NODE": NODE,
+            "OMNIBUS_SIDECAR_ARENA_MIB": "1",
+            "OMNIBUS_SERVICE_METRICS_DIR": metrics,
+        },
+        cwd=ROOT,
+        alive=Endpoints(metrics).service,
+    )
+
+
+async def test_a_server_or_service_that_is_frozen_is_killed_and_started_again(tmp_path, lines):
+    specs = [infra.nats(tmp_path).spec, infra.valkey(tmp_path).spec, sidecar(tmp_path)]
+    async with watched(lines, *specs) as supervisor:
+        before, first = supervisor.pids, supervisor.pids
+        endpoints = Endpoints(str(tmp_path / "metrics"))
+        async with asyncio.timeout(WITHIN):
+            while not await endpoints.service(before["sidecar"]):
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(SILENT)  # each has been asked, and none is killed for it
+        assert supervisor.pids == before
+
+        for name, pid in before.items():
+            os.kill(pid, signal.SIGSTOP)
+            assert await replaced(supervisor, name, pid) != first[name]
+
+        assert lines.getvalue().count("does not answer") == 3
+
+
+async def test_time_in_which_the_supervisor_itself_did_not_run_is_nobodys_silence(tmp_path, lines):
+    async with watched(lines, infra.valkey(tmp_path).spec) as supervisor:
+        before = supervisor.pids
+        await asyncio.sleep(1.5)  # it has answered
+
+        time.sleep(3 * SILENT)  # noqa: ASYNC251 as a machine that was suspended
+        await asyncio.sleep(1.5)
+
+        assert supervisor.pids == before
+        assert "does not answer" not in lines.getvalue()
+
+
+async def test_nothing_is_expected_of_a_process_that_has_not_answered_yet(tmp_path, lines):
+    asked = asyncio.Event()
+
+    async def never(_: int) -> bool:
+        asked.set()
+        await asyncio.Event().wait()
+        return True
+
+    loading = ProcessSpec("loading", ("sleep", "1000"), alive=never)
+    async with watched(lines, loading) as supervisor:
+        before = supervisor.pids
+        await asyncio.wait_for(asked.wait(), WITHIN)
+        await asyncio.sleep(2 * SILENT)
+
+        assert supervisor.pids == before
+
+
+async def test_an_executor_is_asked_in_the_process_that_it_says_it_is(tmp_path):
+    bus, endpoints, scrape = MemoryBus(BusSettings()), Endpoints(str(tmp_path)), Scrape("llm")
+    alive = partial(endpoints.executor, "m-L-0", 1)
+    await endpoints.listen(bus)
+    await scrape.start("127.0.0.1", 0)
+    scrape.tell(str(tmp_path), "127.0.0.1")
+
+    bus.publish(subjects.event(subjects.EXECUTOR), b"not a status")
+    assert not await alive()
+    status = ExecutorStatus("m-L-0", "m", "L", ("thinker",), ("t",), "n", "ready", 1, pid=os.getpid())
+    bus.publish(subjects.event(subjects.EXECUTOR), msgspec.json.encode(status))
+    await asyncio.sleep(0)
+
+    assert not await alive()  # it starts
+    scrape.ready(True)
+    assert await alive()
+    await scrape.close()
+    assert not await alive()
+
+
+@pytest.mark.slow
+async def test_a_frozen_gateway_and_a_frozen_executor_of_a_whole_system_are_replaced(tmp_path, lines):
+    models = await tiny_models(["qwen2.5-vl-tiny"], tmp_path)
+    async with Stack(models, log=log_to(lines), env={"OMNIBUS_UP_SILENT": "4"}) as stack:
+        first = stack.supervisor.pids
+        executor = next(name for name in first if "/" in name)
+        endpoints = Endpoints(str(stack.metrics_dir))
+        await endpoints.listen(stack.bus)
+        id = stack.supervisor.specs[executor].env[ID]
+        async with asyncio.timeout(WITHIN):
+            while not await endpoints.executor(id, 0):
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(SILENT)  # the watchdog has asked them as well
+
+        os.kill(endpoints._executors[id], signal.SIGSTOP)
+        os.kill(first["gateway"], signal.SIGSTOP)
+
+        for name in (executor, "gateway"):
+            await lines.until(rf"{name} +\| does not answer for 4 s")
+            await replaced(stack.supervisor, name, first[name])
+        await stack.ready(90)
+        assert {name for name, pid in stack.supervisor.pids.items() if first[name] != pid} == {executor, "gateway"}
