@@ -43,7 +43,7 @@ _LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".svc", ".home.arpa")
 
 
 def allowed(address: Address, *, allow_private: bool = False) -> bool:
-    """Whether a connection to ``address`` may be opened."""
+    """Return whether a connection to ``address`` may be opened."""
     if any(address in block for block in _NEVER):
         return False
     if any(address in block for block in _PRIVATE):
@@ -52,5 +52,5 @@ def allowed(address: Address, *, allow_private: bool = False) -> bool:
 
 
 def local_name(host: str) -> bool:
-    """Whether ``host`` (lower case) names this machine, this cluster or a metadata service."""
+    """Return whether ``host`` (lower case) names this machine, this cluster or a metadata service."""
     return host in _LOCAL_NAMES or host.endswith(_LOCAL_SUFFIXES)

@@ -14,9 +14,11 @@ import ipaddress
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from omnibus.errors import Forbidden, Unauthorized
+from omnibus.errors import BadRequest, Forbidden, Unauthorized
 from omnibus.settings import GatewaySettings
 
+#: Characters of an admin token at least.
+MIN_TOKEN_LENGTH = 16
 _SET = "set OMNIBUS_GATEWAY_ADMIN_TOKEN at the gateway"
 
 
@@ -28,7 +30,7 @@ class Admin:
         self._host = settings.host
 
     def known(self, authorization: str) -> bool:
-        """Whether the header is the operator's."""
+        """Return whether the header is the operator's."""
         return bool(self._token) and hmac.compare_digest(bearer(authorization).encode(), self._token.encode())
 
     def require(self, headers: Mapping[str, str]) -> None:
@@ -48,6 +50,15 @@ class Admin:
             raise Forbidden(f"control routes are for clients of this machine: {_SET} to use them from elsewhere")
 
 
+def check_token(settings: GatewaySettings) -> None:
+    """Refuse to start with a token that can be guessed. Raises ``BadRequest``."""
+    if 0 < len(settings.admin_token) < MIN_TOKEN_LENGTH:
+        raise BadRequest(
+            f"OMNIBUS_GATEWAY_ADMIN_TOKEN has {len(settings.admin_token)} characters: set at least {MIN_TOKEN_LENGTH}, "
+            "for example what `openssl rand -base64 32` prints"
+        )
+
+
 def bearer(authorization: str) -> str:
     """The token of an ``Authorization`` header; empty when it has none."""
     scheme, _, given = authorization.partition(" ")
@@ -55,7 +66,7 @@ def bearer(authorization: str) -> str:
 
 
 def loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches ``host``."""
+    """Return whether nobody but this machine reaches ``host``."""
     if host == "localhost":
         return True
     try:

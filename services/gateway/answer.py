@@ -9,17 +9,22 @@ import numpy as np
 from omnibus.encoding.sound import SoundFormat, pcm16
 from omnibus.errors import OmnibusError
 from omnibus.task import ChatOutput
+from omnibus.tensors.item import Item
 from services.gateway.arrivals import arrivals
 from services.gateway.collected import Collected
+from services.gateway.continuing import ResumableStream
 from services.gateway.files import new
+from services.gateway.numbering import NumberedStream
 from services.gateway.openai import answers, dialect
 from services.gateway.openai.schema import ChatRequest
-from services.gateway.openai.stream import DONE
+from services.gateway.openai.stream import DONE, ChatStream
 from services.gateway.run import Run
 from services.gateway.sounding import Sounding, render
 from services.gateway.spoken import Spoken
-from services.gateway.streams import merge
+from services.gateway.streams import Incoming, merge
 
+#: Name of the stream that is none of the answer's.
+_ACCEPTED = "accepted"
 #: Seconds that an answer's audio id is said to be good for where nothing is kept.
 AUDIO_KEPT = 3600.0
 
@@ -68,47 +73,75 @@ async def events(
     got: Collected,
     done: Callable[[str], None],
     keeper: Spoken | None = None,
+    continued: ResumableStream | None = None,
 ) -> AsyncIterator[bytes]:
     """The body of a streamed answer: frames that are ready together leave together.
 
-    ``done`` is called with the status before the last frame leaves; with a ``keeper`` its sound may be referred to.
+    The first frames leave once all executors have taken the request, or with the first output if that comes before.
+    Raises what fails until then; later failures are a frame. ``done`` is called with the status before the last frame
+    leaves; with a ``keeper`` its sound may be referred to. One that is ``continued`` leaves out what its client has.
     """
-    stream = dialect.shapes(request).stream(
-        f"chatcmpl-{run.id}",
+    record = continued.record if continued is not None else None
+    plain = dialect.shapes(request).stream(
+        record.id if record is not None else f"chatcmpl-{run.id}",
         run.model,
-        int(run.created),
+        record.created if record is not None else int(run.created),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         fingerprint=f"epoch-{run.epoch}",
     )
+    format: SoundFormat = request.audio.format if request.audio is not None else "pcm16"
+    stream: ChatStream | NumberedStream = continued.numbered(plain, format) if continued is not None else plain
     head = [stream.role("" if request.writes else None)]
-    sound = _Sound(request.audio.format if request.audio is not None else "pcm16", keeper)
+    sound = _Sound(format, keeper, record.audio_id if record is not None else new("audio_"))
     if output.audio is not None:
         head.append(stream.audio_start(sound.id))
-    yield b"".join(head)
+    accepted, parts = _Acceptance(), arrivals(output)
+    if run.when_taken(accepted.arrive):
+        parts[_ACCEPTED] = accepted
     say = stream.text if request.writes else stream.transcript
-    tail = []
+    tail: list[bytes] = []
+    begun = False
     try:
-        async for batch in merge(arrivals(output)):
+        async for batch in merge(parts):
+            if not begun:
+                accepted.end()
+                batch = [each for each in batch if each[0] != _ACCEPTED]
             frames = [say(text) for name, item in batch if (text := _text(got, name, item))]
+            if continued is not None:
+                continued.take([id for name, item in batch if name == "text" for id in item.data.get("ids", ())])
             samples = [item.array for _, item in batch if item.array is not None]
             if samples:
                 frames.append(stream.audio(await sound.push(samples, got)))
-            yield b"".join(frames)
+            yield b"".join(frames if begun else [*head, *frames])
+            begun = True
         if output.audio is not None:
             tail = [stream.audio(await sound.close(got)), stream.audio_end(await sound.keep(got.text))]
+        stream.complete()
     except OmnibusError as error:
+        run.fail(error)
         done("failed")
-        yield stream.error(error, run.id)
+        if not begun:
+            raise
+        yield plain.error(error, run.id)
         return
     done("done")
-    yield b"".join([*tail, stream.finish(got.finish), stream.usage(got.usage()), DONE])  # type: ignore[arg-type]
+    yield b"".join([*([] if begun else head), *tail, stream.finish(got.finish), stream.usage(got.usage()), DONE])  # type: ignore[arg-type]
+
+
+class _Acceptance(Incoming):
+    """One item as soon as all executors have taken the request, unless it ended before."""
+
+    def arrive(self) -> None:
+        if not self.ended:
+            self.add(Item({}))
+            self.end()
 
 
 class _Sound:
     """The sound of a streamed answer: its file as it is sent, and all of it where it is kept."""
 
-    def __init__(self, format: SoundFormat, keeper: Spoken | None) -> None:
-        self.id = new("audio_")
+    def __init__(self, format: SoundFormat, keeper: Spoken | None, id: str) -> None:
+        self.id = id
         self._format = format
         self._keeper = keeper
         self._sounding = Sounding(format)

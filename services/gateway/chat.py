@@ -19,6 +19,7 @@ from omnibus.errors import BadRequest, DeadlineExceeded, OmnibusError, TooLarge
 from omnibus.plan import ModelPlan
 from omnibus.task import MLLM, ChatInput, ChatOutput, CompositeTask, record, replay, use
 from omnibus.task.running import run as run_task
+from services.gateway.continuing import Continuations
 from services.gateway.dispatch import ATTEMPTS
 from services.gateway.fetch import Fetcher
 from services.gateway.models import Known, composite
@@ -74,16 +75,19 @@ class Asked:
 
     @property
     def bulky(self) -> bool:
-        """Whether something has to be placed in the arena."""
+        """True if something has to be placed in the arena."""
         return bool(self.items) or len(self.body) > INLINE
 
 
 class Chat:
     """Serves chat requests for every model of the plan."""
 
-    def __init__(self, runs: Runs, fetcher: Fetcher, spoken: Spoken | None = None) -> None:
+    def __init__(
+        self, runs: Runs, fetcher: Fetcher, spoken: Spoken | None = None, continuations: Continuations | None = None
+    ) -> None:
         self._runs = runs
         self.spoken = spoken
+        self.continuations = continuations
         self._router = runs.router
         self._fetcher = fetcher
         self._limits = Limits(body_bytes=runs.settings.max_body)
@@ -93,15 +97,21 @@ class Chat:
         """The composite task of model ``name``, made once per plan epoch."""
         return self._tasks.task(name)
 
-    async def start(self, request: ChatRequest, pinned: str = "") -> tuple[Run, ChatOutput]:
-        """Send ``request`` on its way; returns its run and its streams. ``pinned`` names its path.
+    async def start(
+        self, request: ChatRequest, pinned: str = "", deadline: float = 0.0, known: Sequence[int] = ()
+    ) -> tuple[Run, ChatOutput]:
+        """Send ``request`` on its way; returns its run and its streams. ``pinned`` names its path, ``deadline`` (Unix
+        seconds) is one that it has already, and so are the ``known`` tokens of its answer.
 
         Raises ``Rejected`` for a request that cannot be served, ``Overloaded`` at the limit and
         ``StageUnavailable`` without executors.
         """
         model = self._router.model(request.model)  # first: from here on its name is one of ours, not the client's
         run = self._runs.open(APP, request.model, seed=request.seed, pinned=pinned)
+        run.deadline = deadline or run.deadline
         task = self.task(request.model)
+        if not inspect.iscoroutinefunction(task.invoke):  # its one segment gives the answer
+            run.known = tuple(known)
         return run, await self.begin(run, await self.understand(request, model, task))
 
     def open(self, model: str, seed: int | None = None, pinned: str = "") -> Run:

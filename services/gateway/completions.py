@@ -4,13 +4,15 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from secrets import token_hex
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
-from omnibus.errors import BadRequest, Fatal, NotFound, OmnibusError
+from omnibus.errors import Fatal, NotFound, OmnibusError
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from services.gateway.apps.chats import Chats
 from services.gateway.chat import Chat
+from services.gateway.continuing import OriginalRequest, ResumableStream
 from services.gateway.exchange import ClientLeft, Exchange, problem, while_connected
 from services.gateway.openai import dialect
 from services.gateway.openai.requests import parse_chat, read_body
@@ -47,53 +49,104 @@ class ChatRoute:
         self._translate = translate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        model = ""
+        await self._answer(self._begin, scope, receive, send)
+
+    async def resume(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Continue a streamed answer after the event that the client had last."""
+        await self._answer(self._adopt, scope, receive, send)
+
+    async def _answer(self, begin: "Begin", scope: Scope, receive: Receive, send: Send) -> None:
+        opening = Opening()
         try:
-            headers = dict(scope["headers"])
-            length = headers.get(b"content-length", b"")
-            declared = int(length) if length.isdigit() else None
-            body = await read_body(chunks(receive), self._settings.max_body, declared)
-            named = headers.get(_DIALECT)
-            if named is None or self._translate is None:
-                wanted = parse_chat(body)
-            else:
-                wanted = self._translate(named.decode("latin-1"), body)
-            model = wanted.model
-            if wanted.draws and self._draw is not None:
-                await self._draw(wanted, scope, receive, send)
-                return
-            pinned = headers.get(b"x-omnibus-path", b"").decode("latin-1")
-            exchange = await self._start(scope, receive, wanted, pinned)
+            exchange = await begin(opening, scope, receive, send)
         except ClientLeft:
-            GATEWAY.outcome(model, "cancelled").inc()
+            opening.count("cancelled")
             return
         except OmnibusError as error:
-            GATEWAY.outcome("" if isinstance(error, NotFound) else model, error.code).inc()
+            opening.count(error.code, known=not isinstance(error, NotFound))
             await problem(send, error, f"req-{token_hex(8)}")
             return
         except Exception:  # a defect of ours: the client gets an error in the usual shape, the log the rest
             id = f"req-{token_hex(8)}"
             log.exception("%s failed", id)
-            GATEWAY.outcome(model, Fatal.code).inc()
+            opening.count(Fatal.code)
             await problem(send, Fatal("internal error: the gateway's log has more under this request id"), id)
             return
-        await exchange.answer(scope, receive, send)
+        if exchange is not None:
+            await exchange.answer(scope, receive, send)
 
-    async def _start(self, scope: Scope, receive: Receive, wanted: ChatRequest, pinned: str) -> Exchange:
+    async def _begin(self, opening: "Opening", scope: Scope, receive: Receive, send: Send) -> Exchange | None:
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"")
+        declared = int(length) if length.isdigit() else None
+        body = await read_body(chunks(receive), self._settings.max_body, declared)
+        named = headers.get(_DIALECT)
+        if named is None or self._translate is None:
+            wanted = parse_chat(body)
+        else:
+            wanted = self._translate(named.decode("latin-1"), body)
+        opening.model = wanted.model
+        if wanted.draws and self._draw is not None:
+            await self._draw(wanted, scope, receive, send)
+            return None
+        request = OriginalRequest(body, headers.get(b"x-omnibus-path", b"").decode("latin-1"))
+        if self._chat.continuations is not None:
+            opening.continued = self._chat.continuations.begin(wanted, headers, request)
+        return await self._start(scope, receive, wanted, request.path, opening)
+
+    async def _adopt(self, opening: "Opening", scope: Scope, receive: Receive, _: Send) -> Exchange:
+        if self._chat.continuations is None:
+            raise NotFound("streamed answers are not continued here")
+        last = dict(scope["headers"]).get(b"last-event-id", b"").decode("latin-1")
+        opening.continued, record = await self._chat.continuations.adopt(scope["path_params"]["token"], last)
+        wanted = msgspec.structs.replace(parse_chat(record.body), seed=record.seed)
+        opening.model = wanted.model
+        return await self._start(scope, receive, wanted, record.path, opening)
+
+    async def _start(
+        self, scope: Scope, receive: Receive, wanted: ChatRequest, pinned: str, opening: "Opening"
+    ) -> Exchange:
+        try:
+            return await self._exchange(scope, receive, wanted, pinned, opening.continued)
+        except BaseException:
+            if opening.continued is not None:
+                opening.continued.close()
+            raise
+
+    async def _exchange(
+        self, scope: Scope, receive: Receive, wanted: ChatRequest, pinned: str, continued: ResumableStream | None
+    ) -> Exchange:
         app = self._apps.app(wanted.model) if self._apps is not None else ""
+        deadline, known = (continued.deadline, continued.known) if continued is not None else (0.0, ())
         if self._apps is None or not app:
-            run, output = await self._chat.start(wanted, pinned)
-            return Exchange(run, wanted, output, keeper=self._chat.spoken)
-        run, output, call = await while_connected(scope, receive, self._apps.start(app, wanted, pinned))
-        return Exchange(run, wanted, output, call.close, self._chat.spoken)
+            run, output = await self._chat.start(wanted, pinned, deadline, known)
+            return Exchange(run, wanted, output, keeper=self._chat.spoken, continued=continued)
+        start = self._apps.start(app, wanted, pinned, deadline)
+        run, output, call = await while_connected(scope, receive, start)
+        return Exchange(run, wanted, output, call.close, self._chat.spoken, continued)
+
+
+class Opening:
+    """State of a request before its answer begins."""
+
+    def __init__(self) -> None:
+        self.model = ""
+        self.continued: ResumableStream | None = None
+
+    def count(self, code: str, known: bool = True) -> None:
+        GATEWAY.outcome(self.model if known else "", code).inc()
+
+
+#: Reads a request and sends it on its way; None when it is answered already.
+Begin = Callable[[Opening, Scope, Receive, Send], Awaitable[Exchange | None]]
 
 
 async def chunks(receive: Receive) -> AsyncIterator[bytes]:
-    """The body as it arrives. Raises ``BadRequest`` when the client leaves in the middle."""
+    """The body as it arrives. Raises ``ClientLeft`` in the middle of it."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise BadRequest("the client left before its request was complete")
+            raise ClientLeft
         if body := message.get("body", b""):
             yield body
         if not message.get("more_body"):

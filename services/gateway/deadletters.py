@@ -24,6 +24,11 @@ class DeadLetters:
         self.full = full
         self.counts: Counter[tuple[str, str]] = Counter()  # by model and reason
 
+    @property
+    def records_lost(self) -> int:
+        """Records and dead letters that the bus gave up."""
+        return self._bus.records_lost
+
     def write(self, running: Running, digested: Invocation) -> None:
         """Keep what failed if it is a dead letter; ``digested`` is its invocation without users' content."""
         invocation, failure = running.invocation, running.failure
@@ -50,6 +55,7 @@ class DeadLetters:
             moves=tuple(running.moves),
             replay_of=invocation.replay_of,
             invocation=invocation if self.full else digested,
+            refused=tuple(sorted(running.culprit)),
         )
         small = msgspec.structs.replace(letter, invocation=digested)
         self._count(invocation.nodes[node].model or invocation.model if node >= 0 else invocation.model, why)

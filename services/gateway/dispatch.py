@@ -1,7 +1,8 @@
 """Dispatch: an invocation goes to all executors of its route at once; answers come back here.
 
-An executor that has no subscriber, says ``busy``, falls silent or dies is replaced: the invocation moves
-as a whole to a route without it, as the next attempt. What the client already has is not sent twice.
+An executor that has no subscriber, says ``busy``, falls silent or dies is replaced: its nodes move to a route
+without it, as the next attempt, with those that depend on them. Others go on where what they give is retained
+(``services.gateway.restart``). What the client already has is not sent twice.
 """
 
 import asyncio
@@ -9,11 +10,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 import numpy as np
 
-from omnibus import graph, tracing
+from omnibus import deadletters, graph, tracing
 from omnibus.bus import Bus, Delivery, messages, subjects
 from omnibus.bus.messages import Accepted, Busy, Chunk, End, Failed, Hop
 from omnibus.errors import (
@@ -23,6 +25,7 @@ from omnibus.errors import (
     SequenceGap,
     StageUnavailable,
     StaleHandle,
+    TooLarge,
     from_problem,
 )
 from omnibus.graph import Invocation
@@ -31,6 +34,9 @@ from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
 from services.gateway.members import Members
 from services.gateway.playing import Player, Tapes
+from services.gateway.quarantine import Quarantine
+from services.gateway.restart import Restarts
+from services.gateway.retention import OFF, Retention
 from services.gateway.running import Again, Running
 from services.gateway.tape import Tape, consumed
 from services.gateway.watching import Watcher
@@ -39,12 +45,16 @@ log = logging.getLogger(__name__)
 
 SETTLE = 0.25  # seconds that the last nodes have to report their times
 ATTEMPTS = 4  # routes that an invocation may take
+#: Why an executor's nodes move. For other reasons nobody knows what was lost, and all begins again.
+_LOST_STAGE = frozenset({"gone", "busy", "silent", "unavailable"})
 
 
 class Dispatcher:
     """Sends invocations, receives replies, moves what is lost."""
 
-    def __init__(self, gateway: str, bus: Bus, tensors: TensorClient, members: Members, limit: int) -> None:
+    def __init__(
+        self, gateway: str, bus: Bus, tensors: TensorClient, members: Members, limit: int, quarantine: float = 0.0
+    ) -> None:
         self._gateway = gateway
         self._limit = limit
         self._bus = bus
@@ -52,7 +62,11 @@ class Dispatcher:
         self._members = members
         self._running: dict[str, Running] = {}
         self._watcher = Watcher(gateway, bus, members, self._running, self._move)
+        self._quarantine = Quarantine(members, quarantine)
         self._emptied = asyncio.Event()
+        #: What is retained of running invocations.
+        self.retention = Retention(tensors)
+        self._restarts = Restarts(bus, self.retention, limit)
         #: Whether what nodes pass to each other is asked for as well, and kept.
         self.keeps = False
         self.reply = subjects.reply(gateway)
@@ -61,7 +75,9 @@ class Dispatcher:
         await self._bus.subscribe(self.reply, self._on_reply)
         await self._bus.subscribe(f"{self.reply}.>", self._on_refused)
         await self._bus.subscribe(subjects.event(subjects.EXECUTOR), self._on_status)
-        await self._bus.subscribe(subjects.event(subjects.GONE), lambda d: self._on_gone(d.data.decode()))
+        gone = subjects.event(subjects.GONE)
+        await self._bus.subscribe(gone, lambda d: self._on_gone(d.data.decode(errors="replace")))
+        await self._bus.subscribe(subjects.DEAD, self._on_dead_letter)
         self._watcher.start()
 
     async def shutdown(self) -> None:
@@ -76,6 +92,11 @@ class Dispatcher:
     @property
     def inflight(self) -> int:
         return len(self._running)
+
+    def fail_all(self, error: OmnibusError) -> None:
+        """End the results of everything in flight with ``error``."""
+        for running in list(self._running.values()):
+            running.fail(error)
 
     async def idle(self, seconds: float) -> None:
         """Wait until nothing is in flight, at most ``seconds``."""
@@ -107,6 +128,7 @@ class Dispatcher:
             prepare(running)
         self._running[invocation.id] = running
         try:
+            self._quarantine.check(invocation, time.monotonic())
             self._send(running)
         except OmnibusError:
             self.finish(running, "failed")
@@ -120,11 +142,18 @@ class Dispatcher:
         if running.tapes:
             asked = tuple(dict.fromkeys([*invocation.outputs, *running.tapes]))
             invocation = msgspec.structs.replace(invocation, outputs=asked)
+        elif len(invocation.nodes) > 1 or invocation.attempt:
+            invocation = running.invocation = self._restarts.prepare(running, invocation)
         body = running.body = graph.encode(invocation)
+        if len(body) > self._limit:  # the bus would refuse it in words of its own
+            raise TooLarge(
+                f"The request has {len(body)} bytes beside its media, and {self._limit} are accepted: "
+                "shorten its fields"
+            )
         headers = running.span.carrier if running.span is not None else None
         sent = set()
-        for node, executor in zip(invocation.nodes, invocation.route, strict=True):
-            if executor not in sent and executor not in running.absent:
+        for index, (node, executor) in enumerate(zip(invocation.nodes, invocation.route, strict=True)):
+            if executor not in sent and executor not in running.absent and invocation.runs(index):
                 sent.add(executor)
                 refused = subjects.refused(self._gateway, invocation.id, invocation.attempt, executor)
                 self._bus.publish(subjects.task(node.task, executor), body, reply=refused, headers=headers)
@@ -147,6 +176,8 @@ class Dispatcher:
         running.discharge()
         for tape in running.tapes.values():
             tape.close()
+        if running.records:
+            self.retention.close(running.records)
         self._running.pop(running.id, None)
         if not self._running:
             self._emptied.set()
@@ -156,24 +187,26 @@ class Dispatcher:
             running.span.end(why, {"omnibus.status": status, "omnibus.attempts": running.invocation.attempt + 1})
         if running.may_hold_tensors:
             self._tensors.end(running.id)
+        self._quarantine.leave(running)
 
     def stop(self, invocation: str, executors: Iterable[str]) -> None:
         """End what another gateway sent to ``executors`` and did not live to end. Ending twice is harmless."""
-        self._tell(End(invocation, "cancelled", ATTEMPTS), executors)
+        end = End(invocation, "cancelled", ATTEMPTS)
+        self._tell(end, ((executor, end) for executor in executors))
 
     def _end(self, running: Running, status: str) -> None:
         """Tell the executors that may still hold something, and whoever watches."""
         invocation = running.invocation
         holders = () if status == "done" and running.reported else dict.fromkeys(invocation.route)
-        self._tell(End(invocation.id, status, invocation.attempt), holders)
+        over = End(invocation.id, status, invocation.attempt)
+        self._tell(over, ((executor, over) for executor in holders))
 
-    def _tell(self, over: End, holders: Iterable[str]) -> None:
-        end = messages.encode(over)
-        (frame,) = messages.frames([end], self._limit)
+    def _tell(self, over: End, holders: Iterable[tuple[str, End]]) -> None:
         try:
-            for executor in holders:
+            for executor, end in holders:
+                (frame,) = messages.frames([messages.encode(end)], self._limit)
                 self._bus.publish(subjects.edge(executor), frame)
-            self._bus.publish(subjects.end(over.inv), end)
+            self._bus.publish(subjects.end(over.inv), messages.encode(over))
         except OmnibusError as error:  # holders fall back on the deadline
             log.warning("end of %s not sent: %s", over.inv, error)
 
@@ -204,18 +237,19 @@ class Dispatcher:
     def _on_reply(self, delivery: Delivery) -> None:
         for message in messages.decode_replies(delivery.data):
             running = self._running.get(message.inv)
-            if running is None or running.invocation.attempt != message.attempt:
+            if running is None:
                 continue
             match message:
-                case Chunk():
+                case Chunk() if running.attempts.get(message.node) == message.attempt:  # one call less for each token
                     self._on_chunk(running, message)
-                case Hop():
+                case Hop() if running.runs(message.node, message.attempt):
                     running.finished(message)
-                case Accepted():
-                    running.accepted.add(message.executor)
-                case Failed():
+                    self._quarantine.finished(running, message.node)
+                case Accepted() if running.holds(message.executor, message.attempt):
+                    running.accept(message.executor)
+                case Failed() if running.runs(message.node, message.attempt):
                     self._on_failed(running, message)
-                case Busy():
+                case Busy() if running.holds(message.executor, message.attempt):
                     busy = Overloaded(f"executor {message.executor} is at its limit", retry_after=message.retry_after)
                     self._move(running, message.executor, busy, "busy")
 
@@ -227,6 +261,10 @@ class Dispatcher:
                 tape.take(chunk)
             if stream is not None:
                 stream.feed(chunk)
+                if running.on_taken is not None:  # it has gone through all of them
+                    running.notify_taken()
+            elif key in running.records:
+                self._restarts.take(running, chunk)
         except SequenceGap as error:  # the bus lost a message: run again, without repeats
             self._move(running, "", error, "gap")
         except OmnibusError as error:  # freed memory, or no sidecar
@@ -259,10 +297,19 @@ class Dispatcher:
             log.warning("%s", error)
             return
         if self._members.heard(status):
-            self._on_gone(status.id)
+            self._on_gone(status.id, died=False)
 
-    def _on_gone(self, executor: str) -> None:
-        """``executor`` is dead: whatever waits for it moves."""
+    def _on_dead_letter(self, delivery: Delivery) -> None:
+        """Another gateway, or this one, refuses an input."""
+        try:
+            self._quarantine.refuse(deadletters.decode(delivery.data).refused, time.monotonic())
+        except ProtocolError as error:
+            log.warning("%s", error)
+
+    def _on_gone(self, executor: str, died: bool = True) -> None:
+        """``executor`` is dead, or left without having ``died``: whatever waits for it moves."""
+        if died:
+            self._quarantine.died(executor, self._running.values(), time.monotonic())
         self._members.remove(executor)
         for running in list(self._running.values()):
             if running.waits_for(executor):
@@ -276,24 +323,33 @@ class Dispatcher:
             running.lost.add(executor)
         if running.over or running.failure is not None or running.on_settled is not None:
             return  # nothing is missing any more
-        if running.invocation.attempt + 1 >= ATTEMPTS:
+        refused = self._quarantine.refusal(running)
+        if refused is not None or running.invocation.attempt + 1 >= ATTEMPTS:
             running.gave_up(reason, error)
-            running.fail(error)
+            running.fail(refused or error)
             return
-        self._again(running, error, reason)
+        self._quarantine.move(running, partial(self._again, running, error, reason))
 
     def _again(self, running: Running, error: OmnibusError, reason: str) -> None:
         running.gave_up(reason, error)
+        lost = frozenset[int]()
+        if reason in _LOST_STAGE:  # of all that died since the last attempt: a move may have waited
+            lost = lost.union(*map(running.unfinished, running.lost))
+        again = self._restarts.affected(running, lost)
         try:
-            route = running.again(frozenset(running.lost))
+            route = self._quarantine.route(running)
         except OmnibusError as none:
             running.fail(none if reason == "gone" and isinstance(none, StageUnavailable) else error)
             return
         GATEWAY.moved.labels(reason).inc()
-        self._end(running, "moved")
-        running.moved(route)
+        GATEWAY.restarts.labels("again").inc(len(again))
+        GATEWAY.restarts.labels("spared").inc(len(running.attempts) - len(again))
+        self._tell(End(running.id, "moved", running.invocation.attempt), self._restarts.end(running, again))
+        running.moved(route, again, resumes=self.retention.policy != OFF)
+        self._restarts.reset(running, again)
         log.info("%s moves to attempt %d: %s", running.id, running.invocation.attempt, error)
         try:
             self._send(running)
+            self._restarts.feed(running, again)
         except OmnibusError as unsent:
             running.fail(unsent)

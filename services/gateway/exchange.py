@@ -12,6 +12,7 @@ from omnibus.metrics import GATEWAY
 from omnibus.task import ChatOutput
 from services.gateway import answer
 from services.gateway.collected import Collected
+from services.gateway.continuing import HEADER, ResumableStream, claimed
 from services.gateway.openai.problems import error_body, error_headers, status_of
 from services.gateway.openai.schema import ChatRequest
 from services.gateway.run import Run
@@ -34,6 +35,7 @@ class Exchange:
         output: ChatOutput,
         on_end: Callable[[], None] | None = None,
         keeper: Spoken | None = None,
+        continued: ResumableStream | None = None,
     ) -> None:
         self.run = run
         self.request = request
@@ -42,7 +44,10 @@ class Exchange:
         self._over = False
         self._on_end = on_end
         self._keeper = keeper
+        self._continued = continued
         self._timer = asyncio.get_running_loop().call_later(max(0.0, run.deadline - time.time()), self._expire)
+        if continued is not None:
+            continued.follow(self._claimed)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer. A client that leaves cancels what still runs."""
@@ -62,6 +67,7 @@ class Exchange:
         try:
             body = await answer.whole(self.run, self.request, self.output, self.got, self._keeper)
         except OmnibusError as error:
+            self.run.fail(error)
             self.end("failed")
             await problem(send, error, self.run.id)
             return
@@ -69,9 +75,21 @@ class Exchange:
         await respond(send, 200, JSON, body, self._about())
 
     async def _stream(self, send: Send) -> None:
+        continued = self._continued
+        if continued is not None:
+            await continued.save(self.run)
+        parts = answer.events(self.run, self.request, self.output, self.got, self.end, self._keeper, continued)
+        try:
+            first = await anext(parts)
+        except OmnibusError as error:  # nothing has left: an answer like any other
+            await problem(send, error, self.run.id)
+            return
         headers = [(b"content-type", EVENTS), (b"cache-control", b"no-cache"), *self._about()]
+        if continued is not None and continued.record is not None:
+            headers.append((HEADER, continued.token.encode()))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async for part in answer.events(self.run, self.request, self.output, self.got, self.end, self._keeper):
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        async for part in parts:
             if part:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
@@ -88,6 +106,11 @@ class Exchange:
         self.run.expire()
         self.end("expired")
 
+    def _claimed(self) -> None:
+        """The client waits for the rest elsewhere."""
+        self.run.fail(claimed())
+        self.end("cancelled")
+
     def left(self) -> None:
         """The client left: everything stops."""
         if not self._over:
@@ -99,12 +122,19 @@ class Exchange:
             return
         self._over = True
         self._timer.cancel()
-        failure = self.run.failure
-        GATEWAY.outcome(self.request.model, "ok" if status == "done" else failure.code if failure else status).inc()
+        GATEWAY.outcome(self.request.model, self._outcome(status)).inc()
         GATEWAY.seconds(self.request.model).observe(time.time() - self.run.created)
         self.run.end(status, self.got)
+        if self._continued is not None:
+            self._continued.close(whole=status == "done")
         if self._on_end is not None:
             self._on_end()
+
+    def _outcome(self, status: str) -> str:
+        """What it is counted as: a client that left is no fault of ours, whatever it was told within."""
+        if status in ("done", "cancelled"):
+            return "ok" if status == "done" else status
+        return self.run.failure.code if self.run.failure is not None else status
 
 
 class ClientLeft(Exception):

@@ -17,6 +17,8 @@ import h11
 
 from omnibus.errors import BadMedia, BadRequest, TooLarge
 from services.gateway import addresses, dataurl, urls
+from services.gateway.slots import Slots
+from services.gateway.tenancy import tenant as tenants
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +26,12 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 Connect = Callable[[str, int, ssl.SSLContext | None, str | None], Awaitable[Streams]]
 
-_READ = 256 * 1024  # bytes per read and of the stream's buffer
+_BUFFER = 256 * 1024  # bytes of the stream's buffer
+_READ = 16 * 1024  # bytes that are parsed at a time, before everybody else has a turn
+_EVENTS = 64  # parts of an answer until then, for they may be as small as a byte
+_INFORMATIONAL = 5  # informational responses before the answer
+_CHUNKS, _CHUNK_BYTES = 1000, 256  # after so many chunks, the bytes that one has on average at least
+_FRAMING, _FRAMING_BYTES = 0.1, 64 * 1024  # what may be around a body: a part of it, and bytes besides
 _HEADERS = 32 * 1024  # bytes of response headers at most
 _TRIES = 3  # addresses of one name that are tried in turn
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -48,7 +55,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 async def connect(address: str, port: int, tls: ssl.SSLContext | None, name: str | None) -> Streams:
     """Open a connection to ``address``; with ``tls`` the certificate must be for ``name``."""
-    return await asyncio.open_connection(address, port, ssl=tls, server_hostname=name, limit=_READ)
+    return await asyncio.open_connection(address, port, ssl=tls, server_hostname=name, limit=_BUFFER)
 
 
 class Fetcher:
@@ -66,7 +73,7 @@ class Fetcher:
         self._tls = tls or ssl.create_default_context()
         self._resolve = resolve
         self._connect = connect
-        self._slots = asyncio.Semaphore(self._rules.concurrency)
+        self._slots = Slots(self._rules.concurrency)
 
     async def fetch(self, url: str, limit: int, param: str = "") -> dataurl.Inline:
         """The bytes behind a data or http(s) URL, at most ``limit`` of them.
@@ -78,7 +85,7 @@ class Fetcher:
         if url[:5].lower() == "data:":
             return dataurl.decode_data_url(url, limit, param)
         try:
-            async with asyncio.timeout(self._rules.timeout), self._slots:
+            async with asyncio.timeout(self._rules.timeout), self._slots.hold(tenants.current().name):
                 return dataurl.Inline(await self._follow(url, limit, param), "")
         except TimeoutError:
             log.info("media fetch timed out", extra={"param": param})
@@ -93,7 +100,10 @@ class Fetcher:
             answer = await self._get(target, limit, param)
             if isinstance(answer, bytes):
                 return answer
-            url = urljoin(url, answer)
+            try:
+                url = urljoin(url, answer)
+            except ValueError:  # brackets that hold no address
+                raise BadMedia("The media URL redirects to an address that cannot be read.", param=param) from None
         raise BadMedia(f"The media URL redirects more than {self._rules.redirects} times.", param=param)
 
     async def _get(self, target: urls.Target, limit: int, param: str) -> bytes | str:
@@ -136,6 +146,8 @@ class _Exchange:
         self._limit = limit
         self._param = param
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEADERS)
+        self._raw = 0  # bytes that came
+        self._events = 0
 
     async def get(self, target: urls.Target) -> bytes | str:
         """The body, or the location of a redirect."""
@@ -160,10 +172,13 @@ class _Exchange:
         self._writer.write((request or b"") + (self._http.send(h11.EndOfMessage()) or b""))
 
     async def _response(self) -> h11.Response:
-        while not isinstance(event := await self._event(), h11.Response):
+        for _ in range(_INFORMATIONAL + 1):
+            event = await self._event()
+            if isinstance(event, h11.Response):
+                return event
             if not isinstance(event, h11.InformationalResponse):
-                raise h11.RemoteProtocolError("no response")
-        return event
+                break
+        raise h11.RemoteProtocolError("no response")
 
     async def _body(self) -> bytes:
         parts: list[bytes] = []
@@ -172,14 +187,27 @@ class _Exchange:
             parts.append(event.data)
             received += len(event.data)
             self._check_size(received)
+            self._check_framing(len(parts), received)
         if not isinstance(event, h11.EndOfMessage):
             raise h11.RemoteProtocolError("the body ended early")
         return b"".join(parts)
 
     async def _event(self) -> object:
+        self._events += 1
+        if self._events % _EVENTS == 0:
+            await asyncio.sleep(0)
         while (event := self._http.next_event()) is h11.NEED_DATA:
-            self._http.receive_data(await self._reader.read(_READ))
+            data = await self._reader.read(_READ)
+            self._raw += len(data)
+            self._http.receive_data(data)
+            await asyncio.sleep(0)  # what is in the buffer already is read without a turn for others
         return event
+
+    def _check_framing(self, chunks: int, received: int) -> None:
+        """Raises ``BadMedia`` for a body whose pieces cost far more than its bytes."""
+        small = chunks > _CHUNKS and received < chunks * _CHUNK_BYTES
+        if small or self._raw > received * (1 + _FRAMING) + _FRAMING_BYTES + _HEADERS:
+            raise BadMedia("The media URL's server sends its file in too small pieces.", param=self._param)
 
     def _location(self, headers: dict[bytes, str]) -> str:
         location = headers.get(b"location", "")

@@ -19,6 +19,7 @@ from msgspec import Struct
 from omnibus.errors import BadRequest, Fatal, NotFound, TooLarge
 from omnibus.settings import GatewaySettings
 from services.gateway.keep import MediaKeep
+from services.gateway.tenancy.tenant import current
 
 #: What an id looks like: nothing else may become a path. 48 hex digits cannot be guessed.
 _ID = re.compile(r"[a-z]{1,16}[-_][0-9a-f]{48}")
@@ -27,7 +28,7 @@ _SWEEP = 60.0
 
 
 class Ticket(Struct, frozen=True):
-    """One file. ``created`` and ``expires`` are Unix seconds."""
+    """One file. ``created`` and ``expires`` are Unix seconds; ``owner`` stands for the tenant it was made for."""
 
     id: str
     mime: str
@@ -35,6 +36,7 @@ class Ticket(Struct, frozen=True):
     nbytes: int
     created: float
     expires: float
+    owner: str = ""
 
 
 class Files:
@@ -52,7 +54,7 @@ class Files:
 
     @property
     def on(self) -> bool:
-        """Whether files are kept here."""
+        """True if files are kept here."""
         return self._on
 
     def require(self, param: str) -> None:
@@ -72,8 +74,9 @@ class Files:
             raise TooLarge(f"the file has {len(data)} bytes, {self._largest} are kept: ask for b64_json")
         now = time.time()
         found = sha256(data).hexdigest() if len(data) < 1 << 20 else await asyncio.to_thread(_digest, data)
-        ticket = Ticket(id or new("file-"), mime, found, len(data), now, now + self._seconds)
-        await self._keep.store(found, data)
+        owner = _owner(current().name)
+        ticket = Ticket(id or new("file-"), mime, found, len(data), now, now + self._seconds, owner)
+        await self._keep.store(found, data, owner)
         try:
             await asyncio.to_thread(self._write, ticket)
         except OSError as error:
@@ -96,7 +99,7 @@ class Files:
         """A file and its bytes. Raises ``NotFound``, also when newer files have taken its place."""
         ticket = await self.about(id)
         try:
-            return ticket, await self._keep.get(ticket.sha256)
+            return ticket, await self._keep.get(ticket.sha256, ticket.owner)
         except NotFound:
             raise _gone() from None
 
@@ -137,6 +140,11 @@ def new(kind: str) -> str:
 def url(base: str, ticket: Ticket) -> str:
     """Where a file can be fetched, at a gateway whose URLs begin with ``base``."""
     return f"{base}/v1/files/{ticket.id}/content"
+
+
+def _owner(tenant: str) -> str:
+    """What a tenant's files are marked with: names of tenants may be no names of files."""
+    return sha256(tenant.encode()).hexdigest()[:16] if tenant else ""
 
 
 def _remove_older(path: Path, than: float) -> None:

@@ -20,7 +20,7 @@ Place = tuple[int, int, str]
 
 
 def marked(nodes: Sequence[Node]) -> bool:
-    """Whether ``nodes`` may need something of an earlier segment."""
+    """Return whether ``nodes`` may need something of an earlier segment."""
     return any(FROM in str(node.inputs) for node in nodes)
 
 

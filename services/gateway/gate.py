@@ -13,7 +13,9 @@ from services.gateway.tenancy.limits import Limits
 from services.gateway.tenancy.tenant import NOBODY, Tenant, acting
 
 #: What is behind the gate, besides everything below ``/v1/``.
-_GUARDED = ("/docs", "/openapi.json")
+_GUARDED = ("/openapi.json", "/metrics")
+#: What no key opens, only the admin token.
+_OPERATORS = "/metrics"
 #: What has a guard of its own: files by ids that nobody can guess, and the console by the admin token.
 _OWN_GUARD = ("/v1/files/", "/v1/console/")
 
@@ -32,7 +34,10 @@ class Gate:
             await self._application(scope, receive, send)
             return
         try:
-            tenant = self._who(dict(scope["headers"]).get(b"authorization", b"").decode("latin-1"))
+            authorization = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+            tenant = (
+                self._who(authorization) if not scope["path"].startswith(_OPERATORS) else self._operator(authorization)
+            )
             if tenant.key is None:
                 with acting(tenant):
                     await self._application(scope, receive, send)
@@ -42,6 +47,15 @@ class Gate:
         except OmnibusError as error:  # the application answers its own: these are the gate's
             GATEWAY.outcome("", error.code).inc()
             await problem(send, error, f"req-{token_hex(8)}")
+
+    def _operator(self, authorization: str) -> Tenant:
+        """Raises ``Unauthorized``: metrics name all tenants."""
+        if not self._admin.known(authorization):
+            raise Unauthorized(
+                "metrics are the operator's: send the gateway's OMNIBUS_GATEWAY_ADMIN_TOKEN as "
+                "`Authorization: Bearer <token>`, or read them at OMNIBUS_SERVICE_METRICS_PORT"
+            )
+        return NOBODY
 
     def _who(self, authorization: str) -> Tenant:
         """Raises ``Unauthorized``."""
@@ -54,7 +68,7 @@ class Gate:
 
 
 def guarded(path: str) -> bool:
-    """Whether a key is asked for. Health, readiness and metrics are for probes, which hold none."""
+    """Return whether a key is asked for. Health, readiness and the version are for probes, which hold none."""
     if path.startswith("/v1/"):
         return not path.startswith(_OWN_GUARD)
     return path.startswith(_GUARDED)

@@ -6,7 +6,7 @@ from secrets import token_hex
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from omnibus.errors import Fatal, OmnibusError
@@ -28,6 +28,8 @@ def by_method(handlers: dict[str, Handler]) -> Handler:
             response.headers["x-request-id"] = id
         except OmnibusError as error:
             return _problem(error, id)
+        except ClientDisconnect:  # in the middle of its body: nobody reads this
+            return Response(status_code=400)
         except Exception:  # a defect of ours
             log.exception("%s failed", id)
             return _problem(Fatal("internal error: the gateway's log has more under this request id"), id)

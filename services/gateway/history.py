@@ -80,7 +80,7 @@ class History:
 
 
 def _wanted(invocation: Invocation, query: Query) -> bool:
-    """Whether it is of the model and app that are asked for, which its end does not change."""
+    """Return whether it is of the model and app that are asked for, which its end does not change."""
     models = {invocation.model, *(node.model for node in invocation.nodes)}
     return (not query.model or query.model in models) and query.app in ("", invocation.app)
 

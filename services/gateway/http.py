@@ -14,14 +14,18 @@ from omnibus import __version__
 from omnibus.errors import NotFound, OmnibusError, Rejected
 from omnibus.metrics import exposition
 from omnibus.settings import GatewaySettings
+from services.gateway import bodies
 from services.gateway.apps import document
 from services.gateway.apps.invoke import called
 from services.gateway.apps.routes import INVOKE, Routes
 from services.gateway.apps.service import Apps
 from services.gateway.chat import Chat
 from services.gateway.completions import ChatRoute
+from services.gateway.connection import WHOLE
 from services.gateway.console.routes import Console
 from services.gateway.dispatch import Dispatcher
+from services.gateway.exchange import problem
+from services.gateway.open_requests import OpenRequests
 from services.gateway.openai import openapi
 from services.gateway.openai.problems import error_body
 from services.gateway.route import Router
@@ -57,6 +61,8 @@ class Frontend:
         if apps is not None:
             table.serve(apps.chats)
         self._console = console
+        #: What is being answered at the moment.
+        self.requests = OpenRequests()
 
     def application(self) -> ASGIApp:
         """Everything that this gateway answers."""
@@ -67,15 +73,32 @@ class Frontend:
             route = posts.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
             if route is not None:
                 await route(scope, receive, send)
+            elif scope["type"] == "http" and not scope["path"].isprintable():
+                # A route's pattern would match in front of a line's end, so the path names something else.
+                await problem(send, NotFound("there is nothing at this path"))
             elif self._apps is not None and scope["type"] == "http" and (name := called(scope)):
                 await self._apps.invoke(name, scope, receive, send)
             else:
                 await rest(scope, receive, send)
 
-        return self._guard(application) if self._guard is not None else application
+        counted = self._counted(application)
+        return self.requests.around(self._guard(counted) if self._guard is not None else counted)
+
+    def _counted(self, application: ASGIApp) -> ASGIApp:
+        """``application`` with the bytes of bodies counted until they are answered."""
+        budget = bodies.BodyBudget(self._settings)
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            upload = bodies.begin(budget, WHOLE in scope)
+            try:
+                await application(scope, receive, send)
+            finally:
+                upload.release()
+
+        return counted
 
     def _fastapi(self) -> FastAPI:
-        app = FastAPI(title="Omnibus", version=__version__, docs_url="/docs", redoc_url=None)
+        app = FastAPI(title="Omnibus", version=__version__, docs_url=None, redoc_url=None)
         app.add_api_route("/health", self.health, methods=["GET"], summary="The process lives")
         app.add_api_route(
             "/readyz", self.readyz, methods=["GET"], summary="Every stage can make progress", responses=_LATER
@@ -90,6 +113,7 @@ class Frontend:
         if self._console is not None:
             self._console.add(app)
         self._table.invocations.add(app)
+        app.add_route(openapi.EVENTS, _Events(self._chat), methods=["GET"], include_in_schema=False)  # type: ignore[arg-type]
         app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
         if self._apps is not None:
             Routes(self._settings, self._apps.control).add(app)
@@ -124,14 +148,27 @@ class Frontend:
                 missing[name] = bad
         bus = self._dispatcher.connected
         starting = self._apps.registry.starting if self._apps is not None else []
-        ready = plan is not None and not missing and bus and not starting
+        stopping = self.requests.stopping
+        ready = plan is not None and not missing and bus and not starting and not stopping
         body = {"ready": ready, "epoch": plan.epoch if plan else 0, "bus": bus, "missing": missing}
         if starting:
             body["apps"] = starting
+        if stopping:
+            body["stopping"] = True
         return JSONResponse(body, 200 if ready else 503)
 
     async def metrics(self, _: Request) -> Response:
         return Response(exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+class _Events:
+    """A streamed answer from where its client lost it, as plain ASGI."""
+
+    def __init__(self, chat: ChatRoute) -> None:
+        self._chat = chat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._chat.resume(scope, receive, send)
 
 
 async def _not_post(_: Request) -> Response:

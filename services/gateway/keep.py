@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -11,12 +12,15 @@ from omnibus.errors import Fatal, NotFound
 
 #: A content hash as it is written. Records come back from outside: nothing else may become a path.
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+#: What files may be marked with.
+_OWNER = re.compile(r"[0-9a-z]{0,32}")
 
 
 class MediaKeep:
     """A directory of files named by the SHA-256 of their content; the oldest leave when it is full.
 
-    An empty ``directory`` keeps nothing. Several gateways may share one directory.
+    An empty ``directory`` keeps nothing. Several gateways may share one directory. Files may have an ``owner`` (a word
+    of letters and digits): then the oldest file of the owner with the most bytes leaves first.
     """
 
     def __init__(self, directory: str, limit: int) -> None:
@@ -31,22 +35,20 @@ class MediaKeep:
         if self._keeps:
             self._writer.submit(self._write, self._root / sha256[:2] / sha256, data)
 
-    async def store(self, sha256: str, data: bytes) -> None:
+    async def store(self, sha256: str, data: bytes, owner: str = "") -> None:
         """Keep ``data``; it is there when this returns. Raises ``Fatal`` when the directory takes no files."""
         try:
-            await asyncio.get_running_loop().run_in_executor(
-                self._writer, self._write, self._root / sha256[:2] / sha256, data
-            )
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._write, self._path(sha256, owner), data)
         except OSError as error:
             raise Fatal(f"the media directory takes no files: {error.strerror}") from error
 
-    async def get(self, sha256: str) -> bytes:
+    async def get(self, sha256: str, owner: str = "") -> bytes:
         """Raises ``NotFound`` when the content was never kept or has left."""
         loop = asyncio.get_running_loop()
         try:
-            if not self._keeps or not _SHA256.fullmatch(sha256):
+            if not self._keeps or not _SHA256.fullmatch(sha256) or not _OWNER.fullmatch(owner):
                 raise FileNotFoundError(sha256)
-            return await loop.run_in_executor(self._writer, (self._root / sha256[:2] / sha256).read_bytes)
+            return await loop.run_in_executor(self._writer, self._path(sha256, owner).read_bytes)
         except FileNotFoundError as error:
             raise NotFound(
                 f"the recorded input {sha256[:12]} is not kept here: record in `full` mode with a media directory"
@@ -54,6 +56,9 @@ class MediaKeep:
 
     def close(self) -> None:
         self._writer.shutdown(wait=True)
+
+    def _path(self, sha256: str, owner: str) -> Path:
+        return self._root / sha256[:2] / (f"{sha256}-{owner}" if owner else sha256)
 
     def _write(self, path: Path, data: bytes) -> None:
         with suppress(FileNotFoundError):
@@ -82,10 +87,16 @@ class MediaKeep:
 
     def _evict(self) -> None:
         """Remove the oldest files until three quarters of the limit are left."""
-        files = sorted(self._files())
-        self._total = sum(size for _, size, _ in files)
-        for _, size, path in files:
-            if self._total <= self._limit * 3 // 4:
-                break
+        owned: dict[str, deque[tuple[int, Path]]] = {}
+        totals: Counter[str] = Counter()
+        for _, size, path in sorted(self._files()):
+            owner = path.name.partition("-")[2]
+            owned.setdefault(owner, deque()).append((size, path))
+            totals[owner] += size
+        self._total = totals.total()
+        while self._total > self._limit * 3 // 4:
+            largest = max(totals, key=totals.__getitem__)
+            size, path = owned[largest].popleft()
             path.unlink(missing_ok=True)
+            totals[largest] -= size
             self._total -= size

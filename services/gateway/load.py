@@ -46,7 +46,7 @@ class Slot:
 
     @property
     def silent(self) -> bool:
-        """Whether there is nothing to tell."""
+        """True if there is nothing to tell."""
         return not (self.came or self.done or self.failed or self.refused)
 
     def load(self) -> Load:

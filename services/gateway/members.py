@@ -1,9 +1,10 @@
 """Who can serve: executors as this gateway knows them, from their own status events alone."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from omnibus.bus.messages import ExecutorStatus
+from services.gateway.draining import DrainRate
 
 #: Seconds without a heartbeat after which an executor gets no new work and is asked whether it lives.
 SUSPECT = 1.2
@@ -46,11 +47,12 @@ class Member:
     counts the same in invocations, and ``foreign`` those of other gateways, from the heartbeats.
     """
 
-    __slots__ = ("foreign", "outstanding", "own", "pool", "progressed", "seen", "status")
+    __slots__ = ("drain", "foreign", "outstanding", "own", "pool", "progressed", "seen", "status")
 
     def __init__(self, status: ExecutorStatus, now: float, pool: Pool) -> None:
         self.status = status
         self.pool = pool
+        self.drain = DrainRate(slots=status.slots)
         self.outstanding = 0.0
         self.own = 0
         self.foreign = float(status.inflight)
@@ -131,6 +133,17 @@ class Members:
 
     def get(self, executor: str) -> Member | None:
         return self._members.get(executor)
+
+    def drains(self, executors: Iterable[str]) -> list[DrainRate]:
+        """Return the drain rates of those ``executors`` that are known."""
+        members = self._members
+        return [members[id].drain for id in executors if id in members]
+
+    def larger(self, components: frozenset[str]) -> frozenset[str]:
+        """Executors that run all of ``components`` and more. Of none there are none."""
+        return frozenset(
+            id for id, member in self._members.items() if components and components < set(member.status.components)
+        )
 
     def fit(self, model: str, option: str, exclude: frozenset[str] = frozenset()) -> list[Member]:
         """Executors of ``option`` that may get work now."""

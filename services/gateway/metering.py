@@ -18,12 +18,14 @@ def watch(
     """Let the metrics of this process be read from these."""
     GATEWAY.inflight.one(lambda: dispatcher.inflight)
     GATEWAY.limit.one(lambda: settings.max_inflight)
+    GATEWAY.retained.one(lambda: dispatcher.retention.nbytes)
     GATEWAY.epoch.by(lambda: {(): router.plan.epoch} if router.plan is not None else {})
     GATEWAY.created.by(lambda: {(): router.plan.created} if router.plan is not None else {})
     GATEWAY.planned.by(router.shares)
     GATEWAY.executors.by(lambda: _executors(members))
     GATEWAY.outstanding.by(lambda: _outstanding(members))
     GATEWAY.dead.by(lambda: _dead(router, dead))
+    GATEWAY.records_lost.one(lambda: dead.records_lost)
 
 
 def count_paths(assignment: Assignment, path: str) -> None:

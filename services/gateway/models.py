@@ -130,12 +130,12 @@ def request_of(task: CompositeTask) -> Any:
 
 
 def draws(task: CompositeTask) -> bool:
-    """Whether ``task`` makes pictures."""
+    """Return whether ``task`` makes pictures."""
     return request_of(task).model_fields.keys() >= _DRAWS and not films(task)
 
 
 def films(task: CompositeTask) -> bool:
-    """Whether ``task`` makes films."""
+    """Return whether ``task`` makes films."""
     return request_of(task).model_fields.keys() >= _DRAWS | _LASTS
 
 
@@ -170,7 +170,7 @@ def _parts(kind: type[CompositeTask], model: ModelPlan) -> dict[str, tuple[type[
 
 
 def _is(part: str, task: type[UnitTask], model: ModelPlan, kinds: dict[str, str]) -> bool:
-    """Whether the component ``part`` of ``model`` runs unit tasks of this class."""
+    """Return whether the component ``part`` of ``model`` runs unit tasks of this class."""
     return part in model.components and kinds.get(part) == task.kind
 
 

@@ -119,6 +119,6 @@ def _digest(value: Any) -> Any:
     if any(graph.refs(value)) or not isinstance(value, str | list | dict) or not value:
         return value
     if isinstance(value, dict) and HANDLE in value:
-        return {key: entry for key, entry in value.items() if key != HANDLE}
+        return {DIGEST: value.get("sha256", ""), **{key: entry for key, entry in value.items() if key != HANDLE}}
     body = msgspec.json.encode(value)
     return {DIGEST: hashlib.sha256(body).hexdigest(), "nbytes": len(body)}

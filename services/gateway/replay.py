@@ -152,7 +152,7 @@ class Replayer:
     async def _bring(self, value: Any, id: str, deadline: float) -> Any:
         if isinstance(value, list):
             return [await self._bring(element, id, deadline) for element in value]
-        if isinstance(value, dict) and (HANDLE in value or "sha256" in value):
+        if isinstance(value, dict) and HANDLE in value:  # the gateway's own; a client's may have any other key
             return await restore(self._tensors, self._keep, value, id, deadline)
         if isinstance(value, dict):
             return {key: await self._bring(each, id, deadline) for key, each in value.items()}

@@ -12,6 +12,7 @@ from what executors say of the others' work, and for an encoder from what this g
 import zlib
 from collections.abc import Sequence
 from itertools import count
+from secrets import token_hex
 from typing import NamedTuple
 
 from omnibus import plan as plans
@@ -40,7 +41,7 @@ class Route(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """An invocation's identity: its id says which gateway, which kind of request and its number."""
+    """An invocation's identity: its id says which gateway and which kind of request. Its number is for its route."""
 
     id: str
     kind: str
@@ -133,7 +134,12 @@ class Router:
             self._kinds[key] = (len(self._kinds), count())
         index, numbers = self._kinds[key]
         number = next(numbers)
-        return Ticket(id or f"{self.gateway}-{index:x}-{number:x}", kind, number)
+        return Ticket(id or self.new_id(f"{index:x}"), kind, number)
+
+    def new_id(self, of: str) -> str:
+        """An id of this gateway; ``of`` tells apart what it is for. It does not count up, for that would tell each
+        client how many requests all others send."""
+        return f"{self.gateway}-{of}-{token_hex(8)}"
 
     def path(self, part: Part, ticket: Ticket) -> Path:
         """The path of this part: the same for the same number and plan seed, whoever computes it."""

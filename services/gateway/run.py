@@ -9,7 +9,7 @@ end        done, cancelled, expired or failed: everything stops, memory is relea
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from itertools import count
@@ -22,18 +22,19 @@ from omnibus.plan import spread
 from omnibus.settings import GatewaySettings
 from omnibus.task import Segment
 from omnibus.tensors.client import TensorClient
-from services.gateway import metering
+from services.gateway import bodies, metering
 from services.gateway.checking import check
 from services.gateway.collected import Collected
 from services.gateway.dispatch import Dispatcher
+from services.gateway.draining import check as check_room
 from services.gateway.filling import Place, filled, marked
 from services.gateway.fingerprint import Fingerprint
 from services.gateway.keep import MediaKeep
 from services.gateway.load import Counted, Loads
 from services.gateway.placing import Tensors
 from services.gateway.records import Records
-from services.gateway.route import Router, Ticket
-from services.gateway.running import Running
+from services.gateway.route import Route, Router, Ticket
+from services.gateway.running import Running, behind
 from services.gateway.scope import Assignment
 from services.gateway.streams import ResultStream
 from services.gateway.tenancy import tenant as tenants
@@ -83,17 +84,19 @@ class Run:
         self._runs = runs
         self.app = app
         self.model = model
-        self.id = f"{runs.router.gateway}-{_name(app)}-{number:x}"
+        self.id = runs.router.new_id(_name(app))
         self.created = time.time()
-        self.deadline = self.created + runs.settings.deadline
+        self.deadline = self.created + max(0.0, runs.settings.deadline - bodies.seconds())
         self.segments: list[Running] = []
         self.failure: OmnibusError | None = None
+        self.known: tuple[int, ...] = ()  # tokens of the answer, made at another gateway, that it goes on behind
         self.over = False
         self.trace = tracing.here()
         self._number = number
         self._seed = seed
         self._pinned = pinned
         self._holds = False
+        self._patient = False
         self._counted: list[Counted] = []  # of each segment
         self.tenant = tenants.current()
         self._stay = Stay(runs.admission, self.tenant) if runs.admission is not None else None
@@ -124,6 +127,17 @@ class Run:
     @property
     def epoch(self) -> int:
         return self.segments[0].invocation.epoch if self.segments else 0
+
+    def when_taken(self, notify: Callable[[], None]) -> bool:
+        """Call ``notify`` once no executor can refuse what was sent last; False when nothing was sent."""
+        if not self.segments:
+            return False
+        running = self.segments[-1]
+        if running.taken:
+            notify()
+        else:
+            running.on_taken = notify
+        return True
 
     # Runtime
 
@@ -187,6 +201,7 @@ class Run:
 
     def wait_patiently(self) -> None:
         """Its client does not wait for it: it may take its turn as late as its deadline, however many wait."""
+        self._patient = True
         if self._stay is not None:
             self._stay.patient = True
 
@@ -229,6 +244,7 @@ class Run:
             ticket = ticket or runs.router.ticket(assignment.model, assignment.kind, self._name(step))
             again = partial(runs.router.route, assignment, ticket, pins=segment.pins, work=segment.work)
             route = again(pinned=self._pinned)  # a header asks for where to begin, not for failing there
+            self._check_room(route)
         except BaseException:
             runs.tensors.end(self._name(step))
             raise
@@ -251,8 +267,17 @@ class Run:
             parent=self.id if self.segments else "",
             step=step,
             choices=segment.choices,
+            resumes=tuple(behind(assignment.nodes, segment.outputs, self.known)) if self.known else (),
         )
         return runs.dispatcher.submit(invocation, route.work, again, self.trace)
+
+    def _check_room(self, route: Route) -> None:
+        """Refuse what would not end in time. Raises ``Overloaded``; what was begun goes on, however long it takes."""
+        if self.segments or self._patient:
+            return
+        runs = self._runs
+        drains = runs.router.members.drains(dict.fromkeys(route.executors))
+        check_room(drains, self.deadline - time.time(), runs.settings.queue_seconds)
 
     def _name(self, step: int) -> str:
         """The first segment that is sent has the request's own id."""

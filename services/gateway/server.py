@@ -1,30 +1,15 @@
-"""uvicorn as the gateway uses it: the service's own signal handling, and word of clients that leave."""
+"""uvicorn as the gateway uses it: the service's own signal handling, and connections with limits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-#: Key of the scope under which a handler puts what is to be called when its client leaves.
-ON_LEFT = "omnibus.on_left"
-
-
-class Protocol(HttpToolsProtocol):
-    """Calls the handler back when the connection is lost, so that no request needs a task that waits for it."""
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope[ON_LEFT] = None
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        cycle = self.cycle
-        super().connection_lost(exc)
-        if cycle is not None and cycle.disconnected:
-            left: Callable[[], None] | None = cycle.scope.get(ON_LEFT)
-            if left is not None:
-                left()
+from omnibus.settings import GatewaySettings
+from services.gateway.connection import ON_LEFT as ON_LEFT
+from services.gateway.connection import ConnectionLimits, Protocol
 
 
 class Server(uvicorn.Server):
@@ -35,12 +20,12 @@ class Server(uvicorn.Server):
         yield
 
 
-def server(application: Any, certificate: str = "", key: str = "") -> Server:
+def server(application: Any, certificate: str = "", key: str = "", limits: ConnectionLimits | None = None) -> Server:
     """A server for ``application`` on sockets that are given to ``serve``; with a ``certificate`` over TLS alone."""
     return Server(
         uvicorn.Config(
             application,
-            http=Protocol,
+            http=partial(Protocol, limits=limits or ConnectionLimits.of(GatewaySettings())),
             ws="none",
             lifespan="off",
             log_level="warning",

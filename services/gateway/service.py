@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import gc
 import logging
 import secrets
 import socket
@@ -20,11 +21,15 @@ from omnibus.plan import Plan
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, StoreSettings, load
 from omnibus.store import Store
+from omnibus.tensors import waiting
 from omnibus.tensors.client import TensorClient
 from services.gateway import metering
+from services.gateway.admin import check_token
 from services.gateway.apps.service import Apps
 from services.gateway.chat import Chat
+from services.gateway.connection import ConnectionLimits
 from services.gateway.console.routes import Console
+from services.gateway.continuing import Continuations
 from services.gateway.deadletters import DeadLetters
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fetch import Fetcher, FetchRules
@@ -33,6 +38,7 @@ from services.gateway.http import Frontend
 from services.gateway.keep import MediaKeep
 from services.gateway.load import Loads
 from services.gateway.members import Members
+from services.gateway.open_requests import LAST_ANSWERS_SECONDS, OpenRequests
 from services.gateway.records import MODES, Records
 from services.gateway.replay import Replayer
 from services.gateway.route import Router
@@ -47,8 +53,12 @@ log = logging.getLogger(__name__)
 
 #: Seconds until the next attempt to read a plan when the store was at fault.
 AGAIN = 0.5
+#: Seconds in which a stopping gateway refuses requests that were on their way, before it closes their connections.
+LINGER_SECONDS = 1.0
 #: Seconds that a stopping gateway may take to send the last traces.
 LAST_TRACES = 2.0
+#: Thresholds of the garbage collector: containers made until it looks at the young ones, and looks until at older ones.
+COLLECT = (20_000, 20, 50)
 #: Parameters of glibc's mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
@@ -67,6 +77,8 @@ class GatewayService:
         self._videos: Videos | None = None
         self._console: Console | None = None
         self._server: Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._requests = OpenRequests()  # those of the server, once there is one
         self._router: Router | None = None
         self._closing = AsyncExitStack()  # what shutdown undoes, last things first
 
@@ -75,6 +87,7 @@ class GatewayService:
         settings = self._settings
         if settings.record not in MODES:
             raise BadRequest(f"OMNIBUS_GATEWAY_RECORD={settings.record!r}: it is one of {', '.join(MODES)}")
+        check_token(settings)
         tracing.start("gateway")
         self._closing.push_async_callback(asyncio.to_thread, tracing.stop, LAST_TRACES)
         self._closing.push_async_callback(self._store.close)
@@ -87,14 +100,17 @@ class GatewayService:
         tenancy = Tenancy(settings, self._store, router)
         runs = await self._runs(bus, tensors, router, tenancy)
         fetcher = Fetcher(_rules(settings))
-        chat = Chat(runs, fetcher, Spoken(self._store, self._files, settings.file_seconds))
+        continuations = Continuations(settings, self._store, bus)
+        await continuations.startup()
+        chat = Chat(runs, fetcher, Spoken(self._store, self._files, settings.file_seconds), continuations)
         await bus.subscribe(subjects.event(subjects.CENSUS), lambda _: self._announce("ready"))
         await self._open(bus, runs, chat, tenancy)
+        _collect_rarely()
 
     async def _connect(self, gateway: str) -> tuple[NatsBus, TensorClient]:
         """To the sidecar and the bus, whose streams are there from now on."""
         settings, sidecar = load(BusSettings), load(SidecarSettings)
-        tensors = await TensorClient.connect(sidecar.socket, f"gateway-{gateway}", sidecar.node_name)
+        tensors = await waiting.connect(sidecar.socket, f"gateway-{gateway}", sidecar.node_name)
         self._closing.push_async_callback(tensors.close)
         bus = self._bus = await NatsBus.connect(settings, f"gateway-{gateway}")
         self._closing.push_async_callback(bus.drain)
@@ -107,8 +123,11 @@ class GatewayService:
         settings, limit = self._settings, load(BusSettings).max_payload
         loads = Loads(router, bus, limit)
         self._closing.callback(loads.close)
-        dispatcher = self._dispatcher = Dispatcher(router.gateway, bus, tensors, router.members, limit)
+        dispatcher = self._dispatcher = Dispatcher(
+            router.gateway, bus, tensors, router.members, limit, settings.quarantine
+        )
         dispatcher.keeps = settings.record == "stages"
+        dispatcher.retention.policy, dispatcher.retention.limit = settings.retain, settings.retain_bytes
         await dispatcher.startup()
         self._closing.push_async_callback(dispatcher.shutdown)
         dead = DeadLetters(bus, settings.deadletters == "full", limit)
@@ -137,8 +156,10 @@ class GatewayService:
         scheme = "https" if settings.tls_cert else "http"
         log.info("gateway %s on %s://%s:%d", router.gateway, scheme, settings.host, settings.port)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        self._closing.push_async_callback(until_cancelled, asyncio.get_running_loop().create_task(work))
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._closing.push_async_callback(until_cancelled, task)
+        return task
 
     async def _follow_plan(self, router: Router) -> None:
         """Read each new epoch. Without a store the plan that is known stays in force."""
@@ -182,18 +203,38 @@ class GatewayService:
             listener = socket.create_server((settings.host, settings.port), backlog=2048)
         except OSError as error:
             raise Fatal(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
-        self._server = server(tracing.http(frontend.application()), settings.tls_cert, settings.tls_key)
-        self._begin(self._server.serve(sockets=[listener]))
+        limits = ConnectionLimits.of(settings)
+        self._requests = frontend.requests
+        self._server = server(tracing.http(frontend.application()), settings.tls_cert, settings.tls_key, limits)
+        self._serving = self._begin(self._server.serve(sockets=[listener]))
 
     async def drain(self, seconds: float) -> None:
-        if self._server is not None:
-            self._server.should_exit = True
+        self._requests.begin_stop()
         if self._console is not None:
             await self._console.close()
         if self._videos is not None:  # others go on with what is being made here
             await self._videos.shutdown()
+        await self._linger()
         if self._dispatcher is not None and self._apps is not None:
-            await asyncio.gather(self._dispatcher.idle(seconds), self._apps.drain(seconds))
+            await asyncio.gather(
+                self._requests.finished(seconds), self._dispatcher.idle(seconds), self._apps.drain(seconds)
+            )
+            await self._requests.end(self._dispatcher.fail_all)
+        await self._close_server()
+
+    async def _linger(self) -> None:
+        """Refuse what clients had already sent when the stop began, over connections that are open.
+
+        A port that closes at once resets those requests, and their clients cannot tell whether they were accepted.
+        """
+        if self._server is not None and self._server.server_state.connections:
+            await asyncio.sleep(LINGER_SECONDS)
+
+    async def _close_server(self) -> None:
+        """Close the port, and each connection once its last bytes have left."""
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            await asyncio.wait({self._serving}, timeout=LAST_ANSWERS_SECONDS)
 
     async def shutdown(self) -> None:
         if self._server is not None:
@@ -205,6 +246,13 @@ class GatewayService:
 def _rules(settings: GatewaySettings) -> FetchRules:
     ports = None if settings.allow_private else FetchRules().ports
     return FetchRules(allow_http=settings.allow_http, allow_private=settings.allow_private, ports=ports)
+
+
+def _collect_rarely() -> None:
+    """Spare the garbage collector what lives as long as the process, and most walks through what one request has."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT)
 
 
 def _reuse_large_buffers() -> None:

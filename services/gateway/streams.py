@@ -1,6 +1,6 @@
 """Results as the app sees them: streams that survive a change of executor.
 
-When an invocation moves to another executor it runs again from the start. Seeds make it produce the
+When a node moves to another executor it runs again, from the start or from where it says. Seeds make it produce the
 same answer, so a stream skips what the client already has and checks that it is the same.
 """
 
@@ -16,8 +16,11 @@ from omnibus.bus.messages import Chunk
 from omnibus.errors import OmnibusError, SequenceGap, StageFailed
 from omnibus.task.elements import KEY
 from omnibus.tensors.handle import Handle
-from omnibus.tensors.item import Item
+from omnibus.tensors.item import RESUMED_AT, Item
 from services.gateway.fingerprint import Fingerprint
+
+#: Most numbers of a list that a node can begin with: they travel in its message.
+MAX_RESUMED = 4096
 
 #: Reads a handle's tensor and gives the memory back.
 Fetch = Callable[[Handle], np.ndarray]
@@ -38,9 +41,14 @@ class _Told:
         self._pieces = {key: [told] for key, told in self.again.items()}
         self._repeated = 0
 
+    def numbers(self) -> dict[str, list[int]]:
+        """Of each list of whole numbers what was told first, up to ``MAX_RESUMED``."""
+        found = {key: _joined(pieces) for (key, type_), pieces in self._pieces.items() if type_ is list and pieces}
+        return {key: all_[:MAX_RESUMED] for key, all_ in found.items() if all(type(each) is int for each in all_)}
+
     @property
     def missing(self) -> bool:
-        """Whether this attempt has not repeated all that was told before."""
+        """True if this attempt has not repeated all that was told before."""
         return any(self.again.values()) or self._repeated < len(self._whole)
 
     def new(self, data: dict[str, Any]) -> dict[str, Any]:
@@ -209,17 +217,28 @@ class ResultStream(Incoming):
 
     def _take_rows(self, chunk: Chunk) -> None:
         array = self._fetch(chunk.handle)  # type: ignore[arg-type]
+        data = chunk.data
+        if RESUMED_AT in data:
+            data = dict(data)
+            self._skip = max(0, self.samples - data.pop(RESUMED_AT))
+            if not len(array):
+                return
         dropped = min(self._skip, len(array))
         self._skip -= dropped
         if len(array) > dropped or not len(array):
             self.samples += len(array) - dropped
-            self.add(Item(chunk.data, array[dropped:]))
+            self.add(Item(data, array[dropped:]))
 
     def restart(self) -> None:
         """The invocation begins again elsewhere."""
         self._expected = 0
         self._skip = self.samples
         self._told.restart()
+
+    def progress(self) -> dict[str, Any]:
+        """What the client has, for a node that can begin behind it: lists of numbers, and how many rows of arrays."""
+        found: dict[str, Any] = self._told.numbers()
+        return {**found, "rows": self.samples} if self.samples else found
 
 
 async def merge(streams: Mapping[str, Incoming]) -> AsyncIterator[list[tuple[str, Item]]]:

@@ -12,6 +12,7 @@ from omnibus.settings import GatewaySettings
 from omnibus.store import Store
 from services.gateway.admin import Admin, loopback
 from services.gateway.gate import Gate
+from services.gateway.origin import SameOrigin
 from services.gateway.route import Router
 from services.gateway.tenancy import metering
 from services.gateway.tenancy.admission import Admission
@@ -56,8 +57,10 @@ class Tenancy:
         self._tasks = [loop.create_task(each) for each in work]
 
     def guard(self, application: ASGIApp) -> ASGIApp:
-        """``application`` behind the gate, if there is one."""
-        return Gate(application, Admin(self._settings), self._book, self._limits) if self.on else application
+        """``application`` behind the gate; where no keys are asked for, out of reach of other sites' pages."""
+        if not self.on:
+            return SameOrigin(application, self._settings)
+        return Gate(application, Admin(self._settings), self._book, self._limits)
 
     async def shutdown(self) -> None:
         for task in self._tasks:

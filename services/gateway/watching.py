@@ -42,7 +42,7 @@ class Watcher:
 
     @property
     def returning(self) -> bool:
-        """Whether the bus came back just now: nobody can tell who is gone and who only reconnects."""
+        """True if the bus came back just now: nobody can tell who is gone and who only reconnects."""
         return self._comeback.within(RETURN)
 
     def start(self) -> None:

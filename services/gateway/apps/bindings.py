@@ -98,7 +98,7 @@ def missing(record: AppRecord, router: Router) -> str:
 
 
 def _runs(task: TaskRecord, model: str, component: str, router: Router) -> bool:
-    """Whether an executor of this very code of ``task`` is up."""
+    """Return whether an executor of this very code of ``task`` is up."""
     planned = router.model(model)
     if task.code not in planned.checkpoint or router.stages(model).get(component) != "ok":
         return False

@@ -68,7 +68,7 @@ class Call:
         """The whole answer as JSON. Raises ``AppFailed``, ``DeadlineExceeded``, and whatever typed error the app
         raised."""
         with self._reading():
-            while not self._over:
+            while self._open_ended:
                 await self._next()
             self._check()
             if self._answer is None:
@@ -81,19 +81,19 @@ class Call:
         Close it when it is not read to its end: see ``contextlib.aclosing``.
         """
         with self._reading():
-            while self._parts or not self._over:
+            while self._parts or self._open_ended:
                 while self._parts:
                     body, nbytes = self._parts.popleft()
                     yield body
                     self._took(nbytes)
-                if not self._over:
+                if self._open_ended:
                     await self._next()
             self._check()
 
     async def outputs(self) -> dict[str, Incoming]:
         """A chat's streams by name, once the app has said where they come from. Raises as ``answer`` does."""
         try:
-            while self._outputs is None and not self._over:
+            while self._outputs is None and self._open_ended:
                 await self._next()
             if self._outputs is None:
                 self._check()
@@ -124,6 +124,11 @@ class Call:
     @property
     def _name(self) -> str:
         return self._process.name
+
+    @property
+    def _open_ended(self) -> bool:
+        """True if more may come. A failure is final also while the worker has not ended the request, or hangs."""
+        return not self._over and self._failure is None
 
     def _check(self) -> None:
         if self._failure is not None:

@@ -28,16 +28,22 @@ class Chats:
         self._registry = registry
 
     def app(self, model: str) -> str:
-        """The app that serves ``model``; empty when none does."""
-        return self._registry.serving(ROUTE, model)
+        """The app that serves ``model``; empty when none does. Raises ``StageUnavailable`` while nobody can know."""
+        app = self._registry.serving(ROUTE, model)
+        plan = self._runs.router.plan
+        if not app and plan is not None and model not in plan.models:
+            self._registry.check_read()
+        return app
 
-    async def start(self, name: str, request: ChatRequest, pinned: str = "") -> tuple[Run, ChatOutput, Call]:
+    async def start(
+        self, name: str, request: ChatRequest, pinned: str = "", deadline: float = 0.0
+    ) -> tuple[Run, ChatOutput, Call]:
         """Have app ``name`` serve ``request``; returns its run and streams as soon as it says where they come from.
 
         Raises ``Rejected``, ``StageUnavailable`` without a worker, ``AppFailed``, ``DeadlineExceeded`` and what the
         app itself raises.
         """
-        run, call = await self.call(name, request, pinned)
+        run, call = await self.call(name, request, pinned, deadline)
         streams = await call.outputs()
         if request.speaks and "audio" not in streams:
             call.close()
@@ -46,10 +52,11 @@ class Chats:
         sound = streams.get("audio") if request.speaks else None  # what nobody asked for is not sent
         return run, ChatOutput(text=streams.get("text"), audio=sound), call
 
-    async def call(self, name: str, request: ChatRequest, pinned: str = "") -> tuple[Run, Call]:
+    async def call(self, name: str, request: ChatRequest, pinned: str = "", deadline: float = 0.0) -> tuple[Run, Call]:
         """Hand ``request`` to app ``name``."""
         self._registry.worker(name)  # what nobody answers is not fetched
         run = self._runs.open(name, seed=request.seed, pinned=pinned)
+        run.deadline = deadline or run.deadline
         try:
             return run, await self.hand(name, run, request)
         except BaseException:

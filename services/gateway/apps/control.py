@@ -49,13 +49,15 @@ class Control:
     # Looking
 
     def apps(self) -> tuple[AppView, ...]:
-        """All apps in brief."""
+        """All apps in brief. Raises ``StageUnavailable`` before they were read."""
+        self.registry.check_read()
         return tuple(self._brief(record) for _, record in sorted(self.registry.records.items()))
 
     def show(self, name: str) -> AppDetail:
         """All about one app. Raises ``NotFound``."""
         record = self.registry.records.get(name)
         if record is None:
+            self.registry.check_read()
             there = ", ".join(sorted(self.registry.records)) or "none"
             raise NotFound(f"there is no app {name[:80]!r}; there is {there}", param="name")
         return self._full(record)
@@ -246,7 +248,7 @@ def _record(description: Description, source: AppSource, known: AppRecord | None
 
 
 def _same(record: AppRecord, known: AppRecord) -> bool:
-    """Whether a new registration says what is registered already."""
+    """Return whether a new registration says what is registered already."""
     when = {"version": known.version, "created": known.created, "updated": known.updated}
     return msgspec.structs.replace(record, **when) == known
 

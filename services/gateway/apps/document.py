@@ -144,5 +144,5 @@ def _referring(value: Any, names: dict[str, str], depth: int) -> Any:
 
 
 def _mapping(value: Any) -> bool:
-    """Whether it is a discriminator's table, whose references are plain strings. Readers do without."""
+    """Return whether it is a discriminator's table, whose references are plain strings. Readers do without."""
     return isinstance(value, dict) and value.keys() == {"mapping", "propertyName"}

@@ -32,7 +32,10 @@ class Rules:
     ready_within: float = 30.0
     cancel_within: float = 5.0  # a worker that does not end a cancelled request by then is killed
     stop_within: float = 3.0
-    memory: int = 4 << 30
+    #: A worker is asked this often, and killed when it neither answers nor computes for ``answer_within``.
+    ping: float = 1.0
+    answer_within: float = 5.0
+    memory: int = 2 << 30  # less than a gateway itself has in a container
     #: Pauses before a restart, the first and the longest; it doubles until a worker has lived for ``settled``.
     first: float = 0.1
     longest: float = 10.0
@@ -55,7 +58,7 @@ class Host:
 
     @property
     def ready(self) -> bool:
-        """Whether ``invoke`` and ``chat`` may be called."""
+        """True if ``invoke`` and ``chat`` may be called."""
         return self._process is not None and not self._draining
 
     @property
@@ -147,6 +150,7 @@ class Host:
         except BaseException:
             await process.stop(0)
             raise
+        process.begin_watch(self._rules.ping, self._rules.answer_within)
         return process
 
     async def _keep(self, process: Process) -> None:

@@ -21,6 +21,7 @@ from services.gateway.apps.calls import Call
 from services.gateway.apps.chats import Chats, asked
 from services.gateway.apps.registry import Registry
 from services.gateway.exchange import JSON, ClientLeft, about, while_connected
+from services.gateway.openai.density import check_values
 from services.gateway.openai.requests import read_body
 from services.gateway.run import Run, Runs
 from services.gateway.sending import Sending
@@ -72,7 +73,9 @@ class Invoke:
         self._registry.worker(name)  # who calls nobody need not send anything
         length = dict(scope["headers"]).get(b"content-length", b"")
         stream = Request(scope, receive).stream()
-        return await read_body(stream, self._settings.max_body, int(length) if length.isdigit() else None)
+        body = await read_body(stream, self._settings.max_body, int(length) if length.isdigit() else None)
+        check_values(body)
+        return body
 
     async def _answer(self, name: str, body: bytes, pinned: str, sending: Sending) -> None:
         run, call, streams = await self._begin(name, body, pinned)

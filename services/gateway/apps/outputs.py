@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from omnibus.errors import AppFailed, OmnibusError, ProtocolError
+from omnibus.graph import UNREADABLE
 from omnibus.task import Source
 from omnibus.tensors.item import Item
 from services.gateway.streams import Incoming
@@ -93,7 +94,7 @@ def names(body: bytes) -> list[str]:
     """The outputs that a chat's answer names. Raises ``ProtocolError``."""
     try:
         found = msgspec.json.decode(body, type=list[str])
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"a chat's answer names no outputs: {error}") from error
     if len(set(found)) != len(found) or not set(found) <= _KINDS.keys():
         raise ProtocolError(f"a chat's answer has {', '.join(_KINDS)}, not {', '.join(found)[:80]!r}")
@@ -105,7 +106,7 @@ def checked(body: bytes) -> bytes:
     try:
         body.decode()
         msgspec.json.decode(body, type=msgspec.Raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"an answer is no JSON: {error}") from error
     if b"\n" in body or b"\r" in body:
         raise ProtocolError("an answer has several lines: it would break the stream that carries it")

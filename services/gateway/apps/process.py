@@ -20,6 +20,7 @@ from omnibus.app.wire import Description
 from omnibus.errors import AppFailed, Fatal, OmnibusError, ProtocolError, from_problem
 from omnibus.registry import AppSource
 from services.gateway.apps.child import Child
+from services.gateway.apps.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Process:
         self._process = process
         self._link: Link | None = None
         self._ready: asyncio.Future[Description] = loop.create_future()
+        self._pulse = Pulse(process.pid, lambda: self.send(wire.Ping()))
         self._why = ""
         self._tasks = [
             loop.create_task(self._copy(output), name=f"log of app {name}"),
@@ -85,6 +87,15 @@ class Process:
     def pid(self) -> int:
         """Process id, which is also the id of its process group."""
         return self._process.pid
+
+    def begin_watch(self, ping_seconds: float, answer_within: float) -> None:
+        """From now on kill it as soon as it is frozen: see ``Pulse``."""
+        watch = self._kill_frozen(ping_seconds, answer_within)
+        self._tasks.append(asyncio.get_running_loop().create_task(watch, name=f"pulse of app {self.name}"))
+
+    async def _kill_frozen(self, ping_seconds: float, answer_within: float) -> None:
+        if await self._pulse.stops(self.gone, ping_seconds, answer_within):
+            self.kill(f"it was frozen: no answer within {answer_within:g} s")
 
     async def ready(self) -> Description:
         """Wait until the app is loaded. Raises what is wrong with it, and ``AppFailed`` when the process ends."""
@@ -151,7 +162,7 @@ class Process:
         self._tasks[0].cancel()
 
     async def _copy(self, output: int) -> None:
-        """Log each line of its output under the app's name."""
+        """Log each line of its output under the app's name, without what would steer a terminal or begin a line."""
         reader = asyncio.StreamReader()
         file = os.fdopen(output, "rb", buffering=0)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -171,7 +182,8 @@ class Process:
 
     def _log(self, line: bytes) -> None:
         if line:
-            log.info("app %s: %s", self.name, line[:_LINE].decode(errors="replace").rstrip())
+            text = line[:_LINE].decode(errors="replace").rstrip()
+            log.info("app %s: %s", self.name, "".join(each if each.isprintable() else "\ufffd" for each in text))
 
     def _ended(self) -> AppFailed:
         return AppFailed(f"the process of the app {self.name} ended: {self._why}", stage=self.name)
@@ -196,6 +208,8 @@ class Process:
                     raise ProtocolError("it says twice that it is ready")
                 self.name = description.name
                 self._ready.set_result(description)
+            case wire.Pong():
+                self._pulse.answered()
             case wire.Broken(problem):
                 if not self._ready.done():
                     self._ready.set_exception(from_problem(problem))

@@ -31,6 +31,12 @@ PAUSE, LONGEST = 30.0, 600.0
 Hire = Callable[[AppSource, str], Host]
 
 
+class NotRead(StageUnavailable):
+    """A resource that may be there later. ``retry_after`` is in seconds."""
+
+    retry_after = 1.0
+
+
 class Served:
     """One app here. ``record`` is what the store says; ``worker`` may still be that of an older ``version``."""
 
@@ -52,7 +58,7 @@ class Served:
 
     @property
     def settled(self) -> bool:
-        """Whether the first attempt to start it is over."""
+        """True if the first attempt to start it is over."""
         return self.worker is not None or self.problem is not None
 
     def about(self) -> WorkerView:
@@ -109,12 +115,18 @@ class Registry:
         """
         served = self._apps.get(name)
         if served is None:
+            self.check_read()
             there = ", ".join(sorted(self._apps)) or "none"
             raise NotFound(f"there is no app {name[:80]!r}; there is {there}", param="name")
         if served.worker is None or not served.worker.ready:
             why = f": {served.problem.message}" if served.problem is not None else ", try again in a moment"
             raise StageUnavailable(f"the app {name} is {served.state} at this gateway{why}", stage=name)
         return served.serving, served.worker
+
+    def check_read(self) -> None:
+        """Raise ``StageUnavailable`` before the store was read for the first time: nobody knows yet what is missing."""
+        if not self._read:
+            raise NotRead("this gateway has not read the registered apps yet: try again in a moment")
 
     def serving(self, route: str, model: str) -> str:
         """The app that serves ``model`` on ``route``; empty when none does."""
@@ -143,7 +155,7 @@ class Registry:
         self._expected = [expected for expected in self._expected if expected[0] is not record]
 
     def has(self, worker: Host) -> bool:
-        """Whether ``worker`` serves an app here, or is ending because another one does by now."""
+        """Return whether ``worker`` serves an app here, or is ending because another one does by now."""
         return worker in self._workers
 
     async def until(self, there: Callable[[dict[str, AppRecord]], bool], seconds: float) -> bool:

@@ -19,6 +19,7 @@ from omnibus.encoding.sound import wav
 from omnibus.errors import BadRequest
 from services.gateway.openai import answers
 from services.gateway.openai.answers import Audio, ChatCompletion, Choice, FinishReason, Picture, Usage
+from services.gateway.openai.density import check_values
 from services.gateway.openai.requests import check_chat, invalid
 from services.gateway.openai.schema import ChatRequest
 from services.gateway.openai.stream import ChatStream
@@ -78,6 +79,7 @@ def translated(body: bytes, about: About) -> OmniRequest:
 
 
 def _object(body: bytes) -> dict[str, Any]:
+    check_values(body)
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

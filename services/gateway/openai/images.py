@@ -68,7 +68,7 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def url(self) -> bool:
-        """Whether URLs are wanted in the place of bytes."""
+        """True if URLs are wanted in the place of bytes."""
         return self.response_format == "url"
 
     @property

@@ -44,7 +44,7 @@ class Limits:
     audio_seconds: float = 1800.0
     video_seconds: float = 600.0
     frames: int = 36_000  # of one video
-    video_pixels: int = 40_000_000_000  # of all frames of one video, which all have to be decoded
+    video_pixels: int = 4_000_000_000  # of all frames of one video, which all have to be decoded
 
 
 DEFAULT_LIMITS = Limits()

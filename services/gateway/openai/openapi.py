@@ -12,6 +12,8 @@ from services.gateway.openai.schema import ChatRequest
 from services.gateway.openai.stream import ChatCompletionChunk
 
 PATH = "/v1/chat/completions"
+#: The rest of a streamed answer.
+EVENTS = f"{PATH}/{{token}}/events"
 
 _REF = "#/components/schemas/{name}"
 _FAILURES = {
@@ -71,6 +73,7 @@ def openapi_paths() -> dict[str, Any]:
     """The path items of all routes."""
     return {
         PATH: {"post": _chat()},
+        EVENTS: {"get": _rest_of_chat()},
         images.PATH: {"post": _generation()},
         images.EDITS: {"post": _edit()},
         embeddings.PATH: {"post": _embeddings()},
@@ -91,6 +94,23 @@ def _chat() -> dict[str, Any]:
         _json("ChatRequest"),
         {"description": events, "content": {**_json("ChatCompletion"), **_events("ChatCompletionChunk")}},
     )
+
+
+def _rest_of_chat() -> dict[str, Any]:
+    """Continuing a streamed answer."""
+    last = "Id of the last event that came; without it the answer is sent from its beginning."
+    header = {"name": "Last-Event-ID", "in": "header", "description": last, "schema": {"type": "string"}}
+    rest = {"description": "The events after that one.", "content": _events("ChatCompletionChunk")}
+    failures = {status: _failure(text) for status, text in _FAILURES.items()}
+    failures |= {
+        "404": _failure("No streamed answer has this token, or it was kept long enough."),
+        "409": _failure("The answer is continued on another connection."),
+        "502": _failure("The answer came out differently: send the request again."),
+    }
+    operation = _operation(
+        "continue_chat_completion", "The rest of a streamed answer.", "Chat", {"200": rest, **failures}
+    )
+    return {**operation, "parameters": [_id("token"), header]}
 
 
 def _generation() -> dict[str, Any]:

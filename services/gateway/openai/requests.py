@@ -1,12 +1,16 @@
 """From the bytes of an HTTP body to a checked ``ChatRequest``."""
 
+import asyncio
 import re
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable, Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from omnibus.errors import BadRequest, TooLarge
+from services.gateway import bodies
+from services.gateway.bodies import Upload
+from services.gateway.openai.density import check_values
 from services.gateway.openai.schema import (
     AppChatRequest,
     AssistantMessage,
@@ -21,6 +25,8 @@ _OF_APP: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(AppChatRequest
 _PLACE = re.compile(r"(?P<text>.*?)(?: - at `\$\.?(?P<param>.*)`)?", re.DOTALL)
 _FIELD = re.compile(r"Object (?P<kind>missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
 Body = TypeVar("Body")
+#: Parts that the messages of a chat may have together.
+MAX_PARTS = 4096
 _SHOWN = 160  # characters of a client's own text that an error may repeat
 
 
@@ -52,20 +58,44 @@ async def read_body(chunks: AsyncIterable[bytes], limit: int, declared: int | No
     """Collect a request body of at most ``limit`` bytes.
 
     ``declared`` is the Content-Length, if any: too large a body is refused before it is read.
-    Raises ``TooLarge``.
+    Raises ``TooLarge``, ``TooSlow``, and ``Overloaded`` when this gateway has no room for it now.
     """
-    parts: list[bytes] = []
-    received = 0
+    upload = bodies.current()
     _check_body(declared or 0, limit)
+    upload.expect(declared or 0)
+    if upload.whole:
+        return await _collected(chunks, limit, upload)
+    pace = upload.pace()
+    try:
+        async with asyncio.timeout_at(pace.until) as timer:
+            return await _collected(chunks, limit, upload, lambda received: pace.check(received, timer))
+    except TimeoutError:
+        raise pace.slow() from None
+    finally:
+        upload.seconds = pace.seconds
+
+
+async def _collected(
+    chunks: AsyncIterable[bytes], limit: int, upload: Upload, on_more: Callable[[int], None] = lambda _: None
+) -> bytes:
+    """One piece as it is. More go into one buffer: a million of single bytes would take forty times as much."""
+    first, rest = b"", bytearray()
+    received = 0
     async for chunk in chunks:
-        parts.append(chunk)
-        received += len(chunk)
+        before, received = received, received + len(chunk)
         _check_body(received, limit)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        upload.grow(before, received)
+        if not before:
+            first = chunk
+            continue
+        rest += chunk if rest else first + chunk
+        on_more(received)
+    return bytes(rest) if rest else first
 
 
 def decoded(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
-    """The body of a request, as ``decoder`` has it. Raises ``BadRequest`` with ``param``."""
+    """The body of a request, as ``decoder`` has it. Raises ``BadRequest`` with ``param``, and ``TooLarge``."""
+    check_values(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -77,8 +107,10 @@ def decoded(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
 def parse_chat(body: bytes | bytearray | memoryview, *, app: bool = False) -> ChatRequest:
     """Decode and check one chat request; one to an ``app`` need not name a model.
 
-    Raises ``BadRequest``; ``param`` is the JSON path in OpenAI's style (``messages[0].content``).
+    Raises ``BadRequest``; ``param`` is the JSON path in OpenAI's style (``messages[0].content``). Raises ``TooLarge``
+    for more values, or more parts of messages, than are accepted.
     """
+    check_values(body)
     try:
         request = (_OF_APP if app else _DECODER).decode(body)
     except msgspec.ValidationError as error:
@@ -92,13 +124,20 @@ def parse_chat(body: bytes | bytearray | memoryview, *, app: bool = False) -> Ch
 
 
 def check_chat(request: ChatRequest) -> None:
-    """Raises ``BadRequest`` that names the first field which cannot be obeyed."""
+    """Raises ``BadRequest`` that names the first field which cannot be obeyed, and ``TooLarge``."""
+    if sum(len(parts) for parts in map(_parts, request.messages)) > MAX_PARTS:
+        raise TooLarge(f"The messages have more than {MAX_PARTS} parts, the most accepted.", param="messages")
     _check_supported(request)
     _check_audio(request)
     _check_images(request)
     _check_stream(request)
     for index, message in enumerate(request.messages):
         _check_message(message, f"messages[{index}]", request.draws)
+
+
+def _parts(message: Message) -> Sequence[object]:
+    content = None if isinstance(message, (ToolMessage, FunctionMessage)) else message.content
+    return content if isinstance(content, list) else ()
 
 
 def _check_body(nbytes: int, limit: int) -> None:

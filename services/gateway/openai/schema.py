@@ -222,17 +222,17 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def writes(self) -> bool:
-        """Whether text is wanted."""
+        """True if text is wanted."""
         return self.modalities is None or "text" in self.modalities
 
     @property
     def speaks(self) -> bool:
-        """Whether audio is wanted; ``audio`` is then set."""
+        """True if audio is wanted; ``audio`` is then set."""
         return self.modalities is not None and "audio" in self.modalities
 
     @property
     def draws(self) -> bool:
-        """Whether pictures are wanted."""
+        """True if pictures are wanted."""
         return self.modalities is not None and "image" in self.modalities
 
     @property
@@ -244,7 +244,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with a usage chunk."""
+        """True if a stream ends with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 

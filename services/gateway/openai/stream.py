@@ -87,6 +87,14 @@ class ChatStream:
         self._end_audio = b"}}" + self._close
         self._held = b""
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of sound that wait for the next call."""
+        return len(self._held)
+
+    def complete(self) -> None:
+        """The answer is whole; only its closing events follow."""
+
     def role(self, content: str | None = "") -> bytes:
         """The first frame. ``content`` is None when only audio follows."""
         delta = b'{"role":"assistant","content":%b,"refusal":null}' % _json(content)

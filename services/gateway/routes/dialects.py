@@ -37,7 +37,7 @@ class Dialects:
         return names[0]
 
     def _draws(self, model: str) -> bool:
-        """Whether ``model`` makes pictures and does not chat."""
+        """Return whether ``model`` makes pictures and does not chat."""
         try:
             self._chat.task(model)
         except BadRequest:

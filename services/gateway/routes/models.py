@@ -30,16 +30,23 @@ class ModelRoutes:
             app.add_route(path, by_method(handlers), methods=list(handlers), include_in_schema=False)
 
     async def _list(self, _: Request) -> Response:
+        self._check_read()
         return json_response(ModelList(data=list(self._known().values())))
 
     async def _show(self, request: Request) -> Response:
         name = request.path_params["model"]
         found = self._known().get(name)
         if found is None:
+            self._check_read()
             raise NotFound(
                 f"The model '{name[:256]}' does not exist here: /v1/models lists those that do.", param="model"
             )
         return json_response(found)
+
+    def _check_read(self) -> None:
+        """Raise ``StageUnavailable`` while this gateway does not know yet what apps bring."""
+        if self._registry is not None:
+            self._registry.check_read()
 
     def _known(self) -> dict[str, ModelObject]:
         plan = self._router.plan

@@ -17,7 +17,7 @@ class Tenant(NamedTuple):
     key: KeyRecord | None = None
 
     def owns(self, name: str) -> bool:
-        """Whether what belongs to tenant ``name`` is this one's; the operator's is everything."""
+        """Return whether what belongs to tenant ``name`` is this one's; the operator's is everything."""
         return not self.name or name == self.name
 
     def salt(self, common: str, isolate: bool) -> str:

@@ -42,7 +42,7 @@ class Filming:
 
     @property
     def ready(self) -> bool:
-        """Whether it is known which models there are."""
+        """True if it is known which models there are."""
         return self._runs.router.plan is not None
 
     def request(self, model: str, wish: dict[str, Any]) -> BaseModel:
@@ -87,6 +87,7 @@ class Filming:
         try:
             await _record(run, output, reel, lease, asked.wish["seconds"] * asked.wish["fps"])
             thumbnail = await reel.close()
+            await lease.confirm()
             await self._films.keep(job.id, draft, thumbnail, self._seconds)
         finally:
             await reel.leave()

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
@@ -31,13 +31,19 @@ class Films:
         self._root = Path(settings.media_dir) / "videos"
         self._on = bool(settings.media_dir)
         self._limit = settings.video_bytes
+        self._tenant_limit = int(settings.video_bytes * settings.tenant_share)
 
-    async def check(self) -> None:
-        """Raises ``Forbidden`` when no videos are kept, ``Overloaded`` when there is no room for more."""
+    async def check(self, own: Collection[str] | None = None) -> None:
+        """Check that there is room for one more; ``own`` are the ids of its tenant's videos, if it has a share.
+
+        Raises ``Forbidden`` when no videos are kept, ``Overloaded`` when there is no room for more.
+        """
         if not self._on:
             raise Forbidden("this gateway makes no videos: it has nowhere to keep them, set OMNIBUS_GATEWAY_MEDIA_DIR")
         if await asyncio.to_thread(self._measure) > self._limit:
             raise Overloaded("the kept videos take all the room there is: delete some", retry_after=_AGAIN)
+        if own is not None and await asyncio.to_thread(self._size, own) > self._tenant_limit:
+            raise Overloaded("your videos take the room that one tenant may have: delete some", retry_after=_AGAIN)
 
     async def draft(self, id: str) -> Path:
         """Where to write a video that is being made."""
@@ -61,6 +67,16 @@ class Films:
             raise gone()
         return path
 
+    async def expiry(self, id: str) -> float:
+        """Unix seconds until which the video of ``id`` is kept; 0 without one."""
+        if not self._on:
+            return 0.0
+        try:
+            status = await asyncio.to_thread(self._path(id, "video").stat)
+        except OSError:
+            return 0.0
+        return max(0.0, status.st_mtime - _GRACE)
+
     async def remove(self, id: str) -> None:
         """Remove the files of ``id`` if there are any."""
         if self._on:
@@ -72,7 +88,7 @@ class Films:
     def _keep(self, id: str, draft: Path, thumbnail: bytes, until: float) -> None:
         self._sweep()
         picture = draft.with_suffix(f".picture{_DRAFT}")
-        made: dict[Variant, Path] = {"video": draft, "thumbnail": picture}
+        made: dict[Variant, Path] = {"thumbnail": picture, "video": draft}  # with the video it is complete
         try:
             with open(os.open(picture, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(thumbnail)
@@ -94,6 +110,13 @@ class Films:
         for path, status in self._files():
             if status.st_mtime < (now - _UNTOUCHED if path.suffix == _DRAFT else now):
                 path.unlink(missing_ok=True)
+
+    def _size(self, ids: Collection[str]) -> int:
+        total = 0
+        for id in ids:
+            with suppress(FileNotFoundError):  # it is not made yet
+                total += self._path(id, "video").stat().st_size
+        return total
 
     def _measure(self) -> int:
         return sum(status.st_size for _, status in self._files())

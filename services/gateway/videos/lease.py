@@ -5,8 +5,10 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from omnibus.errors import StoreUnavailable
-from omnibus.store import Store
+import msgspec
+
+from omnibus.errors import Retryable, StoreUnavailable
+from omnibus.store import JobRecord, Store
 
 log = logging.getLogger(__name__)
 
@@ -17,21 +19,22 @@ _EVERY = 1.0
 class Lease:
     """A job that ``owner`` has held since ``since`` (of the loop's clock) for ``seconds`` at a time."""
 
-    def __init__(self, store: Store, kind: str, id: str, owner: str, seconds: float, since: float) -> None:
+    def __init__(self, store: Store, kind: str, job: JobRecord, owner: str, seconds: float, since: float) -> None:
         self.owner = owner
         self._store = store
-        self._job = (kind, id)
+        self._record = job
+        self._job = (kind, job.id)
         self._seconds = seconds
         self._said = since
         self._news = asyncio.Event()
         self._lost = False
         self._trace: Callable[[], bytes] = bytes
         self._progress = 0
-        self._told: tuple[int, bytes] = (0, b"")
+        self._told: tuple[int, bytes] | None = (0, b"")
 
     @property
     def begun(self) -> bool:
-        """Whether anything was under way for the job."""
+        """True if anything was under way for the job."""
         return self._trace is not bytes
 
     def begin(self, trace: Callable[[], bytes]) -> None:
@@ -47,6 +50,21 @@ class Lease:
         """Somebody says that the job is held by another one, or gone."""
         self._lost = True
         self._news.set()
+
+    def renew(self) -> None:
+        """Tell the store at once that the job is held: it may have lost it."""
+        self._told = None
+        self._news.set()
+
+    async def confirm(self) -> None:
+        """Check with the store that the job is still held here. Raises ``Retryable`` when it is not."""
+        try:
+            async with asyncio.timeout_at(self._said + self._seconds):
+                held = not self._lost and await self._hold(asyncio.get_running_loop().time())
+        except TimeoutError:
+            held = False
+        if not held:
+            raise Retryable(f"{self._job[1]} is not held here any more")
 
     async def keep(self) -> None:
         """Hold the job; returns when it is lost, and before another one can have it."""
@@ -70,11 +88,18 @@ class Lease:
         progress, trace = self._progress, self._trace()
         try:
             held = await self._store.hold_job(*self._job, self.owner, self._seconds, progress, trace)
+            held = held or await self._claim(progress, trace)
         except StoreUnavailable as error:
             log.warning("%s %s: %s", *self._job, error)
             return True  # until the time is over
-        self._said, self._told = now, (progress, trace)
+        if held:
+            self._said, self._told = now, (progress, trace)
         return held
+
+    async def _claim(self, progress: int, trace: bytes) -> bool:
+        """Hold a job again that the store has lost, unless it was removed or somebody else has it."""
+        record = msgspec.structs.replace(self._record, progress=progress, trace=trace)
+        return await self._store.restore_job(self._job[0], record, self._seconds, self.owner)
 
     async def _pause(self, seconds: float) -> None:
         """Wait for so long, or until what begins or is lost."""

@@ -20,13 +20,14 @@ from services.gateway.tenancy.tenant import current
 from services.gateway.videos import work
 from services.gateway.videos.filming import Filming
 from services.gateway.videos.films import Films
+from services.gateway.videos.mirror import JobMirror
 from services.gateway.videos.work import KIND, Work
 from services.gateway.videos.worker import Worker
 
 log = logging.getLogger(__name__)
 
-#: What was known once is known again, however much that is.
-_ALL = JobRules(1 << 30, 1 << 30)
+#: Seconds until a store that is away is looked at again.
+_AGAIN = 0.5
 
 
 class Videos:
@@ -37,10 +38,11 @@ class Videos:
         self._store = store
         self._films = Films(settings)
         self._filming = Filming(runs, self._films, settings.video_kept)
-        self._worker = Worker(settings, store, self._filming, self._ended)
+        self._worker = Worker(settings, store, self._films, self._filming, self._ended)
         self._rules = JobRules(settings.videos_open, settings.videos_kept)
-        self._known: dict[str, JobRecord] = {}  # those that came or ended here, for a store that loses them
-        self._life = ""
+        shares = (max(1, int(each * settings.tenant_share)) for each in (settings.videos_open, settings.videos_kept))
+        self._tenant_rules = JobRules(settings.videos_open, settings.videos_kept, *shares)
+        self._mirror = JobMirror(store, self._films, settings.videos_kept, settings.video_lease)
         self._tasks: list[asyncio.Task[None]] = []
 
     def startup(self) -> None:
@@ -61,7 +63,8 @@ class Videos:
         wish = {"seed": secrets.randbits(62), **asked.wish()}
         request = self._filming.request(asked.model, wish)
         self._check(request)
-        await self._films.check()
+        tenant = current().name
+        await self._films.check(self._mirror.ids_of(tenant) if tenant else None)
         now = time.time()
         until = now + self._settings.video_deadline
         job = JobRecord(
@@ -70,9 +73,10 @@ class Videos:
             created=now,
             until=until,
             expires=until + self._settings.video_kept,
+            tenant=tenant,
         )
-        await self._store.put_job(KIND, job, self._rules)
-        self._known[job.id] = job
+        await self._store.put_job(KIND, job, self._tenant_rules if tenant else self._rules)
+        self._mirror.put(job)
         self._worker.wake()
         return work.shown(job)
 
@@ -101,7 +105,7 @@ class Videos:
         if not await self._store.drop_job(KIND, id):
             raise work.gone()
         self._filming.stop(job)
-        self._known.pop(id, None)
+        self._mirror.remove(id)
         self._worker.lose(id)
         await self._films.remove(id)
 
@@ -115,6 +119,9 @@ class Videos:
 
     async def _job(self, id: str) -> JobRecord:
         job = await self._store.job(KIND, work.check(id))
+        if job is None and id in self._mirror:  # the store has lost it, or somebody removed it just now
+            await self._look()
+            job = await self._store.job(KIND, id)
         asking = current()
         if job is None or (asking.name and not asking.owns(work.decode(job).tenant)):
             raise work.gone()
@@ -139,33 +146,28 @@ class Videos:
     async def _follow(self) -> None:
         async for _ in self._store.job_news(KIND):
             self._worker.wake()
-            try:
-                await self._look()
-            except StoreUnavailable as error:
-                log.warning("videos: %s", error)
+            while not await self._looked():  # noqa: ASYNC110 - nothing announces that a store is back
+                await asyncio.sleep(_AGAIN)
+
+    async def _looked(self) -> bool:
+        try:
+            await self._look()
+        except StoreUnavailable as error:
+            log.warning("videos: %s", error)
+            return False
+        return True
 
     async def _look(self) -> None:
-        """Stop what was removed or is another one's by now; write again what the store has lost."""
+        """Have leases look after what is not held here any more; write back what the store has lost."""
         running = self._worker.running
         for id in running.keys() - await self._store.held_jobs(KIND, running):
-            self._worker.lose(id)
-        known = list(self._known)
-        life, there = await self._store.known_jobs(KIND, known)
-        if self._life and life != self._life and known:
-            log.warning("the store lost %d videos: writing them again", len(known) - len(there))
-            for id in known:
-                if id not in there:
-                    await self._store.put_job(KIND, self._known[id], _ALL)
-        else:
-            for id in known:
-                if id not in there:
-                    self._known.pop(id, None)
-        self._life = life
+            self._worker.renew(id)
+        await self._mirror.synchronise(running)
 
     async def _ended(self, job: JobRecord, ours: bool) -> None:
         """A job ended here. If it was not ``ours`` any more and nobody knows it, neither is its film."""
         if ours:
-            self._known[job.id] = job
+            self._mirror.put(job)
         elif await self._store.job(KIND, job.id) is None:
             await self._films.remove(job.id)
 

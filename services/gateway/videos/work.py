@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from omnibus.errors import NotFound, Problem, ProtocolError, from_problem
+from omnibus.graph import UNREADABLE
 from omnibus.store import JobRecord
 from services.gateway.openai.videos import Video, VideoFault
 
@@ -49,7 +50,7 @@ def decode(job: JobRecord) -> Work:
     """Raises ``ProtocolError`` for what another build wrote down."""
     try:
         work = _work(job.request)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"{job.id} was written down by another build: {error}") from error
     if work.v != _VERSION:
         raise ProtocolError(f"{job.id} was written down by another build: version {work.v}, this is {_VERSION}")
@@ -60,7 +61,7 @@ def traced(job: JobRecord) -> list[Sent]:
     """What is under way for a job, as far as this build can read it."""
     try:
         return _sent(job.trace) if job.trace else []
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return []
 
 
@@ -99,7 +100,7 @@ def gone() -> NotFound:
 def _fault(outcome: bytes) -> VideoFault:
     try:
         problem = _problem(outcome)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return VideoFault(code=ProtocolError.code, message="it failed at a gateway of another build")
     return VideoFault(
         code=problem.code, message=problem.message, param=problem.param or None, type=from_problem(problem).kind

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from secrets import token_hex
+from typing import Literal
 
 import msgspec
 
@@ -24,6 +25,7 @@ from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import REREAD, JobRecord, Store
 from services.gateway.videos.filming import Filming
+from services.gateway.videos.films import Films
 from services.gateway.videos.lease import Lease
 from services.gateway.videos.work import KIND, decode, encode
 
@@ -41,9 +43,10 @@ Ended = Callable[[JobRecord, bool], Awaitable[None]]
 class Worker:
     """Takes jobs that are due and makes their videos by ``filming``."""
 
-    def __init__(self, settings: GatewaySettings, store: Store, filming: Filming, ended: Ended) -> None:
+    def __init__(self, settings: GatewaySettings, store: Store, films: Films, filming: Filming, ended: Ended) -> None:
         self._settings = settings
         self._store = store
+        self._films = films
         self._filming = filming
         self._ended = ended
         self._news = asyncio.Event()
@@ -64,6 +67,11 @@ class Worker:
         """``id`` is not held here any more: stop working on it."""
         if id in self._running:
             self._running[id].lose()
+
+    def renew(self, id: str) -> None:
+        """The store says that ``id`` is not held here: it may have lost it, which the lease is to see to."""
+        if id in self._running:
+            self._running[id].renew()
 
     async def serve(self) -> None:
         """Take jobs for ever. Those that are under way when this is cancelled go back, for others to take."""
@@ -96,7 +104,7 @@ class Worker:
             if self._filming.ready:
                 found = await self._taken(owner)
                 if isinstance(found, JobRecord):
-                    return found, Lease(self._store, KIND, found.id, owner, seconds, since)
+                    return found, Lease(self._store, KIND, found, owner, seconds, since)
                 wait = min(max(found, 0.01), REREAD)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
@@ -135,6 +143,8 @@ class Worker:
     async def _made(self, job: JobRecord, lease: Lease) -> OmnibusError | None:
         """Make the video; returns what went wrong."""
         self._filming.stop(job)
+        if await self._films.expiry(job.id):
+            return None  # whoever made it did not live to say so
         try:
             if job.attempt > ATTEMPTS:
                 raise StageFailed(f"it was begun {ATTEMPTS} times, and each time what worked on it ended: ask for less")
@@ -156,21 +166,33 @@ class Worker:
             await self._free(job, lease.owner, getattr(error, "retry_after", _LATER), counts)
             return
         _count(job, error)
-        outcome = b"" if error is None else encode(error.problem())
-        status = "completed" if error is None else "failed"
-        kept = self._settings.video_kept
+        over = self._over(job, error)
         while True:
             try:
-                ours = await self._store.end_job(KIND, job.id, lease.owner, status, outcome, kept)  # type: ignore[arg-type]
+                ours = await self._end(over, lease.owner)
                 break
             except StoreUnavailable as away:
                 if time.time() > job.expires:  # nobody asks for it any more
                     return
-                log.warning("%s has %s, which the store does not know yet: %s", job.id, status, away)
+                log.warning("%s has %s, which the store does not know yet: %s", job.id, over.status, away)
                 await asyncio.sleep(_AGAIN)
-        now = time.time()
-        over = msgspec.structs.replace(job, status=status, ended=now, expires=now + kept, outcome=outcome)
         await self._ended(over, ours)
+
+    def _over(self, job: JobRecord, error: OmnibusError | None) -> JobRecord:
+        now = time.time()
+        changes = {"ended": now, "expires": now + self._settings.video_kept}
+        if error is None:
+            return msgspec.structs.replace(job, status="completed", progress=100, **changes)
+        return msgspec.structs.replace(job, status="failed", outcome=encode(error.problem()), **changes)
+
+    async def _end(self, over: JobRecord, owner: str) -> bool:
+        """Write the end of a job down; False when ``owner`` had lost it. Raises ``StoreUnavailable``."""
+        status: Literal["completed", "failed"] = "completed" if over.status == "completed" else "failed"
+        kept = self._settings.video_kept
+        if await self._store.end_job(KIND, over.id, owner, status, over.outcome, kept):
+            return True
+        lost = await self._store.job(KIND, over.id) is None  # by the store, or it was removed, which is remembered
+        return lost and await self._store.restore_job(KIND, over, 0.0)
 
     async def _free(self, job: JobRecord, owner: str, seconds: float = 0.0, counts: bool = False) -> None:
         """Give the job back. If that fails its lease runs out."""

@@ -27,6 +27,7 @@ from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
 from services.gateway.chat import Chat
 from services.gateway.console.routes import Console
+from services.gateway.continuing import Continuations
 from services.gateway.deadletters import DeadLetters
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fetch import Fetcher, FetchRules
@@ -173,8 +174,9 @@ class House:
         self.settings = settings
         self.members = Members()
         self.router = Router(gateway, self.members)
-        self.dispatcher = Dispatcher(gateway, self.bus, self.tensors, self.members, LIMIT)
+        self.dispatcher = Dispatcher(gateway, self.bus, self.tensors, self.members, LIMIT, settings.quarantine)
         self.dispatcher.keeps = settings.record == "stages"
+        self.dispatcher.retention.policy = settings.retain
         self.keep = MediaKeep(settings.media_dir, settings.media_bytes)
         self.dead = DeadLetters(self.bus, settings.deadletters == "full", LIMIT)
         self.records = Records(self.bus, settings.record != "digest", self.keep, self.dead)
@@ -183,7 +185,8 @@ class House:
         self.runs = Runs(settings, self.router, self.dispatcher, self.tensors, self.records, self.keep, self.loads)
         self.files = Files(settings)
         spoken = Spoken(store, self.files, settings.file_seconds) if store is not None else None
-        self.chat = Chat(self.runs, fetcher, spoken)
+        self.continuations = Continuations(settings, store, self.bus) if store is not None else None
+        self.chat = Chat(self.runs, fetcher, spoken, self.continuations)
         self.replayer = Replayer(self.router, self.dispatcher, self.tensors, self.records, self.keep)
         nowhere = Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2))
         self.videos = Videos(settings, store or nowhere, self.runs)
@@ -198,6 +201,8 @@ class House:
         await self.bus.open_records(60.0, 1 << 20)
         await self.bus.open_records(60.0, 1 << 20, subjects.DEADLETTERS)
         await self.dispatcher.startup()
+        if self.continuations is not None:
+            await self.continuations.startup()
         await self.bus.respond(subjects.REPLAY, self.replayer.respond, queue="gateways")
 
     def serve(self, *models: str, **more: Any) -> None:
@@ -207,14 +212,16 @@ class House:
         epoch = self.router.plan.epoch + 1 if self.router.plan else 1
         self.router.plan = Plan(epoch, 0, 1000.0, plans)
 
-    async def executor(self, model: str, option: str, *components: str, id: str = "", **works: Work) -> str:
+    async def executor(
+        self, model: str, option: str, *components: str, id: str = "", credits: int = 64, **works: Work
+    ) -> str:
         """An executor of toys; ``works`` replaces some of them."""
         kinds = {**_KINDS, **catalog.FAMILIES[_FAMILIES[model]]["tasks"]} if model in _FAMILIES else _KINDS
         made = await self.place.executor(
             id or f"{token(model)}-{option}-0",
             {component: works.get(component) or TOYS[component] for component in components},
             option,
-            credits=64,
+            credits=credits,
             model=model,
             named=lambda component: task_name(kinds[component], model, component),
         )
@@ -263,9 +270,11 @@ class House:
 
 
 @asynccontextmanager
-async def house(directory: File, store: Store | None = None, **changes: Any) -> AsyncIterator[House]:
+async def house(
+    directory: File, store: Store | None = None, within: float = nodes.PATIENCE * 2, **changes: Any
+) -> AsyncIterator[House]:
     usual = {"media_dir": str(directory / "kept"), "deadline": 30.0}
-    async with place(directory) as made:
+    async with place(directory, within) as made:
         built = House(made, GatewaySettings(**{**usual, **changes}), store)
         await built.open()
         try:

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from omnibus.errors import Forbidden, OmnibusError, Unauthorized
+from omnibus.errors import BadRequest, Forbidden, OmnibusError, Unauthorized
 from omnibus.settings import GatewaySettings
-from services.gateway.admin import Admin, loopback
+from services.gateway.admin import Admin, check_token, loopback
+from services.gateway.service import GatewayService
 
 HERE = {"host": "127.0.0.1:8000"}
 TOKEN = {**HERE, "authorization": "Bearer open-sesame"}
@@ -81,3 +82,19 @@ def test_loopback_is_known(host: str):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.1", "localhost.evil.example", "2130706433"])
 def test_what_is_not_loopback_is_not(host: str):
     assert not loopback(host)
+
+
+@pytest.mark.parametrize(("token", "starts"), [("", True), ("a", False), ("a" * 15, False), ("a" * 16, True)])
+def test_a_token_that_can_be_guessed_is_refused_at_the_start(token: str, starts: bool):
+    if starts:
+        check_token(GatewaySettings(admin_token=token))
+        return
+    with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_ADMIN_TOKEN has .* set at least 16"):
+        check_token(GatewaySettings(admin_token=token))
+
+
+async def test_a_gateway_does_not_start_with_such_a_token(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMNIBUS_GATEWAY_ADMIN_TOKEN", "a")
+
+    with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_ADMIN_TOKEN"):
+        await GatewayService().startup()

@@ -20,6 +20,7 @@ from services.gateway import metering
 from services.gateway.deadletters import KINDS
 from services.gateway.dispatch import ATTEMPTS
 from services.gateway.members import Members
+from services.gateway.quarantine import MAX_DEATHS
 from services.gateway.route import Route
 from services.gateway.running import Running
 from tests.unit.executor.arithmetic import call, invocation
@@ -116,17 +117,20 @@ async def crashing(home: House, replicas: int) -> list[str]:
     return died
 
 
-async def test_an_input_whose_executors_die_stops_after_a_few_of_them(home: House):
+async def test_an_input_whose_executors_die_is_refused_after_two_of_them(home: House):
     died = await crashing(home, ATTEMPTS + 3)
 
     response = await home.ask(TEXT, "poison")
+    again = await home.ask(TEXT, "poison")
 
-    assert (response.status_code, error(response)["code"]) == (503, "stage_unavailable")
-    assert len(died) == len(set(died)) == ATTEMPTS
+    assert (response.status_code, error(response)["code"]) == (422, "bad_input")
+    assert (again.status_code, error(again)["code"]) == (422, "bad_input")
+    assert "dead letters" in error(again)["message"]
+    assert len(died) == len(set(died)) == MAX_DEATHS
     [letter] = await letters(home, 1)
-    assert (letter.reason, letter.attempts) == ("crashed", ATTEMPTS)
+    assert (letter.reason, letter.attempts, len(letter.refused)) == ("crashed", MAX_DEATHS, 1)
     assert list(letter.lost) == died
-    assert [move.reason for move in letter.moves] == ["gone"] * ATTEMPTS
+    assert [move.reason for move in letter.moves] == ["gone"] * MAX_DEATHS
     assert letter.component == "thinker"
     assert answered(await home.ask(TEXT, "hello")).startswith("You said hello")
 

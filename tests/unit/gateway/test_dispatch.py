@@ -266,7 +266,10 @@ async def test_without_a_sidecar_an_array_fails_the_answer_at_once(there: World)
 
 
 @pytest.mark.parametrize("nested", [False, True])
-async def test_an_input_that_nobody_read_leaves_the_arena_with_its_invocation(there: World, nested: bool):
+async def test_an_input_that_nobody_read_leaves_the_arena_with_its_invocation(
+    there: World, nested: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(there.router, "new_id", lambda of: f"g-{of}-0")
     [thinker] = await there.puppets_of(l="L")
     handle = {HANDLE: msgspec.to_builtins(await there.put("g-0-0", 1.0)), "sha256": "00"}
     running = there.run(call("thinker", item=[{"type": "image", "image": handle}] if nested else handle))

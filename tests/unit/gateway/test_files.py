@@ -12,6 +12,7 @@ import pytest
 from omnibus.errors import BadRequest, Fatal, NotFound, TooLarge
 from omnibus.settings import GatewaySettings
 from services.gateway.files import Files, Ticket
+from services.gateway.tenancy.tenant import Tenant, acting
 from tests.unit.gateway.house import House, error
 
 
@@ -79,6 +80,21 @@ async def test_when_there_are_more_than_fit_the_oldest_leave(tmp_path: Path):
     with pytest.raises(NotFound):
         await small.read(tickets[0].id)
     assert (await small.read(tickets[2].id))[1] == b"\x02" * 100
+    small.close()
+
+
+async def test_a_tenant_that_fills_the_room_drives_out_its_own_files_alone(tmp_path: Path):
+    small = Files(settings(tmp_path, file_bytes=1000))
+    with acting(Tenant("alice")):
+        alices = [await small.put(bytes([number]) * 100, "image/png") for number in range(2)]
+
+    with acting(Tenant("bob")):
+        bobs = [await small.put(bytes([100 + number]) * 100, "image/png") for number in range(30)]
+
+    for ticket in (*alices, bobs[-1]):
+        assert (await small.read(ticket.id))[0] == ticket
+    with pytest.raises(NotFound):
+        await small.read(bobs[0].id)
     small.close()
 
 

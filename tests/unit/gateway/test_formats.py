@@ -113,6 +113,36 @@ def test_a_streamed_wav_counts_the_bytes_that_are_there() -> None:
     assert READERS["audio/wav"](bytes(data)).seconds == pytest.approx(1.0, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("element", "value"),
+    [
+        (b"\xb5", struct.pack(">d", 1.0)),
+        (b"\xb5", struct.pack(">f", 999.0)),
+        (b"\xb5", struct.pack(">d", 1e9)),
+        (b"\xb5", struct.pack(">d", float("nan"))),
+        (b"\x9f", b"\x00"),
+        (b"\x9f", b"\xff"),
+    ],
+)
+def test_a_sound_in_matroska_with_an_impossible_rate_or_number_of_channels_is_refused(
+    element: bytes, value: bytes
+) -> None:
+    def boxed(key: bytes, body: bytes) -> bytes:
+        return key + bytes([0x80 | len(body)]) + body
+
+    usual = boxed(b"\xae", boxed(b"\xe1", boxed(b"\xb5", struct.pack(">d", 16_000.0)) + boxed(b"\x9f", b"\x02")))
+    other = boxed(b"\xae", boxed(b"\xe1", boxed(element, value)))
+
+    def file(*tracks: bytes) -> bytes:
+        head = boxed(b"\x1a\x45\xdf\xa3", boxed(b"\x42\x82", b"matroska"))
+        return head + boxed(b"\x18\x53\x80\x67", boxed(b"\x16\x54\xae\x6b", b"".join(tracks)))
+
+    assert READERS["video/x-matroska"](file(usual)) == Extent()
+    for tracks in ((other,), (usual, other), (other, usual)):
+        with pytest.raises(ValueError, match="impossible"):
+            READERS["video/x-matroska"](file(*tracks))
+
+
 FILMS = [
     ("video/mp4", "mp4", "mpeg4"),
     ("video/mp4", "mov", "mpeg4"),

@@ -1,28 +1,19 @@
 """Whatever a client sends to a route, it is an answer or a client's error: never ours, and nothing is left behind."""
 
-import asyncio
 import json
-import threading
-from collections.abc import Awaitable, Iterator
-from concurrent.futures import Future
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from omnibus import catalog
-from omnibus.settings import StoreSettings
-from omnibus.store import Store
+from tests.unit.gateway.background import EMBEDDER, Running
 from tests.unit.gateway.fuzz import JUNK, Schemas
-from tests.unit.gateway.house import FILMER, OMNI, PAINTER, PNG, House, error, house
+from tests.unit.gateway.house import FILMER, OMNI, PAINTER, PNG, error
 from tests.unit.gateway.samples import sound
 
-T = TypeVar("T")
-
-EMBEDDER = "toy-embedder"
 WAV = sound("wav", "pcm_s16le", 0.2, 16000)
 MODELS = st.sampled_from([OMNI, PAINTER, EMBEDDER, FILMER, "nobody"])
 #: What is likely to be served, and cheap.
@@ -50,51 +41,6 @@ FORM_ROUTES: dict[str, tuple[str, str, dict[str, Any]]] = {
 EXAMPLES = settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
-
-
-class Running:
-    """A house on an event loop of its own, so that examples can be sent to it one after another."""
-
-    def __init__(self, directory: Path, store_url: str) -> None:
-        self._store_url = store_url
-        self._loop = asyncio.new_event_loop()
-        self._ready: Future[House] = Future()
-        self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, args=(directory,))
-        self._thread.start()
-        self.home = self._ready.result(30)
-
-    def _run(self, directory: Path) -> None:
-        self._loop.run_until_complete(self._live(directory))
-        self._loop.close()
-
-    async def _live(self, directory: Path) -> None:
-        store = Store(StoreSettings(url=self._store_url))
-        try:
-            async with house(directory, store, videos_open=9) as home:
-                await home.all_of(OMNI)
-                await home.all_of(PAINTER)
-                await home.executor(EMBEDDER, "B", "embedder")
-                home.serve(OMNI, PAINTER, FILMER, **{EMBEDDER: catalog.embedding("qwen2", "")})
-                self._ready.set_result(home)
-                await self._stop.wait()
-        except BaseException as fault:
-            if not self._ready.done():
-                self._ready.set_exception(fault)
-            raise
-        finally:
-            await store.close()
-
-    def do(self, work: Awaitable[T]) -> T:
-        async def whole() -> T:
-            async with asyncio.timeout(20):
-                return await work
-
-        return asyncio.run_coroutine_threadsafe(whole(), self._loop).result(30)
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(30)
 
 
 @pytest.fixture(scope="module")

@@ -108,6 +108,7 @@ async def test_in_digest_mode_sizes_and_digests_remain(tmp_path: Path):
         ended = await home.ended(response.headers["x-request-id"])
         media = invocation.nodes[0].inputs["media"]
         assert media == {
+            "$digest": sha256(PNG).hexdigest(),
             "modality": "image",
             "mime": "image/png",
             "sha256": sha256(PNG).hexdigest(),

@@ -14,7 +14,7 @@ from omnibus import graph
 from omnibus.bus import subjects
 from omnibus.executor.contract import Job
 from omnibus.graph import HANDLE, Invocation
-from tests.unit.gateway.house import OMNI, PNG, VL, House, answered, house, image, text
+from tests.unit.gateway.house import OMNI, PNG, VL, House, answered, house, image, text, think
 
 PATIENCE = 20.0  # seconds
 SPEECH = {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "wav"}}
@@ -146,6 +146,37 @@ async def test_a_digest_record_says_what_to_set(tmp_path: Path):
 
         assert problem["code"] == "bad_request"
         assert "OMNIBUS_GATEWAY_RECORD=full" in problem["message"]
+
+
+async def test_media_of_a_digest_record_say_so_too(tmp_path: Path):
+    async with house(tmp_path, record="digest") as home:
+        await home.all_of(VL)
+        recorded = graph.decode(await begun(home, content=[image(), text("look")]))
+
+        problem = await failure(home, graph.encode(recorded))
+
+        assert (problem["code"], "'media'" in problem["message"]) == ("bad_request", True)
+
+
+async def test_a_clients_own_json_is_not_taken_for_kept_media(home: House):
+    home.serve(VL)
+    seen: list[Any] = []
+
+    async def look(job: Job) -> None:
+        seen.append(job.inputs["params"].get("note"))
+        await think(job)
+
+    await home.executor(VL, "EL", "vision", "thinker", thinker=look)
+    recorded = graph.decode(await begun(home, content=[image(), text("look")]))
+    first, thinker = recorded.nodes
+    kept = first.inputs["media"]["sha256"]
+    note = {"sha256": kept, "more": [{"sha256": kept, "dtype": "uint8", "shape": [1]}, {"sha256": "/etc/hostname"}]}
+    noted = graph.with_inputs(thinker, {**thinker.inputs, "params": {**thinker.inputs["params"], "note": note}})
+
+    await replay(home, graph.encode(msgspec.structs.replace(recorded, nodes=(first, noted))))
+
+    assert seen == [None, note]
+    await home.emptied()
 
 
 async def test_media_that_are_not_kept_any_more_are_said(home: House, tmp_path: Path):

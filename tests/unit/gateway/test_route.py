@@ -126,12 +126,26 @@ def test_another_seed_or_gateway_makes_another_sequence():
     assert len(sequences) == 4
 
 
-def test_ids_are_unique_and_say_gateway_kind_and_number():
+def test_ids_are_unique_and_say_gateway_and_kind():
     made = router("abc")
 
     ids = [made.ticket("m", kind).id for kind in (KIND, "thinker", KIND)]
 
-    assert ids == ["abc-0-0", "abc-1-0", "abc-0-1"]
+    assert [id.rpartition("-")[0] for id in ids] == ["abc-0", "abc-1", "abc-0"]
+    assert len({made.ticket("m", KIND).id for _ in range(10_000)}) == 10_000
+
+
+def test_ids_do_not_tell_how_many_requests_there_were():
+    made, other = router("abc"), router("abc")
+    for _ in range(5):
+        other.ticket("m", KIND)
+
+    ids = [made.ticket("m", KIND).id for _ in range(100)]
+
+    assert len({len(id) for id in ids}) == 1
+    assert ids != sorted(ids)
+    assert ids != sorted(ids, reverse=True)
+    assert not set(ids) & {other.ticket("m", KIND).id for _ in range(100)}
 
 
 def test_the_executor_with_the_least_outstanding_work_is_chosen():
@@ -296,4 +310,5 @@ def test_an_id_may_be_older_than_the_number():
 
     tickets = [made.ticket("m", KIND, "run-7"), made.ticket("m", KIND)]
 
-    assert [(ticket.id, ticket.number) for ticket in tickets] == [("run-7", 0), ("g1-0-1", 1)]
+    assert [ticket.number for ticket in tickets] == [0, 1]
+    assert (tickets[0].id, tickets[1].id[:5]) == ("run-7", "g1-0-")

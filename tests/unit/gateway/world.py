@@ -29,6 +29,7 @@ from tests.unit.sidecar import node as nodes
 KIND = "vision+thinker"
 WORK = [10, 100]  # tokens per node
 APART = Path("E>L", {"vision": "E", "thinker": "L"}, 1.0)
+COMPONENTS = {"E": ("vision",), "L": ("thinker",), "EL": ("vision", "thinker")}
 TOGETHER = Path("EL", {"vision": "EL", "thinker": "EL"}, 0.0)
 
 
@@ -51,6 +52,7 @@ class Puppet:
         self.option = option
         self.taken: list[Invocation] = []
         self.ends: list[End] = []
+        self.fed: list[Chunk] = []
         self.accepts = False  # at once
         self._stops: list[Any] = []
         self._heart: asyncio.Task[None] | None = None
@@ -69,7 +71,7 @@ class Puppet:
             await asyncio.sleep(0.3)
 
     def say(self, state: str = "ready", **more: Any) -> None:
-        status = ExecutorStatus(self.id, "m", self.option, (), (), "n1", state, 8, **more)
+        status = ExecutorStatus(self.id, "m", self.option, COMPONENTS[self.option], (), "n1", state, 8, **more)
         self.bus.publish(subjects.event(subjects.EXECUTOR), messages.encode(status))
 
     def _take(self, delivery: Delivery) -> None:
@@ -79,7 +81,9 @@ class Puppet:
 
     def _feed(self, delivery: Delivery) -> None:
         if delivery.data:
-            self.ends += [message for message in messages.decode_edges(delivery.data) if isinstance(message, End)]
+            came = messages.decode_edges(delivery.data)
+            self.ends += [message for message in came if isinstance(message, End)]
+            self.fed += [message for message in came if isinstance(message, Chunk)]
 
     def freeze(self) -> None:
         """No word any more. What is sent to it arrives all the same, as the bus sees it."""
@@ -127,7 +131,7 @@ class World:
         self.members = Members()
         self.router = Router("g", self.members)
         self.router.plan = plan()
-        self.dispatcher = Dispatcher("g", bus, tensors, self.members, LIMIT)
+        self.dispatcher = Dispatcher("g", bus, tensors, self.members, LIMIT, quarantine=600.0)
         self.puppets: dict[str, Puppet] = {}
         self.ends: list[End] = []
 

@@ -6,6 +6,11 @@ from msgspec import Struct
 # event loop; real headers have a few dozen.
 MAX_STEPS = 4096
 
+#: Samples per second of any recording, and its channels. A resampler makes thousands of samples of one when a header
+#: claims less, so that is refused here, before an executor sees it.
+MIN_RATE_HERTZ, MAX_RATE_HERTZ = 1_000, 768_000
+MAX_CHANNELS = 64
+
 
 class Extent(Struct, frozen=True):
     """Length in seconds (None when the header does not say), size in pixels (0 without a picture), and frames of a film
@@ -15,6 +20,14 @@ class Extent(Struct, frozen=True):
     width: int = 0
     height: int = 0
     frames: int = 0
+
+
+def check_sound(rate: float = MIN_RATE_HERTZ, channels: int = 1) -> None:
+    """Raise ``ValueError`` for samples per second or channels that no recording has."""
+    if not MIN_RATE_HERTZ <= rate <= MAX_RATE_HERTZ:
+        raise ValueError("impossible sample rate")
+    if not 1 <= channels <= MAX_CHANNELS:
+        raise ValueError("impossible number of channels")
 
 
 def mpeg_layer(head: bytes) -> str:

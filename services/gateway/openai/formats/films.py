@@ -6,7 +6,7 @@ Sources: ISO/IEC 14496-12 (MP4), RFC 8794 and 9559 (Matroska, WebM).
 import struct
 from collections.abc import Iterator
 
-from services.gateway.openai.formats.extent import MAX_STEPS, Extent
+from services.gateway.openai.formats.extent import MAX_STEPS, Extent, check_sound
 
 
 def mp4(data: bytes) -> Extent:
@@ -69,6 +69,7 @@ def _samples(data: bytes, start: int, end: int, steps: Iterator[int]) -> int:
 _SEGMENT, _INFO, _SCALE, _DURATION = 0x18538067, 0x1549A966, 0x2AD7B1, 0x4489
 _TRACKS, _TRACK, _VIDEO, _WIDTH, _HEIGHT = 0x1654AE6B, 0xAE, 0xE0, 0xB0, 0xBA
 _CLUSTER, _EACH = 0x1F43B675, 0x23E383
+_AUDIO, _SAMPLING, _CHANNELS = 0xE1, 0xB5, 0x9F
 
 
 def matroska(data: bytes) -> Extent:
@@ -78,7 +79,7 @@ def matroska(data: bytes) -> Extent:
         raise ValueError("no segment")
     scale = int.from_bytes(found.get(_SCALE, b""), "big") or 1_000_000  # nanoseconds
     raw = found.get(_DURATION, b"")
-    ticks = struct.unpack(">d" if len(raw) == 8 else ">f", raw)[0] if raw else 0.0
+    ticks = _float(raw) if raw else 0.0
     width, height = (int.from_bytes(found.get(key, b""), "big") for key in (_WIDTH, _HEIGHT))
     seconds = ticks * scale / 1e9 if 0 < ticks < 1e15 else None
     each = int.from_bytes(found.get(_EACH, b""), "big")  # nanoseconds of a frame
@@ -94,12 +95,20 @@ def _walk(data: bytes, start: int, end: int, found: dict[int, bytes], steps: Ite
         key, start = _vint(data, start, keep_marker=True)
         size, start = _vint(data, start, keep_marker=False)
         stop = min(start + size, end)
-        if key in (_SEGMENT, _INFO, _TRACKS, _TRACK, _VIDEO) and depth < 4:
+        if key in (_SEGMENT, _INFO, _TRACKS, _TRACK, _VIDEO, _AUDIO) and depth < 4:
             found.setdefault(key, b"")
             _walk(data, start, stop, found, steps, depth + 1)
+        elif key == _SAMPLING:  # of any track, since an executor chooses for itself
+            check_sound(rate=_float(data[start:stop]))
+        elif key == _CHANNELS:
+            check_sound(channels=int.from_bytes(data[start : min(stop, start + 8)], "big"))
         elif key in (_SCALE, _DURATION, _WIDTH, _HEIGHT, _CLUSTER, _EACH):
             found.setdefault(key, data[start : min(stop, start + 8)])
         start = stop
+
+
+def _float(raw: bytes) -> float:
+    return float(struct.unpack(">d" if len(raw) == 8 else ">f", raw)[0])
 
 
 def _vint(data: bytes, start: int, keep_marker: bool) -> tuple[int, int]:

@@ -7,7 +7,7 @@ Sources: RIFF/WAVE (Microsoft), RFC 9639 (FLAC), RFC 3533 and 7845 (Ogg, Opus), 
 import struct
 from collections.abc import Iterator
 
-from services.gateway.openai.formats.extent import Extent, mpeg_layer
+from services.gateway.openai.formats.extent import MAX_CHANNELS, Extent, check_sound, mpeg_layer
 
 
 def wav(data: bytes) -> Extent:
@@ -32,14 +32,13 @@ def _riff(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 def _wav_format(data: bytes, start: int) -> tuple[int, int]:
     tag, channels, rate, _, align, bits = struct.unpack_from("<HHIIHH", data, start)
     width = channels * bits // 8
-    if tag not in (1, 3, 6, 7, 0xFFFE) or not 1 <= channels <= 32 or width < 1 or align != width:
+    if tag not in (1, 3, 6, 7, 0xFFFE) or not 1 <= channels <= MAX_CHANNELS or width < 1 or align != width:
         raise ValueError("unknown WAV coding")
     return rate, width
 
 
 def _samples(count: int, rate: int) -> float:
-    if not 1000 <= rate <= 768_000:
-        raise ValueError("impossible sample rate")
+    check_sound(rate)
     return count / rate
 
 

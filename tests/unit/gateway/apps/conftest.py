@@ -7,6 +7,7 @@ import pytest
 import redis.asyncio as redis
 
 from tests.unit.gateway.apps.estate import Estate, Gateway, estate
+from tests.unit.sidecar.node import until
 
 
 @pytest.fixture
@@ -21,5 +22,7 @@ async def land(tmp_path: Path, valkey_url: str) -> AsyncIterator[Estate]:
 
 @pytest.fixture
 async def gate(land: Estate) -> Gateway:
-    """One gateway."""
-    return land.gateway()
+    """One gateway, which has read what is registered."""
+    made = land.gateway()
+    await until(lambda: not made.apps.registry.starting)
+    return made

@@ -123,7 +123,8 @@ class Gateway:
     def __init__(self, home: House, settings: GatewaySettings, store_url: str) -> None:
         self.store = Store(StoreSettings(url=store_url, prefix="test", timeout=5.0))
         self.apps = Apps(settings, self.store, home.router, home.runs, home.chat)
-        self.app = Frontend(settings, home.chat, home.router, home.dispatcher, home.table, self.apps).application()
+        self.frontend = Frontend(settings, home.chat, home.router, home.dispatcher, home.table, self.apps)
+        self.app = self.frontend.application()
         transport = httpx.ASGITransport(app=self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=60.0)
         self.apps.startup()
@@ -213,7 +214,7 @@ class Estate:
             if f"{id}-own" in self.home.place.executors:
                 continue
             model = models[name]
-            runner = engine(option, ExecutorSettings(checkpoint=model.checkpoint))
+            runner = engine(option, ExecutorSettings(checkpoint=model.checkpoint, apps_dir=self.settings.apps_dir))
             await runner.load()
             await self.home.place.executor(
                 f"{id}-own",

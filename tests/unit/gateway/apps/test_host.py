@@ -255,6 +255,16 @@ async def test_what_an_app_prints_is_logged_under_its_name(tmp_path, caplog):
     assert max(map(len, caplog.messages)) < 3000
 
 
+async def test_what_an_app_prints_steers_no_terminal_and_begins_no_line(tmp_path, caplog):
+    text = "print('one\\x1b[2J\\rtwo\\x85\\u202ethree', flush=True)\n" + ECHO
+    with caplog.at_level(logging.INFO):
+        async with hosted(written(tmp_path, text)):
+            await until(lambda: "three" in caplog.text)
+
+    (line,) = [message for message in caplog.messages if "three" in message]
+    assert line == "app sample_app: one\ufffd[2J\ufffdtwo\ufffd\ufffdthree"
+
+
 async def test_a_terminal_reaches_the_gateway_alone(tmp_path):
     async with hosted(written(tmp_path, ECHO)) as host:
         assert os.getsid(host.pid) == host.pid

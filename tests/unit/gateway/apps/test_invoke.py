@@ -222,3 +222,12 @@ async def test_a_request_past_its_deadline_is_504(tmp_path: Path, valkey_url: st
         assert (response.status_code, error(response)["code"]) == (504, "deadline_exceeded")
         await until((tmp_path / "ended").exists)
         await gate.ask("DELETE", "/v1/apps/late")
+
+
+async def test_json_of_too_many_values_does_not_reach_the_app(land: Estate, gate: Gateway):
+    land.write("echo", ECHO, by="one")
+    await gate.register("echo")
+
+    refused = await gate.http.post("/v1/apps/echo/invoke", content=b"[" + b"[],".join([b""] * 300_000) + b"[]]")
+
+    assert (refused.status_code, error(refused)["code"]) == (413, "too_large")

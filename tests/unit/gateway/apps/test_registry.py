@@ -9,7 +9,7 @@ from omnibus.errors import NotFound, StageUnavailable
 from omnibus.up import infra
 from tests.unit.bus.servers import running
 from tests.unit.gateway.apps.estate import ECHO, Estate, Gateway, estate, source, workers
-from tests.unit.gateway.house import error
+from tests.unit.gateway.house import VL, error
 from tests.unit.sidecar.node import until
 
 #: Loads when it may.
@@ -167,6 +167,36 @@ async def test_a_worker_that_dies_comes_back(land: Estate, gate: Gateway):
     assert (response.status_code, error(response)["code"]) == (500, "app_failed")
     await gate.serves("fragile", 1)
     assert await gate.invoke("fragile", "live") is None
+
+
+async def test_a_gateway_that_has_not_read_the_apps_yet_asks_to_try_again(tmp_path: Path):
+    async with running(infra.valkey(tmp_path)) as owned, estate(tmp_path, owned.server.url) as land:
+        gate = land.gateway()
+        land.write("echo", ECHO, by="one")
+        await gate.register("echo")
+        owned.kill()
+        land.home.serve(VL)
+        fresh = land.gateway()  # it cannot read what is registered
+
+        chat = {"model": "loud", "messages": [{"role": "user", "content": "hi"}]}
+        early = [
+            await fresh.http.post("/v1/apps/echo/invoke", json={}),
+            await fresh.http.post("/v1/chat/completions", json=chat),
+            await fresh.http.get("/v1/models"),
+            await fresh.http.get("/v1/models/loud"),
+            await fresh.ask("GET", "/v1/apps"),
+            await fresh.ask("GET", "/v1/apps/echo"),
+        ]
+        known = await fresh.http.get(f"/v1/models/{VL}")
+        await owned.start()
+        await fresh.serves("echo", 1)
+        later = [await fresh.http.post("/v1/apps/other/invoke", json={}), await fresh.http.get("/v1/models/loud")]
+
+        assert [(each.status_code, error(each)["code"]) for each in early] == [(503, "stage_unavailable")] * 6
+        assert all(int(each.headers["retry-after"]) > 0 for each in early)
+        assert known.status_code == 200
+        assert [each.status_code for each in later] == [404, 404]
+        assert (await fresh.http.get("/v1/models")).status_code == 200
 
 
 async def test_without_a_store_the_apps_stay(tmp_path: Path):

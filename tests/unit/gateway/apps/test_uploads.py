@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from omnibus.app.restrict import NICE
 from omnibus.errors import BadRequest
 from omnibus.registry import AppSource
 from services.gateway.apps.host import Host
@@ -52,6 +53,7 @@ ATTEMPTS = {
     "kill": lambda what: os.kill(what, 0),
     "environ": lambda what: os.environ["OMNIBUS_STORE_URL"],
     "memory": lambda what: len(bytearray(what)),
+    "first": lambda what: os.nice(-1),
     "raise": lambda what: resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)),
     "mount": lambda what: 1 / (ctypes.CDLL(None).mount(None, b"/", None, 0, None) + 1),
     "raw": lambda what: 1 / (ctypes.CDLL(None).socket(2, 1, 0) + 1),
@@ -166,6 +168,12 @@ async def test_uploaded_code_does_not_see_the_gateways_environment(monkeypatch):
 
     async with hosted(UPLOAD, TRIES) as host:
         assert await tried(host, "environ") == b'{"raised":"KeyError"}'
+
+
+async def test_uploaded_code_computes_after_its_gateway_and_cannot_change_that():
+    async with hosted(UPLOAD, TRIES) as host:
+        assert os.getpriority(os.PRIO_PROCESS, host.pid) >= NICE
+        assert await tried(host, "first") == b'{"raised":"PermissionError"}'
 
 
 async def test_uploaded_code_is_bounded_in_memory_and_cannot_lift_its_bounds():

@@ -93,7 +93,7 @@ async def gate(tmp_path: Path) -> AsyncIterator[Gated]:
         ("POST", "/v1/videos"),
         ("POST", "/v1/apps/echo/invoke"),
         ("GET", "/v1/anything"),
-        ("GET", "/docs"),
+        ("GET", "/metrics"),
         ("GET", "/openapi.json"),
     ],
 )
@@ -104,9 +104,19 @@ async def test_without_a_key_nobody_comes_in(gate: Gated, key: str, method: str,
     assert refused.headers["www-authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize("path", ["/health", "/readyz", "/version", "/metrics"])
+@pytest.mark.parametrize("path", ["/health", "/readyz", "/version"])
 async def test_probes_need_no_key(gate: Gated, path: str):
     assert (await gate.get("GET", path)).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["", "a", "wrong"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+async def test_metrics_name_tenants_so_they_are_the_operators_alone(gate: Gated, key: str, method: str):
+    refused = await gate.get(method, "/metrics", key)
+
+    assert refused.status_code == 401
+    assert b"omnibus_" not in refused.content
+    assert "omnibus_requests_total" in (await gate.get("GET", "/metrics", ADMIN)).text
 
 
 async def test_a_key_comes_in_and_so_does_the_operator(gate: Gated):

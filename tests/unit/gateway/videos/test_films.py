@@ -77,6 +77,19 @@ async def test_a_full_room_takes_no_more(tmp_path: Path):
     await at.check()
 
 
+async def test_a_tenant_whose_videos_take_its_share_gets_no_more(tmp_path: Path):
+    at = films(tmp_path, video_bytes=100, tenant_share=0.25)
+    await keep(at, FIRST, b"x" * 26)
+
+    with pytest.raises(Overloaded, match="one tenant may have"):
+        await at.check([FIRST])
+
+    await at.check([SECOND])
+    await at.check()
+    await at.remove(FIRST)
+    await at.check([FIRST])
+
+
 async def test_without_a_directory_nothing_is_kept():
     at = Films(GatewaySettings())
 

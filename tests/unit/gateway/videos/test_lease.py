@@ -8,8 +8,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import redis.asyncio as redis
 
+from omnibus.errors import Retryable
 from omnibus.settings import StoreSettings
 from omnibus.store import JobRecord, JobRules, Store
 from omnibus.up import infra
@@ -32,8 +35,9 @@ async def held(store: Store, seconds: float) -> Lease:
         KIND, JobRecord(id="a", request=b"", created=now, until=now + 60, expires=now + 60), JobRules(9, 9)
     )
     since = asyncio.get_running_loop().time()
-    assert isinstance(await store.take_job(KIND, "me", seconds), JobRecord)
-    return Lease(store, KIND, "a", "me", seconds, since)
+    job = await store.take_job(KIND, "me", seconds)
+    assert isinstance(job, JobRecord)
+    return Lease(store, KIND, job, "me", seconds, since)
 
 
 async def test_a_job_is_held_beyond_its_first_seconds(store: Store):
@@ -94,6 +98,52 @@ async def test_a_job_that_was_removed_is_lost(store: Store):
 
     async with asyncio.timeout(5):
         await lease.keep()
+
+
+async def test_a_job_that_the_store_has_lost_is_still_held(store: Store, raw: redis.Redis):
+    lease = await held(store, 60.0)
+    keeping = asyncio.create_task(lease.keep())
+    await raw.flushall()
+
+    lease.renew()
+
+    async def written() -> bool:
+        return await store.held_jobs(KIND, {"a": "me"}) == {"a"}
+
+    await nodes.until(written)
+    assert isinstance(await store.take_job(KIND, "another", 9.0), float)
+    assert not keeping.done()
+    keeping.cancel()
+
+
+@pytest.mark.parametrize("why", ["removed", "taken"])
+async def test_a_job_that_is_anothers_after_the_store_lost_it_is_given_up(store: Store, raw: redis.Redis, why: str):
+    lease = await held(store, 60.0)
+    job = await store.job(KIND, "a")
+    await raw.flushall()
+    if why == "removed":
+        await store.drop_job(KIND, "a")
+    else:
+        await store.restore_job(KIND, msgspec.structs.replace(job, status="queued"), 0.0)
+        assert isinstance(await store.take_job(KIND, "another", 60.0), JobRecord)
+
+    lease.renew()
+
+    async with asyncio.timeout(5):
+        await lease.keep()
+    with pytest.raises(Retryable, match="not held"):
+        await lease.confirm()
+
+
+async def test_who_holds_a_job_may_complete_it_and_who_lost_it_may_not(store: Store):
+    lease = await held(store, 0.3)
+    await lease.confirm()
+
+    await asyncio.sleep(0.35)
+    assert isinstance(await store.take_job(KIND, "another", 60.0), JobRecord)
+
+    with pytest.raises(Retryable, match="not held"):
+        await lease.confirm()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from services.gateway.tenancy.tenant import NOBODY, Tenant, acting
 from services.gateway.videos import work
-from tests.unit.gateway.videos.studio import Studio, asked, becomes, fetched, stored, studio, told
+from tests.unit.gateway.videos.studio import ASKED, Studio, asked, becomes, fetched, stored, studio, told
 
 A, B = Tenant("a", 3.0), Tenant("b")
 
@@ -68,3 +68,28 @@ async def test_who_asked_and_its_weight_are_written_down(place: Studio, valkey_u
 
     assert job is not None
     assert (work.decode(job).tenant, work.decode(job).weight) == ("a", 3.0)
+
+
+async def test_a_tenant_that_takes_all_places_leaves_those_of_others(place: Studio):
+    place.toys.gate.clear()
+    rules = place.first.settings
+    with acting(A):
+        for _ in range(int(rules.videos_open * rules.tenant_share)):
+            await asked(place.first)
+        refused = await place.first.http.post("/v1/videos", json=ASKED)
+
+    with acting(B):
+        accepted = await place.first.http.post("/v1/videos", json=ASKED)
+
+    assert (refused.status_code, accepted.status_code) == (429, 200)
+    assert "one tenant may have" in refused.json()["error"]["message"]
+    assert int(refused.headers["retry-after"]) >= 1
+    place.toys.gate.set()
+
+
+async def test_where_there_are_no_tenants_all_places_are_anybodys(tmp_path: Path, valkey_url: str, cleared: None):
+    async with studio(tmp_path, valkey_url, videos_open=4, hired=False) as place:
+        for _ in range(4):
+            await asked(place.first)
+
+        assert (await place.first.http.post("/v1/videos", json=ASKED)).status_code == 429

@@ -1,0 +1,63 @@
+"""Finds workers that are frozen: they answer no ping, and compute nothing meanwhile."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from math import ceil
+
+#: Seconds of processor time that no frozen process takes.
+_IDLE_SECONDS = 0.001
+
+
+class Pulse:
+    """Asks process ``pid`` by ``ping``; ``answered`` is called with each answer.
+
+    A worker that computes in its event loop answers nothing either, and goes on: its requests end by their deadlines.
+    """
+
+    def __init__(self, pid: int, ping: Callable[[], None]) -> None:
+        self._pid = pid
+        self._ping = ping
+        self._answered = True
+
+    def answered(self) -> None:
+        self._answered = True
+
+    async def stops(self, gone: asyncio.Event, ping_seconds: float, answer_within: float) -> bool:
+        """Ask every ``ping_seconds`` until the process is ``gone``; True as soon as it is frozen.
+
+        Frozen: for ``answer_within`` seconds it neither answered nor computed. Turns are counted, not seconds: a
+        gateway that was frozen itself must not take that for the worker's silence.
+        """
+        most, missed, used = ceil(answer_within / ping_seconds), 0, 0.0
+        while not await _happens(gone, ping_seconds):
+            if self._answered:
+                missed, used = 0, cpu_seconds(self._pid)
+            elif (missed := missed + 1) >= most:
+                if cpu_seconds(self._pid) - used < _IDLE_SECONDS:
+                    return True
+                missed, used = 0, cpu_seconds(self._pid)
+            self._answered = False
+            self._ping()
+        return False
+
+
+async def _happens(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for ``event``; False when it does not happen within ``seconds``."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of all threads of a process. Where the system does not tell, any process seems to compute."""
+    if sys.platform != "linux":
+        return time.monotonic()
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # as clock_getcpuclockid(3) makes it
+    except OSError:  # it has ended
+        return time.monotonic()

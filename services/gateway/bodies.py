@@ -1,0 +1,141 @@
+"""Bodies of requests on their way in: how slowly they may come, and how many bytes of them a gateway holds.
+
+A body counts from its first byte until its request is answered: so long it is in memory. Small ones are free, so that
+large ones never keep them out.
+"""
+
+import asyncio
+from contextvars import ContextVar
+
+from omnibus.errors import Overloaded, TooSlow
+from omnibus.metrics import GATEWAY
+from omnibus.settings import GatewaySettings
+from services.gateway.tenancy import tenant as tenants
+from services.gateway.tenancy.tenant import Tenant
+
+#: Bytes of a body that are not counted.
+FREE_BYTES = 64 << 10
+#: Seconds after which a client whose body had no room may try again.
+_RETRY_SECONDS = 1.0
+
+
+class BodyBudget:
+    """The bytes of bodies that one gateway holds; where there are tenants, one of them at most half."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.settings = settings
+        self.used = 0
+        self._used_by: dict[str, int] = {}
+
+    def check(self, tenant: Tenant, nbytes: int) -> None:
+        """Raises ``Overloaded`` when there is no room for ``nbytes`` more of ``tenant``."""
+        limit = self.settings.bodies
+        share = limit if tenant.key is None else limit // 2
+        if self.used + nbytes > limit or self._used_by.get(tenant.name, 0) + nbytes > share:
+            GATEWAY.refused("", "bodies").inc()
+            raise Overloaded(
+                f"Request bodies of {self.used} bytes are here already, of {limit} (OMNIBUS_GATEWAY_BODIES): "
+                "try again later.",
+                retry_after=_RETRY_SECONDS,
+                reason="bodies",
+            )
+
+    def take(self, tenant: Tenant, nbytes: int) -> None:
+        """Count ``nbytes`` for ``tenant``; a negative number gives them back."""
+        self.used += nbytes
+        self._used_by[tenant.name] = self._used_by.get(tenant.name, 0) + nbytes
+        if not self._used_by[tenant.name]:
+            del self._used_by[tenant.name]
+
+
+class Upload:
+    """The body of one request while that is under way. ``seconds`` is the time that the body took to come; one that is
+    ``whole`` is there already."""
+
+    def __init__(self, budget: BodyBudget, whole: bool = False) -> None:
+        self.whole = whole
+        self.seconds = 0.0
+        self._budget = budget
+        self._counted = 0
+        self._tenant = tenants.current()
+
+    def grow(self, before: int, now: int) -> None:
+        """Count a body that has ``now`` bytes, and had ``before``. Raises ``Overloaded``."""
+        more = max(0, now - FREE_BYTES) - max(0, before - FREE_BYTES)
+        if more:
+            self._budget.check(self._tenant, more)
+            self._budget.take(self._tenant, more)
+            self._counted += more
+
+    def expect(self, nbytes: int) -> None:
+        """Refuse a body that will not fit before it is read. Raises ``Overloaded``."""
+        if nbytes > FREE_BYTES:
+            self._budget.check(self._tenant, nbytes - FREE_BYTES)
+
+    def release(self) -> None:
+        """Give everything back: the request is over."""
+        if self._counted:
+            self._budget.take(self._tenant, -self._counted)
+            self._counted = 0
+        self.seconds = 0.0
+
+    def pace(self) -> "Pace":
+        return Pace(self._budget.settings)
+
+
+class Pace:
+    """The clock of one body that comes in pieces: when it is too slow."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._pause = settings.body_pause
+        self._rate = settings.body_rate
+        self._clock = asyncio.get_running_loop().time
+        self._began = self._clock()
+        self._end = self._began + settings.deadline
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it began."""
+        return self._clock() - self._began
+
+    @property
+    def until(self) -> float:
+        """The time of the event loop at which the next piece has to be there."""
+        return min(self._clock() + self._pause, self._end)
+
+    def check(self, nbytes: int, timer: asyncio.Timeout) -> None:
+        """Let ``timer`` wait for the next piece; ``nbytes`` have come. Raises ``TooSlow`` when they are too few."""
+        seconds = self.seconds
+        if seconds > self._pause and nbytes < seconds * self._rate:
+            raise self.slow()
+        until, set_for = self.until, timer.when()
+        # Not each time: pieces may be as small as a byte.
+        if set_for is None or until - set_for > self._pause / 10:
+            timer.reschedule(until)
+
+    def slow(self) -> TooSlow:
+        return TooSlow(
+            "The request body came too slowly: it may neither pause for "
+            f"{self._pause:g} s, nor bring less than {self._rate} bytes a second, nor outlast the deadline."
+        )
+
+
+_UPLOAD: ContextVar[Upload | None] = ContextVar("upload", default=None)
+
+
+def begin(budget: BodyBudget, whole: bool = False) -> Upload:
+    """Let the body that this task reads next be counted by ``budget``."""
+    upload = Upload(budget, whole)
+    _UPLOAD.set(upload)
+    return upload
+
+
+def current() -> Upload:
+    """The body of the request under way; outside of one, of nobody."""
+    return _UPLOAD.get() or Upload(BodyBudget(GatewaySettings()))
+
+
+def seconds() -> float:
+    """Seconds that the body of the request under way took to come: they are part of its deadline."""
+    upload = _UPLOAD.get()
+    return upload.seconds if upload is not None else 0.0

@@ -1,0 +1,183 @@
+"""Prediction of how long a request would take now, from what each executor finished of late.
+
+By Little's law the requests in a system are its throughput times the time that each of them spends there. Throughput
+and time are those of this gateway's own invocations alone, so that what other gateways send needs no message: it shows
+as a lower throughput. Where an executor batches, its throughput rises with what it has, and so does what it may get.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+
+from omnibus.errors import Overloaded
+
+#: Completions, and times of service, that the means remember: whichever takes longer.
+_MEMORY, _MEMORY_SERVICES = 12.0, 6.0
+#: Completions before which a throughput is an upper bound alone.
+_ENOUGH = 4.0
+#: Times its mean that a request may take longer than predicted and still has to end by its deadline.
+_MARGIN = 1.25
+#: Part of a service that is one moment, and part of the completions in one from which on an executor batches.
+_MOMENT, _BATCHED = 0.05, 0.3
+#: Mean residences after which an executor that finishes nothing counts as slower than it was.
+_STALLED = 2.0
+#: How many times slower than measured it may count as for that alone: a machine that stood still goes on as before, and
+#: an executor that hangs is found by its heartbeats.
+_SLOWDOWN = 4.0
+#: Seconds in which the highest throughput of late counts for half, and the part of it that is believed against a lower
+#: one: a moment in which nothing ended, on a machine that has others to serve, is no reason to refuse.
+_BEST_HALVES_SECONDS, _DOUBT = 5.0, 0.5
+
+
+class DrainRate:
+    """One executor: what is there of this gateway's invocations, and how fast they leave. Times are in seconds."""
+
+    __slots__ = (
+        "_area",
+        "_at",
+        "_best",
+        "_busy",
+        "_clock",
+        "_done",
+        "_lumps",
+        "_pending_area",
+        "_pending_busy",
+        "_started",
+        "measured",
+        "residence",
+        "service",
+        "slots",
+    )
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, slots: int = 0) -> None:
+        self.slots = slots  # invocations that it may batch; 0 if it does not say
+        self._clock = clock
+        self._started: dict[str, float] = {}  # by invocation, oldest first
+        self._at = clock()
+        self._done = self._busy = self._area = 0.0  # completions, seconds with work, and the sum of residences in them
+        self._pending_busy = self._pending_area = 0.0  # the same since the last completion
+        #: Mean seconds that an engine computes for one; 0 while that is not known.
+        self.service = 0.0
+        #: Mean seconds from sending to the end.
+        self.residence = 0.0
+        #: True once enough has ended to tell the throughput.
+        self.measured = False
+        self._best = (0.0, 0.0)  # the highest throughput of late, and when it was
+        self._lumps = 0.0  # the part that ends in the same moment as the one before
+
+    def begin(self, invocation: str) -> None:
+        """An invocation was sent here."""
+        self._advance()
+        self._started[invocation] = self._at
+
+    def drop(self, invocation: str) -> None:
+        """An invocation left without being finished, so its time is no measure: nobody knows how much was missing."""
+        self._advance()
+        present = len(self._started)
+        if self._started.pop(invocation, None) is not None:
+            self._pending_busy *= (present - 1) / present
+            self._pending_area *= (present - 1) / present
+
+    def finish(self, invocation: str, service: float) -> None:
+        """An invocation was finished; its engine computed for ``service`` seconds, 0 if that is not known."""
+        self._advance()
+        if self._started.pop(invocation, None) is None:
+            return
+        self._lumps += ((self._pending_busy < _MOMENT * service) - self._lumps) / _MEMORY
+        # By time, so that those that end in one moment, as a batch does, count alike.
+        memory = _MEMORY_SERVICES * (self.service or self.residence)
+        if self._done:
+            memory = max(memory, _MEMORY * self._busy / self._done)
+        keep = math.exp(-self._pending_busy / memory) if memory > 0 else 1.0
+        self._done = keep * self._done + 1.0
+        self._busy = keep * self._busy + self._pending_busy
+        self._area = keep * self._area + self._pending_area
+        self._pending_busy = self._pending_area = 0.0
+        if service > 0:
+            self.service += (service - self.service) / _MEMORY if self.service else service
+        self.residence, self.measured = self._area / self._done, self._done >= _ENOUGH
+        if self.measured and self._busy > 0 and self._done / self._busy >= self._recent_best():
+            self._best = (self._done / self._busy, self._at)
+
+    def _recent_best(self) -> float:
+        """The highest throughput of late; it counts for less the longer it was ago."""
+        best, at = self._best
+        return best * math.exp2(-(self._clock() - at) / _BEST_HALVES_SECONDS)
+
+    def _advance(self) -> None:
+        now = self._clock()
+        if self._started:
+            self._pending_busy += now - self._at
+            self._pending_area += (now - self._at) * len(self._started)
+        self._at = now
+
+    @property
+    def rate(self) -> float:
+        """Completions in a second with work; infinite before anything was to be seen."""
+        self._advance()
+        busy = self._busy + max(0.0, self._pending_busy - _STALLED * self.residence)
+        if not self.measured:
+            return (self._done + 1.0) / busy if busy > 0 else math.inf
+        if self._busy <= 0:
+            return math.inf
+        return max(self._done / min(busy, _SLOWDOWN * self._busy), _DOUBT * self._recent_best())
+
+    @property
+    def total(self) -> float:
+        """Seconds that one more invocation is predicted to take, those before it included."""
+        rate, present = self.rate, len(self._started) + 1
+        return present / (rate * self._speedup(present)) if rate < math.inf else 0.0
+
+    def _speedup(self, present: int) -> float:
+        """The most by which it can be faster with ``present`` invocations than with those it was measured with.
+
+        An engine that had one at a time has not shown what it does with many: it is slow once it was seen to be.
+        """
+        busy = self._busy + self._pending_busy
+        mean = (self._area + self._pending_area) / busy if busy > 0 else 1.0
+        return max(1.0, min(present, self.slots) / max(1.0, min(mean, self.slots)))
+
+    @property
+    def queued(self) -> float:
+        """Seconds that those before one more invocation would take, in the mean, the one that is served for half.
+
+        Where more could be batched than is, some are free, for else there would never be more to batch: one, and where
+        several end in the same moment, as a batch does, as many as the batch lacks.
+        """
+        rate, present = self.rate, len(self._started)
+        lacking = max(0.0, self.slots - rate * self.service) if self.slots else 1.0
+        free = lacking if self._lumps > _BATCHED else min(1.0, lacking)
+        return max(0.0, present + 0.5 - free) / (rate * self._speedup(present + 1))
+
+    def next_end(self) -> float:
+        """Seconds until the oldest invocation is predicted to be finished."""
+        if not self._started:
+            return 0.0
+        age = self._clock() - next(iter(self._started.values()))
+        return max(self.residence - age, 0.1 * self.residence)
+
+
+def check(executors: Iterable[DrainRate], left: float, queue_seconds: float) -> None:
+    """Check that a request which has ``left`` seconds ends in time, and waits for others no longer than it may.
+
+    It may wait as long as its engines compute for it, and at least ``queue_seconds``. All executors of a request get it
+    at once, so the slowest one says how long it takes. Raises ``Overloaded``, which says when there will be room.
+    """
+    slowest, total, service, served = None, -1.0, 0.0, True
+    for each in executors:
+        service += each.service
+        served = served and each.service > 0
+        if (seconds := each.total) > total:
+            slowest, total = each, seconds
+    if slowest is None:
+        return
+    beyond = total - left / _MARGIN if total > service else 0.0
+    if slowest.measured and served:
+        beyond = max(beyond, slowest.queued - service - max(service, queue_seconds))
+    if beyond <= 0:
+        return
+    raise Overloaded(
+        "too many requests wait already: with those before it this one would take "
+        f"{total:.1f} s, and it has {left:.1f} s",
+        retry_after=slowest.next_end() + max(0.0, beyond - 1.0 / slowest.rate),  # the one that is next, and what more
+    )

@@ -1,0 +1,174 @@
+"""What is retained of running invocations, so that a lost stage can begin again without those before it.
+
+Chunks that nodes send to each other come here as well, as small records: tensors stay in the arena, where they are
+retained after their last reader until the invocation ends. An output that other stages read on another executor is
+worth that: what it would cost to compute it again is lost with its reader. Bytes are bounded here, and the sidecar
+drops what is retained before it refuses memory to anybody.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from omnibus.bus.messages import Chunk
+from omnibus.errors import OmnibusError
+from omnibus.graph import Invocation
+from omnibus.tensors.client import TensorClient
+from omnibus.tensors.handle import Handle
+
+#: Node and output.
+Key = tuple[int, str]
+
+#: What a denoiser leaves every few steps: latents to go on from. Nobody else reads it.
+CHECKPOINT = "checkpoint"
+#: Unit tasks that leave checkpoints begin with this.
+_STEPPING = "denoise-"
+#: Never retained: of the size of a model's memory, and made for one reader who asks when it has room.
+NEVER = frozenset({"cache"})
+#: What a chunk without a tensor counts for.
+RECORD_BYTES = 1024
+#: Policies: nothing; what is read on another executor; all that nodes read of each other.
+OFF, AUTO, ALL = "off", "auto", "all"
+
+
+class OutputRecord:
+    """The chunks of one output in order; of a checkpoint the last one alone."""
+
+    def __init__(self, latest: bool = False) -> None:
+        self.chunks: list[Chunk] = []
+        self.handles: dict[Handle, None] = {}
+        self.seen: set[Handle] = set()  # those whose read by this gateway is over
+        self.whole = False  # its last chunk came
+        self.intact = True  # no chunk is missing
+        self.latest = latest
+        self.nbytes = 0
+        self.expected = 0
+
+    def restart(self) -> None:
+        """Its node begins again, from what is here."""
+        self.expected, self.whole, self.intact = 0, False, True
+
+
+class Retention:
+    """Records outputs of all invocations of one gateway, up to ``limit`` bytes."""
+
+    def __init__(self, tensors: TensorClient, policy: str = AUTO, limit: int = 1 << 28) -> None:
+        self._tensors = tensors
+        self.limit = limit
+        self.policy = policy
+        self.nbytes = 0
+
+    def outputs(self, invocation: Invocation) -> Iterator[Key]:
+        """The outputs of nodes that begin in this attempt and are worth retaining."""
+        if self.policy == OFF or (len(invocation.nodes) == 1 and not _steps(invocation, 0)):
+            return
+        route, chosen = invocation.route, set()
+        for reader, node in enumerate(invocation.nodes):
+            if _steps(invocation, reader) and invocation.runs(reader):
+                yield reader, CHECKPOINT
+            for use in node.uses:
+                near = self.policy != ALL and route[use[0]] == route[reader]
+                if not (near or use in chosen or use[1] in NEVER or use in invocation.outputs):
+                    chosen.add(use)
+                    if invocation.runs(use[0]):
+                        yield use
+
+    def open(self, key: Key) -> OutputRecord:
+        return OutputRecord(latest=key[1] == CHECKPOINT)
+
+    def take(self, record: OutputRecord, chunk: Chunk) -> bool:
+        """Record ``chunk``; returns whether the record is intact."""
+        in_order = chunk.seq == record.expected
+        record.expected += 1
+        if not (record.intact and in_order and self._retain(record, chunk)):
+            self._break(record)
+        elif not (record.latest and chunk.handle is None):
+            if record.latest:
+                self._replace(record, chunk)
+            record.chunks.append(chunk)
+        if chunk.handle is not None and chunk.handle not in record.seen:
+            record.seen.add(chunk.handle)
+            self._tensors.release(chunk.handle)  # this gateway's read is declined
+        record.whole |= chunk.last
+        return record.intact
+
+    def _retain(self, record: OutputRecord, chunk: Chunk) -> bool:
+        handle = chunk.handle
+        if handle in record.handles:
+            return True
+        size = handle.nbytes if handle is not None else RECORD_BYTES
+        if self.nbytes + size > self.limit:
+            return False
+        if handle is not None:
+            try:
+                self._tensors.retain(handle)
+            except OmnibusError:  # it was freed, or lies on another node
+                return False
+            record.handles[handle] = None
+            record.seen.add(handle)
+        record.nbytes += size
+        self.nbytes += size
+        return True
+
+    def _replace(self, record: OutputRecord, chunk: Chunk) -> None:
+        """Let go of the checkpoint before ``chunk``."""
+        for handle in [each for each in record.handles if each != chunk.handle]:
+            self._let_go(record, handle)
+        record.chunks.clear()
+
+    def _let_go(self, record: OutputRecord, handle: Handle) -> None:
+        del record.handles[handle]
+        record.nbytes -= handle.nbytes
+        self.nbytes -= handle.nbytes
+        self._tensors.drop(handle)
+
+    def _break(self, record: OutputRecord) -> None:
+        record.intact = False
+        self.drop(record)
+
+    def usable(self, record: OutputRecord | None) -> bool:
+        """Return whether all that came of an output can be read again."""
+        if record is None or not record.intact:
+            return False
+        try:
+            for handle in record.handles:
+                self._tensors.check(handle)
+        except OmnibusError:  # others needed the memory, or its producer died before it was complete
+            return False
+        return True
+
+    def drop(self, record: OutputRecord) -> None:
+        """Nobody begins again from it."""
+        for handle in list(record.handles):
+            self._let_go(record, handle)
+        self.nbytes -= record.nbytes
+        record.nbytes = 0
+        record.chunks.clear()
+
+    def close(self, records: Mapping[Key, OutputRecord]) -> None:
+        """Their invocation is over; its end frees their memory."""
+        for record in records.values():
+            self.nbytes -= record.nbytes
+            record.nbytes = 0
+
+
+def _steps(invocation: Invocation, node: int) -> bool:
+    return invocation.nodes[node].task.startswith(_STEPPING)
+
+
+def affected(
+    invocation: Invocation, lost: Iterable[int], finished: Iterable[int], usable: Mapping[Key, bool]
+) -> frozenset[int]:
+    """The nodes that begin again when ``lost`` nodes do.
+
+    Those that depend on them and are not ``finished``, and those before them whose outputs are not ``usable``.
+    """
+    again, done = set(lost), set(finished)
+    while True:
+        more = set()
+        for index, node in enumerate(invocation.nodes):
+            if index in again:
+                more |= {use[0] for use in node.uses if not usable.get(use, False)}
+            elif index not in done and any(source in again for source, _ in node.uses):
+                more.add(index)
+        if more <= again:
+            return frozenset(again)
+        again |= more

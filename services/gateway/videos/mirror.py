@@ -1,0 +1,108 @@
+"""A copy of the store's jobs at each gateway: what a store loses is written back, what was removed is not."""
+
+import logging
+import time
+from collections.abc import Collection
+
+import msgspec
+
+from omnibus.store import JobRecord, Store
+from services.gateway.videos.films import Films
+from services.gateway.videos.work import KIND
+
+log = logging.getLogger(__name__)
+
+#: Seconds that removals are remembered, for a store that forgot them.
+_REMOVED_SECONDS = 3600.0
+
+
+class JobMirror:
+    """Follows at most ``capacity`` jobs of ``store``; ``films`` says which of them have their file.
+
+    A gateway that is held up may remember an older state than the store had: then the file of a video decides, so that
+    a video that is made stays completed.
+    """
+
+    def __init__(self, store: Store, films: Films, capacity: int, lease_seconds: float) -> None:
+        self._store = store
+        self._films = films
+        self._capacity = capacity
+        self._lease_seconds = lease_seconds
+        self._jobs: dict[str, JobRecord] = {}
+        self._removed: dict[str, float] = {}  # Unix seconds of their removal
+        self._life = ""
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._jobs
+
+    def put(self, job: JobRecord) -> None:
+        """Remember a job, unless a later state of it is known."""
+        known = self._jobs.get(job.id)
+        if known is None or (job.over, job.attempt) >= (known.over, known.attempt):
+            self._jobs[job.id] = job
+
+    def remove(self, id: str) -> None:
+        """Forget a job that was removed on purpose."""
+        self._jobs.pop(id, None)
+        self._removed[id] = time.time()
+
+    def ids_of(self, tenant: str) -> list[str]:
+        return [job.id for job in self._jobs.values() if job.tenant == tenant]
+
+    async def synchronise(self, held: Collection[str]) -> None:
+        """Read what changed, and write back what was lost; jobs that are ``held`` here write themselves back.
+
+        Raises ``StoreUnavailable``.
+        """
+        review = await self._store.review_jobs(KIND, self._capacity, list(self._jobs))
+        if self._life and review.life != self._life:
+            await self._repeat_removals()
+        self._life = review.life
+        for id in review.removed:
+            self._jobs.pop(id, None)
+        await self._restore([id for id in review.lost if id not in held])
+        changed = [id for id, state in review.states.items() if self._state(id) != state and id not in self._removed]
+        for job in (await self._store.read_jobs(KIND, changed)).values():
+            self.put(job)
+        self._trim(review.states)
+
+    def _state(self, id: str) -> object:
+        job = self._jobs.get(id)
+        return job.state if job is not None else None
+
+    async def _repeat_removals(self) -> None:
+        now = time.time()
+        self._removed = {id: at for id, at in self._removed.items() if at > now - _REMOVED_SECONDS}
+        for id in self._removed:
+            await self._store.drop_job(KIND, id)
+
+    async def _restore(self, lost: list[str]) -> None:
+        restored = 0
+        for id in sorted(lost, key=lambda id: self._jobs[id].created):
+            job = await self.as_made(self._jobs[id])
+            if job is None or job.expires <= time.time():
+                self._jobs.pop(id, None)
+            elif await self._store.restore_job(KIND, job, self._lease_seconds):
+                self._jobs[id] = job
+                restored += 1
+        if restored:
+            log.warning("the store lost %d videos: they are written back", restored)
+
+    async def as_made(self, job: JobRecord) -> JobRecord | None:
+        """``job``, completed if its file is there; None for a completed one without a file: that was removed."""
+        if job.status == "failed":
+            return job
+        expires = await self._films.expiry(job.id)
+        if job.status == "completed":
+            return job if expires else None
+        if not expires:
+            return job
+        return msgspec.structs.replace(job, status="completed", progress=100, ended=time.time(), expires=expires)
+
+    def _trim(self, there: Collection[str]) -> None:
+        """Forget what has expired, and the oldest beyond the capacity."""
+        now = time.time()
+        gone = [id for id, job in self._jobs.items() if id not in there and job.expires <= now]
+        oldest = sorted(self._jobs, key=lambda id: self._jobs[id].created)[: max(0, len(self._jobs) - self._capacity)]
+        for id in (*gone, *oldest):
+            self._jobs.pop(id, None)

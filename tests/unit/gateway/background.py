@@ -1,0 +1,62 @@
+"""A house on an event loop of its own, for tests that are no coroutines: properties, whose examples come one by one."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+from omnibus import catalog
+from omnibus.settings import StoreSettings
+from omnibus.store import Store
+from tests.unit.gateway.house import FILMER, OMNI, PAINTER, House, house
+
+T = TypeVar("T")
+
+EMBEDDER = "toy-embedder"
+
+
+class Running:
+    """A house on an event loop of its own, so that examples can be sent to it one after another."""
+
+    def __init__(self, directory: Path, store_url: str) -> None:
+        self._store_url = store_url
+        self._loop = asyncio.new_event_loop()
+        self._ready: Future[House] = Future()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, args=(directory,))
+        self._thread.start()
+        self.home = self._ready.result(30)
+
+    def _run(self, directory: Path) -> None:
+        self._loop.run_until_complete(self._live(directory))
+        self._loop.close()
+
+    async def _live(self, directory: Path) -> None:
+        store = Store(StoreSettings(url=self._store_url))
+        try:
+            async with house(directory, store, videos_open=9) as home:
+                await home.all_of(OMNI)
+                await home.all_of(PAINTER)
+                await home.executor(EMBEDDER, "B", "embedder")
+                home.serve(OMNI, PAINTER, FILMER, **{EMBEDDER: catalog.embedding("qwen2", "")})
+                self._ready.set_result(home)
+                await self._stop.wait()
+        except BaseException as fault:
+            if not self._ready.done():
+                self._ready.set_exception(fault)
+            raise
+        finally:
+            await store.close()
+
+    def do(self, work: Awaitable[T]) -> T:
+        async def whole() -> T:
+            async with asyncio.timeout(20):
+                return await work
+
+        return asyncio.run_coroutine_threadsafe(whole(), self._loop).result(30)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)

@@ -1,0 +1,88 @@
+"""Executors that die while they work, in a whole gateway without sockets."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from omnibus.bus import subjects
+from omnibus.executor.contract import Job
+from tests.unit.gateway.house import OMNI, TOYS, House
+from tests.unit.sidecar.node import until
+
+SPEECH = {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "wav"}}
+PATH = "EV>EA>Th>Ta>V"
+
+
+class Ward:
+    """Counts how often each component ran to its end or began, and holds some of them up."""
+
+    def __init__(self, home: House) -> None:
+        self.home = home
+        self.began: Counter[str] = Counter()
+        self.gates: dict[str, asyncio.Event] = {}
+        self.held: Counter[str] = Counter()
+
+    def gate(self, component: str, runs: int = 1) -> asyncio.Event:
+        """The first ``runs`` of ``component`` stop before their end until this is set."""
+        self.held[component] = runs
+        return self.gates.setdefault(component, asyncio.Event())
+
+    def counting(self, component: str, held: bool = False) -> Any:
+        async def run(job: Job) -> None:
+            self.began[component] += 1
+            gate = self.gates.get(component) if self.began[component] <= self.held[component] else None
+            await TOYS[component](job if gate is None else Held(job, gate))  # type: ignore[arg-type]
+
+        return run
+
+    async def serve(self, model: str = OMNI, twice: tuple[str, ...] = (), **options: tuple[str, ...]) -> None:
+        """Executors of ``options``, and a second one of those that are there ``twice``."""
+        self.home.serve(model)
+        for option, components in options.items():
+            works = {each: self.counting(each) for each in components}
+            for number in range(1 + (option in twice)):
+                id = f"{option}-{number}"
+                await self.home.executor(model, option, *components, id=id, **works)
+
+    async def kill(self, id: str) -> None:
+        """``id`` is gone as a killed process is: without a word, with what it had open."""
+        made = self.home.place.executors.pop(id)
+        assert made._heart is not None
+        made._heart.cancel()
+        made._confirmations._taken.clear()
+        made._confirmations._records.clear()
+        made._outbox._waiting.clear()
+        for live in list(made._live):
+            made._stop(live.invocation.id)
+        await made._tensors.close()
+        self.home.place.clients.remove(made._tensors)
+        self.home.bus.publish(subjects.event(subjects.GONE), id.encode())
+
+    async def running(self, component: str, times: int = 1) -> str:
+        """Wait until ``component`` has begun so often; returns the executor that has it now."""
+        await until(lambda: self.began[component] >= times)
+        [running] = self.home.dispatcher._running.values()
+        node = [each.component for each in running.invocation.nodes].index(component)
+        return running.executors[node]
+
+
+class Held:
+    """A job that gives its first chunk and then waits for a gate."""
+
+    def __init__(self, job: Job, gate: asyncio.Event) -> None:
+        self._job = job
+        self._gate = gate
+        self._given = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._job, name)
+
+    async def send(self, *args: Any) -> None:
+        self._given += 1
+        if self._given > 1:
+            await self._gate.wait()
+        await self._job.send(*args)
+
+    async def put(self, *args: Any) -> None:
+        await self._gate.wait()
+        await self._job.put(*args)

@@ -1,0 +1,49 @@
+"""Streamed chats as their clients read them: events, and the text and sound that they add up to."""
+
+import base64
+import json
+from typing import Any, NamedTuple
+
+
+class Event(NamedTuple):
+    id: str
+    data: Any  # JSON, or "[DONE]"
+
+
+def parsed(body: str) -> list[Event]:
+    found = []
+    for block in filter(None, body.split("\n\n")):
+        lines = dict(line.split(": ", 1) for line in block.split("\n"))
+        data = lines["data"]
+        found.append(Event(lines.get("id", ""), data if data == "[DONE]" else json.loads(data)))
+    return found
+
+
+def deltas(events: list[Event]) -> list[dict[str, Any]]:
+    return [each.data["choices"][0]["delta"] for each in events if each.data != "[DONE]" and each.data.get("choices")]
+
+
+def text_of(events: list[Event]) -> str:
+    found = deltas(events)
+    return "".join((each.get("content") or "") + (each.get("audio") or {}).get("transcript", "") for each in found)
+
+
+def sound_of(events: list[Event]) -> bytes:
+    return b"".join(base64.b64decode((each.get("audio") or {}).get("data", "")) for each in deltas(events))
+
+
+def shape(events: list[Event]) -> list[Any]:
+    """The events without content, by name: the whole has each of them once."""
+    names = []
+    for each in events:
+        if each.data == "[DONE]":
+            names.append("done")
+        elif not each.data["choices"]:
+            names.append("usage")
+        elif each.data["choices"][0]["finish_reason"]:
+            names.append("finish")
+        elif "expires_at" in (each.data["choices"][0]["delta"].get("audio") or {}):
+            names.append("audio end")
+        elif "role" in each.data["choices"][0]["delta"]:
+            names.append("role")
+    return names

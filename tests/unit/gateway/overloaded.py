@@ -1,0 +1,141 @@
+"""Executors and gateways under more load than they bear, in simulated time: nothing depends on how fast this computer is."""
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count, cycle
+
+from omnibus.errors import Overloaded
+from services.gateway.draining import DrainRate, check
+
+
+@dataclass
+class Request:
+    """One request of ``gateway`` that came at ``came``; seconds."""
+
+    name: str
+    gateway: int
+    came: float
+    began: float = 0.0
+
+
+@dataclass
+class Executor:
+    """Serves up to ``slots`` at once. In step: those that are there begin together, and end together.
+
+    ``seconds`` says how long one takes beside so many.
+    """
+
+    slots: int
+    seconds: Callable[[int], float]
+    in_step: bool = False
+    waiting: list[Request] = field(default_factory=list)
+    serving: list[Request] = field(default_factory=list)
+
+    @property
+    def capacity(self) -> float:
+        """Requests a second with all slots full."""
+        return self.slots / self.seconds(self.slots)
+
+
+@dataclass
+class Outcome:
+    """What became of the requests that came after the warm-up."""
+
+    served: list[tuple[float, float]] = field(default_factory=list)  # when it came, and the seconds that it took
+    refused: int = 0
+    ended: list[float] = field(default_factory=list)
+    promises: list[tuple[float, float]] = field(default_factory=list)  # when refused, and Retry-After
+    open_at: list[float] = field(default_factory=list)  # when there was room again, in order
+
+
+class World:
+    """Requests to one executor by one or several gateways, each of which knows its own requests alone."""
+
+    def __init__(self, executor: Executor, deadline: float, gateways: int = 1, queue_seconds: float = 0.0) -> None:
+        self.now = 0.0
+        self.executor = executor
+        self.deadline = deadline
+        self.queue_seconds = queue_seconds
+        self.drains = [DrainRate(lambda: self.now, executor.slots) for _ in range(gateways)]
+        self.outcome = Outcome()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._room = True
+
+    def at(self, when: float, do: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._order), do))
+
+    def run(self, until: float = float("inf")) -> None:
+        while self._events and self._events[0][0] <= until:
+            self.now, _, do = heapq.heappop(self._events)
+            do()
+            self._note_room()
+
+    def load(self, rate: float, begin: float, seconds: float, seed: int = 0) -> None:
+        """Requests at random times, ``rate`` a second, by the gateways in turn."""
+        chance, when, turns = random.Random(seed), begin, cycle(range(len(self.drains)))
+        while (when := when + chance.expovariate(rate)) < begin + seconds:
+            self.at(when, partial(self.come, next(turns)))
+
+    def one_by_one(self, times: int) -> None:
+        """So many requests, each after the one before."""
+        for _ in range(times):
+            self.come(next(self._order) % len(self.drains))
+            self.run()
+
+    def come(self, gateway: int) -> None:
+        drain = self.drains[gateway]
+        try:
+            check([drain], self.deadline, self.queue_seconds)
+        except Overloaded as error:
+            self.outcome.refused += 1
+            self.outcome.promises.append((self.now, error.retry_after))
+            return
+        request = Request(f"r-{next(self._order)}", gateway, self.now)
+        drain.begin(request.name)
+        self.executor.waiting.append(request)
+        self._serve()
+
+    def _serve(self) -> None:
+        executor = self.executor
+        if executor.in_step and executor.serving:
+            return
+        begun = executor.waiting[: executor.slots - len(executor.serving)]
+        del executor.waiting[: len(begun)]
+        executor.serving += begun
+        for request in begun:
+            request.began = self.now
+            self.at(self.now + executor.seconds(len(executor.serving)), partial(self._end, request))
+
+    def _end(self, request: Request) -> None:
+        self.executor.serving.remove(request)
+        self.drains[request.gateway].finish(request.name, self.now - request.began)
+        took = self.now - request.came
+        self.outcome.served.append((request.came, took))
+        self.outcome.ended.append(self.now)
+        self._serve()
+
+    def took(self, since: float = 0.0) -> list[float]:
+        """Seconds that those took which came after ``since``."""
+        return [took for came, took in self.outcome.served if came >= since]
+
+    def late(self, since: float = 0.0) -> int:
+        """How many of those did not end by their deadline."""
+        return sum(took > self.deadline for took in self.took(since))
+
+    def _note_room(self) -> None:
+        try:
+            check([self.drains[0]], self.deadline, self.queue_seconds)
+        except Overloaded:
+            self._room = False
+            return
+        if not self._room:
+            self.outcome.open_at.append(self.now)
+        self._room = True
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[int(share * (len(values) - 1))]

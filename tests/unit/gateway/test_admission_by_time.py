@@ -1,0 +1,80 @@
+"""A gateway before an executor that is slower than its deadline allows: what it admits ends in time, the rest gets 429."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from omnibus.executor.contract import Job
+from tests.unit.gateway.house import TEXT, House, answered, error, house, question, think
+
+DEADLINE, SERVICE, AT_ONCE = 4.0, 0.1, 120  # seconds, seconds, requests
+
+
+@pytest.fixture
+async def slow(tmp_path: Path) -> AsyncIterator[House]:
+    """A house whose only thinker takes one request after the other."""
+    one_by_one = asyncio.Lock()
+
+    async def work(job: Job) -> None:
+        async with one_by_one:
+            await asyncio.sleep(SERVICE)
+        await think(job)
+
+    async with house(tmp_path, deadline=DEADLINE) as home:
+        home.serve(TEXT)
+        assert home.router.plan is not None
+        for option, spec in home.router.plan.models[TEXT].options.items():
+            await home.executor(TEXT, option, *spec.components, thinker=work)
+        yield home
+
+
+async def burst(home: House, stream: bool) -> list[httpx.Response]:
+    asks = (home.http.post("/v1/chat/completions", json=question(TEXT, "hi", stream=stream)) for _ in range(AT_ONCE))
+    return list(await asyncio.gather(*asks))
+
+
+async def test_what_would_not_end_in_time_is_refused_and_all_else_is_served(slow: House):
+    for _ in range(8):
+        answered(await slow.ask(TEXT))
+
+    responses = await burst(slow, stream=False)
+
+    statuses = Counter(response.status_code for response in responses)
+    assert set(statuses) == {200, 429}
+    assert DEADLINE / SERVICE / 5 < statuses[200] < DEADLINE / SERVICE
+    for response in responses:
+        if response.status_code == 429:
+            assert error(response)["code"] == "overloaded"
+            assert 1 <= int(response.headers["retry-after"]) <= 2
+    await slow.emptied()
+
+
+async def test_streams_end_in_time_as_well(slow: House):
+    for _ in range(8):
+        answered(await slow.ask(TEXT))
+
+    responses = await burst(slow, stream=True)
+
+    assert not [response for response in responses if "deadline_exceeded" in response.text]
+    whole = [response for response in responses if response.status_code == 200 and "[DONE]" in response.text]
+    refused = [response for response in responses if '"overloaded"' in response.text]
+    assert len(whole) > DEADLINE / SERVICE / 5
+    assert len(refused) + len([response for response in whole if response not in refused]) == AT_ONCE
+    await slow.emptied()
+
+
+async def test_who_was_refused_is_served_when_it_comes_back_as_told(slow: House):
+    for _ in range(8):
+        answered(await slow.ask(TEXT))
+    first = asyncio.create_task(burst(slow, stream=False))
+    while (refused := await slow.ask(TEXT)).status_code != 429:
+        await asyncio.sleep(0)
+
+    await asyncio.sleep(int(refused.headers["retry-after"]))
+
+    answered(await slow.ask(TEXT))
+    await first

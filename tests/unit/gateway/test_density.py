@@ -1,0 +1,132 @@
+"""JSON of a great many values is refused before anything is built of it."""
+
+import json
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnibus.errors import OmnibusError, TooLarge
+from services.gateway.openai import density, embeddings, images, speech, videos
+from services.gateway.openai.density import VALUES, check_values
+from services.gateway.openai.dialect import translated
+from services.gateway.openai.requests import MAX_PARTS, parse_chat
+from tests.unit.gateway.house import House, error
+
+MIB = 1 << 20
+MANY = 2 * VALUES
+
+PARSERS: dict[str, Callable[[bytes], Any]] = {
+    "chat": parse_chat,
+    "dialect": lambda body: translated(body, lambda name: (name, ["text"])),
+    "images": images.parse_generation,
+    "speech": speech.parse,
+    "embeddings": embeddings.parse,
+    "videos": lambda body: videos.parse(body, "application/json"),
+}
+VALUE: dict[str, bytes] = {
+    "lists": b"[" + b",".join([b"[]"] * MANY) + b"]",
+    "objects": b"[" + b",".join([b'{"a":1}'] * MANY) + b"]",
+    "strings": b"[" + b",".join([b'"a"'] * MANY) + b"]",
+    "numbers": b"[" + b",".join([b"1"] * MANY) + b"]",
+    "fields": b"{" + b",".join(b'"%d":1' % number for number in range(MANY)) + b"}",
+    "spaces": b" " * (32 * VALUES) + b"[" + b",".join([b"1"] * MANY) + b"]",
+    "strings with quotes": b"[" + b",".join([rb'"\\\"["'] * MANY) + b"]",
+}
+each_value = pytest.mark.parametrize("value", VALUE.values(), ids=VALUE.keys())
+#: Fields that any of the routes knows, whether it obeys them, ignores them or refuses them.
+FIELDS = ["metadata", "logit_bias", "stop", "input", "extra_body"]
+
+
+@each_value
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("parse", PARSERS.values(), ids=PARSERS.keys())
+def test_nothing_is_built_of_too_many_values_wherever_they_are(parse: Callable[[bytes], Any], field: str, value: bytes):
+    body = b'{"model":"m","%b":%b}' % (field.encode(), value)
+    tracemalloc.start()
+
+    try:
+        with pytest.raises(TooLarge, match=f"more than {VALUES} values"):
+            parse(body)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak < len(body) + 4 * MIB
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "images/generations", "audio/speech", "embeddings", "videos"])
+async def test_a_route_refuses_them_by_its_usual_error(home: House, path: str):
+    body = b'{"model":"m","metadata":%b}' % VALUE["lists"]
+
+    refused = await home.http.post(f"/v1/{path}", content=body)
+
+    assert (refused.status_code, error(refused)["code"]) == (413, "too_large")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["A" * 8 * MIB, "1,2,3," * MIB, "[{," * MIB, 'He said "no", and went. ' * 10_000, "\\" * MIB, '"' * 20_000],
+    ids=["base64", "numbers", "marks", "quotes", "backslashes", "quotes alone"],
+)
+def test_long_texts_and_media_are_few_values(text: str):
+    request = parse_chat(json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode())
+
+    assert request.messages[0].content == text  # type: ignore[union-attr]
+
+
+def test_as_many_values_as_may_be_are_read():
+    body = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"metadata":[%b]}'
+
+    assert parse_chat(body % b",".join([b"1"] * (VALUES - 20)))
+    with pytest.raises(TooLarge):
+        parse_chat(body % b",".join([b"1"] * (VALUES + 1)))
+
+
+JSON = st.recursive(
+    st.none() | st.integers(-99, 99) | st.text(st.sampled_from('a"\\[{,]}:'), max_size=6),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.sampled_from('a"\\,['), max_size=3), inner),
+    max_leaves=30,
+)
+
+
+def values(value: Any) -> int:
+    """Brackets that open, and commas, outside of strings."""
+    if not isinstance(value, list | dict):
+        return 0
+    members = list(value.values()) if isinstance(value, dict) else value
+    return 1 + max(0, len(members) - 1) + sum(values(each) for each in members)
+
+
+@settings(max_examples=300, deadline=None)
+@given(JSON, st.integers(0, 40))
+def test_what_is_text_is_not_counted(value: Any, limit: int):
+    body = json.dumps(value).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(density, "VALUES", limit)
+        patch.setattr(density, "_VALUE_BYTES", 1 << 20)
+
+        try:
+            check_values(body)
+            refused = False
+        except OmnibusError:
+            refused = True
+
+    assert refused is (values(value) > limit and len(body) > limit)
+
+
+@pytest.mark.parametrize(("count", "accepted"), [(MAX_PARTS, True), (MAX_PARTS + 1, False)])
+def test_parts_are_counted_over_all_messages(count: int, accepted: bool):
+    parts = [{"type": "text", "text": "a"}] * count
+    messages = [{"role": "user", "content": parts[at : at + 1000]} for at in range(0, count, 1000)]
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+
+    if accepted:
+        assert len(parse_chat(body).messages) == 5
+        return
+    with pytest.raises(TooLarge, match=f"more than {MAX_PARTS} parts") as caught:
+        parse_chat(body)
+    assert caught.value.param == "messages"

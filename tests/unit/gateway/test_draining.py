@@ -1,0 +1,203 @@
+"""Admission by time: what is admitted ends in time, executors stay full, and refusals say when there is room."""
+
+import bisect
+import math
+from collections.abc import Callable
+
+import pytest
+
+from omnibus.errors import Overloaded
+from services.gateway.draining import DrainRate, check
+from tests.unit.gateway.overloaded import Executor, World, percentile
+
+
+def constant(seconds: float) -> Callable[[int], float]:
+    return lambda _: seconds
+
+
+def slower(seconds: float, by: float) -> Callable[[int], float]:
+    """Each one more beside it makes it slower ``by`` this part."""
+    return lambda beside: seconds * (1 + by * (beside - 1))
+
+
+EXECUTORS = {
+    "slow, one at a time": lambda: Executor(1, constant(2.0)),
+    "slow, 4 side by side": lambda: Executor(4, constant(4.0)),
+    "slow, 8 in step": lambda: Executor(8, constant(6.0), in_step=True),
+    "slow, batches cost": lambda: Executor(16, slower(1.0, 0.2)),
+    "fast, one at a time": lambda: Executor(1, constant(0.01)),
+    "fast, 32 side by side": lambda: Executor(32, constant(0.05)),
+    "fast, 8 in step": lambda: Executor(8, constant(0.03), in_step=True),
+    "fast, batches cost": lambda: Executor(16, slower(0.02, 0.1)),
+}
+
+
+#: Those in which many end in one moment: what comes just after has missed the batch.
+BATCHES = ("slow, 8 in step", "fast, 8 in step", "fast, 32 side by side")
+
+
+def overloaded(make: Callable[[], Executor], gateways: int = 1, queue_seconds: float = 0.0) -> tuple[World, float]:
+    """A world that was under five times the load it bears, after some requests one by one; and when that began."""
+    executor = make()
+    world = World(executor, 6 * executor.seconds(executor.slots), gateways, queue_seconds)
+    world.one_by_one(10 * gateways)
+    begin, lasts = world.now, 75 * executor.seconds(executor.slots)
+    world.load(5 * executor.capacity, begin, lasts)
+    world.run(begin + lasts)
+    return world, begin
+
+
+def learning(world: World) -> float:
+    """Seconds until a gateway knows what an executor batches, and what others send to it."""
+    return 20 * world.executor.seconds(world.executor.slots)
+
+
+@pytest.mark.parametrize("gateways", [1, 2, 3])
+@pytest.mark.parametrize("kind", EXECUTORS)
+def test_what_is_admitted_ends_in_time_and_the_executor_stays_full(kind: str, gateways: int):
+    world, begin = overloaded(EXECUTORS[kind], gateways)
+
+    lasted = world.now - begin
+    goodput = sum(1 for at in world.outcome.ended if at > begin + lasted / 3) / (lasted * 2 / 3)
+    assert world.late(begin if gateways == 1 else begin + learning(world)) == 0
+    assert world.outcome.refused > len(world.outcome.served)
+    assert goodput >= (0.9 if world.executor.in_step else 0.95) * world.executor.capacity
+
+
+@pytest.mark.parametrize(("kind", "most"), [(kind, 3.0 if kind in BATCHES else 2.2) for kind in EXECUTORS])
+def test_nobody_waits_much_longer_than_it_is_served(kind: str, most: float):
+    world, begin = overloaded(EXECUTORS[kind])
+
+    full = world.executor.seconds(world.executor.slots)
+    assert percentile(world.took(begin + learning(world)), 0.99) <= most * full
+
+
+@pytest.mark.parametrize("kind", EXECUTORS)
+def test_refusals_say_when_there_is_room(kind: str):
+    world, begin = overloaded(EXECUTORS[kind])
+    full = world.executor.seconds(world.executor.slots)
+
+    errors = []
+    for at, said in world.outcome.promises:
+        place = bisect.bisect_right(world.outcome.open_at, at)
+        if at > begin + learning(world) and place < len(world.outcome.open_at):
+            errors.append(abs(said - (world.outcome.open_at[place] - at)) / full)
+
+    assert percentile(errors, 0.9) <= 0.5
+
+
+def test_nothing_is_refused_where_there_is_room():
+    world = World(Executor(8, constant(1.0)), 30.0, queue_seconds=10.0)
+    world.load(0.5 * world.executor.capacity, 0.0, 300.0)
+    world.run()
+
+    assert world.outcome.refused == 0
+
+
+def test_a_burst_is_not_refused_by_what_was_measured_one_by_one_where_requests_share_batches():
+    now = 0.0
+    drain = DrainRate(lambda: now, slots=16)
+    for number in range(20):
+        drain.begin(str(number))
+        now += 10.0
+        drain.finish(str(number), 10.0)
+
+    for number in range(16):
+        check([drain], 30.0, 10.0)
+        drain.begin(f"burst {number}")
+
+    with pytest.raises(Overloaded):
+        for number in range(64):
+            check([drain], 30.0, 10.0)
+            drain.begin(f"beyond {number}")
+
+
+def test_clients_that_leave_do_not_make_an_executor_seem_slow():
+    now = 0.0
+    drain = DrainRate(lambda: now)
+    for number in range(20):
+        drain.begin(str(number))
+        now += 0.1
+        drain.finish(str(number), 0.1)
+
+    for number in range(50):
+        drain.begin(f"left {number}")
+        now += 3.0
+        drain.drop(f"left {number}")
+
+    for number in range(8):
+        check([drain], 3.0, 1.0)
+        drain.begin(f"new {number}")
+
+
+def test_before_anything_is_measured_all_is_admitted():
+    drain = DrainRate(lambda: 0.0)
+    for number in range(1000):
+        check([drain], 0.001, 0.0)
+        drain.begin(str(number))
+
+
+def test_an_executor_that_finishes_nothing_gets_no_more_than_it_could_end():
+    now = 0.0
+    drain = DrainRate(lambda: now)
+    admitted = 0
+    for tick in range(600):
+        now = tick * 0.1
+        try:
+            check([drain], 30.0, 10.0)
+        except Overloaded:
+            continue
+        drain.begin(str(tick))
+        admitted += 1
+
+    assert admitted < 60
+
+
+def test_an_executor_that_became_slow_gets_less_before_anything_is_late():
+    executor = Executor(1, constant(0.1))
+    world = World(executor, 3.0, queue_seconds=10.0)
+    world.one_by_one(20)
+    world.load(20.0, world.now, 10.0)
+    world.run(world.now + 10.0)
+    before = len(world.drains[0]._started)
+
+    executor.seconds, changed = constant(0.4), world.now
+    world.load(20.0, world.now, 60.0, seed=1)
+    world.run()
+
+    assert before > 15
+    assert world.late(since=changed + 5.0) == 0
+    assert len(world.outcome.ended) > 0.9 * 60.0 / 0.4
+
+
+def test_the_slowest_stage_decides():
+    now = 0.0
+    fast, slow = DrainRate(lambda: now), DrainRate(lambda: now)
+    for number in range(20):
+        for drain, seconds in ((fast, 0.01), (slow, 1.0)):
+            drain.begin(str(number))
+            now += seconds
+            drain.finish(str(number), seconds)
+    for number in range(12):
+        fast.begin(f"n-{number}")
+        slow.begin(f"n-{number}")
+
+    check([fast], 10.0, 100.0)
+    with pytest.raises(Overloaded) as refused:
+        check([fast, slow], 10.0, 100.0)
+
+    assert refused.value.retry_after == pytest.approx(1.0 + 13.0 - 8.0 - 1.0, abs=1.5)
+
+
+def test_what_was_dropped_is_no_completion():
+    now = 0.0
+    drain = DrainRate(lambda: now)
+    for number in range(10):
+        drain.begin(str(number))
+        now += 1.0
+        drain.drop(str(number))
+
+    assert not drain.measured
+    assert drain.rate == math.inf
+    drain.finish("never sent", 1.0)
+    assert not drain.measured

@@ -1,0 +1,45 @@
+"""Real stages of tiny models: what a lost executor takes with it is not computed again, and answers are the same."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from omnibus_models import tiny
+from tests.bench.resume import CASES, lab, lose
+
+#: How often each stage runs at most when the executor of the one that is lost dies.
+RAN = {
+    "vocoder": {"thinker": 1, "talker": 1, "vocoder": 2},
+    "language": {"vision": 1, "thinker": 2},
+    "decode": {"vision": 1, "prefill": 2, "decode": 2},
+    "denoiser": {"text_encoder": 1, "dit": 2, "vae": 2},
+    "encoder": {"vision": 14, "thinker": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("models")
+    return {family: tiny.build(family, directory / family) for family in {case.family for case in CASES.values()}}
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_a_fifth_of_what_is_lost_is_computed_again_at_most(
+    name: str, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    async with lab(tmp_path, CASES[name], checkpoints[CASES[name].family]) as made:
+        lost = await lose(made)
+
+    assert lost.ran.keys() == RAN[name].keys()
+    assert all(lost.ran[each] <= RAN[name][each] for each in lost.ran)
+    assert lost.ratio <= 0.2

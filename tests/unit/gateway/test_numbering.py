@@ -1,0 +1,50 @@
+"""Ids of events: how much of an answer has left, however it is cut into events."""
+
+from typing import Any
+
+import pytest
+
+from omnibus.errors import BadRequest, CannotContinue
+from services.gateway.numbering import NumberedStream, parse_event_id
+from services.gateway.openai.stream import ChatStream
+from tests.unit.gateway.event_streams import Event, parsed, sound_of, text_of
+
+
+def test_events_may_be_cut_otherwise_the_second_time():
+    data, letters = bytes(range(97)), "äöü and a long text"
+
+    def frames(after: Any, cuts: tuple[int, int]) -> list[Event]:
+        stream = NumberedStream(ChatStream("i", "m", 1), "t", "pcm16", after)
+        found = [stream.role()]
+        for start in range(0, len(letters), cuts[0]):
+            found.append(stream.text(letters[start : start + cuts[0]]))
+        for start in range(0, len(data), cuts[1]):
+            found.append(stream.audio(data[start : start + cuts[1]]))
+        found.append(stream.audio_end(9))
+        stream.complete()
+        found.append(stream.finish("stop"))
+        return parsed(b"".join(found).decode())
+
+    first = frames(None, (3, 7))
+    for cuts in ((1, 1), (5, 13), (100, 100)):
+        for place, event in enumerate(first):
+            if event.id:
+                rest = frames(parse_event_id(event.id)[1], cuts)
+                assert text_of(first[: place + 1]) + text_of(rest) == letters
+                assert sound_of(first[: place + 1]) + sound_of(rest) == data
+
+
+def test_sound_of_a_codec_that_differs_is_no_continuation():
+    stream = NumberedStream(ChatStream("i", "m", 1), "t", "mp3", None)
+    last = parsed((stream.audio(b"x" * 12) + stream.audio(b"y" * 12)).decode())[-1].id
+
+    again = NumberedStream(ChatStream("i", "m", 1), "t", "mp3", parse_event_id(last)[1])
+
+    with pytest.raises(CannotContinue):
+        again.audio(b"z" * 30)
+
+
+@pytest.mark.parametrize("last", ["x", "a.b.c", "t.1.00000000.0.00000000", f"{'t' * 65}.0.00000000.0.00000000.0", "ö"])
+def test_what_is_no_event_id_is_refused(last: str):
+    with pytest.raises(BadRequest):
+        parse_event_id(last)

@@ -1,0 +1,124 @@
+"""Under which code a request is counted: clients' faults are no faults of ours, and wake nobody."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from omnibus.errors import BadMedia, ContextTooLong, OmnibusError, StageFailed
+from omnibus.executor.contract import Job
+from tests.unit.gateway.house import VL, House, house, image, question, text
+from tests.unit.gateway.test_exchange import Client, Speaker
+from tests.unit.gateway.wires import doorway, post
+from tests.unit.sidecar.node import until
+
+ALERTS = Path(__file__).parents[3] / "deploy/observability/alerts.yml"
+BAD: dict[str, tuple[str, Callable[[], OmnibusError]]] = {
+    "a corrupt image": ("vision", lambda: BadMedia("the image is damaged")),
+    "a long prompt": ("thinker", lambda: ContextTooLong("the prompt has 9 tokens")),
+}
+
+
+async def counts(home: House) -> dict[str, float]:
+    """Requests of the toy model, and of no model, by code."""
+    found = re.findall(
+        rf'^omnibus_requests_total\{{code="(\w+)",model="(?:{VL}|)"\}} (\S+)$',
+        (await home.http.get("/metrics")).text,
+        re.MULTILINE,
+    )
+    total: dict[str, float] = {}
+    for code, value in found:
+        total[code] = total.get(code, 0.0) + float(value)
+    return total
+
+
+async def rises(home: House, before: dict[str, float]) -> dict[str, float]:
+    return {
+        code: value - before.get(code, 0.0) for code, value in (await counts(home)).items() if value != before.get(code)
+    }
+
+
+def wakes(code: str) -> bool:
+    """Whether the operator is paged for requests of this code."""
+    [rule] = [
+        rule
+        for group in yaml.safe_load(ALERTS.read_text())["groups"]
+        for rule in group["rules"]
+        if rule["alert"] == "OmnibusErrors"
+    ]
+    left_out = re.search(r'code!~"([^"]+)"', rule["expr"])
+    assert left_out is not None
+    return not re.fullmatch(left_out[1], code)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("component", "error"), BAD.values(), ids=BAD.keys())
+async def test_what_an_executor_refuses_is_counted_as_the_clients_fault(
+    home: House, component: str, error: Callable[[], OmnibusError], stream: bool
+):
+    async def refuse(job: Job) -> None:
+        raise error()
+
+    home.serve(VL)
+    await home.executor(VL, "EL", "vision", "thinker", **{component: refuse})
+    before = await counts(home)
+
+    await home.ask(content=[text("look"), image()], stream=stream)
+
+    assert await rises(home, before) == {error().code: 1.0}
+    assert not wakes(error().code)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_what_an_engine_fails_at_is_counted_as_ours(home: House, stream: bool):
+    async def fail(job: Job) -> None:
+        raise StageFailed("the engine broke", stage="thinker")
+
+    home.serve(VL)
+    await home.executor(VL, "EL", "vision", "thinker", thinker=fail)
+    before = await counts(home)
+
+    await home.ask(stream=stream)
+
+    assert await rises(home, before) == {"stage_failed": 1.0}
+    assert wakes("stage_failed")
+
+
+@pytest.mark.parametrize("calls_back", [False, True], ids=["watched", "called back"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_client_that_leaves_is_counted_as_that(tmp_path: Path, stream: bool, calls_back: bool):
+    speaker = Speaker()
+    async with house(tmp_path) as home:
+        home.serve(VL)
+        await home.executor(VL, "EL", "vision", "thinker", thinker=speaker)
+        before = await counts(home)
+        client = Client(question(VL, "hi", stream=stream), calls_back)
+        serving = asyncio.ensure_future(home.app(client.scope, client.receive, client.send))
+        await asyncio.wait_for(speaker.spoke.wait(), 10)
+
+        client.leave()
+
+        await asyncio.wait_for(serving, 10)
+        await home.emptied()
+        assert await rises(home, before) == {"cancelled": 1.0}
+        assert not wakes("cancelled")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings"])
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_as_that(home: House, path: str):
+    before = await counts(home)
+    async with doorway(home) as door:
+        wire = await door.wire()
+        await wire.send(post(path, 100, b"{"))
+        await door.get()  # by now the body is waited for
+
+        wire.close()
+
+        async def counted() -> bool:
+            return bool(await rises(home, before))
+
+        await until(counted)
+    assert await rises(home, before) == {"cancelled": 1.0}

@@ -1,0 +1,260 @@
+"""An input that ends executors is refused after two of them; innocent ones that were there are not."""
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnibus import deadletters, graph
+from omnibus.bus import messages, subjects
+from omnibus.bus.messages import Chunk, Hop
+from omnibus.deadletters import DeadLetter
+from omnibus.errors import BadInput, Problem
+from omnibus.graph import WIRE_VERSION
+from services.gateway.members import Members
+from services.gateway.quarantine import MAX_REFUSED, Quarantine, node_keys
+from services.gateway.running import Running
+from tests.unit.executor.arithmetic import LIMIT, call, invocation
+from tests.unit.gateway.world import Puppet, World, texts, world
+
+SECONDS = 600.0
+
+
+@pytest.fixture
+async def there(tmp_path: Path) -> AsyncIterator[World]:
+    async with world(tmp_path) as made:
+        yield made
+
+
+def ask(there: World, item: int = 1, words: int = 0) -> Running:
+    """A request about a media item, in some words."""
+    return there.run(call("vision", x=item), call("thinker", item=graph.ref(0, "y"), x=words))
+
+
+async def crash(there: World, puppet: Puppet) -> None:
+    await puppet.die()
+    there.bus.publish(subjects.event(subjects.GONE), puppet.id.encode())
+    await there.turn()
+
+
+def on(puppet: Puppet) -> list[str]:
+    """Ids of what was sent to ``puppet``, in that order."""
+    return [each.id for each in puppet.taken]
+
+
+async def answer(there: World, running: Running) -> list[str]:
+    """Both executors do their part; returns what the client read."""
+    made, now = running.invocation, time.time()
+    hops = [Hop(made.id, node, by, now, now, now, now, made.attempt) for node, by in enumerate(made.route)]
+    said = Chunk(made.id, 1, "said", 0, made.attempt, {"text": "fine"}, last=True)
+    for frame in messages.frames([messages.encode(each) for each in (hops[0], said, hops[1])], LIMIT):
+        there.bus.publish(made.reply, frame)
+    await there.turn()
+    found = texts(running)
+    there.dispatcher.finish(running, "done")
+    await there.turn()
+    return found
+
+
+def refused(there: World, *args: Any) -> bool:
+    try:
+        running = ask(there, *args)
+    except BadInput:
+        return True
+    there.dispatcher.finish(running, "cancelled")
+    return False
+
+
+async def test_one_death_refuses_nothing_and_everybody_moves(there: World):
+    dead, vision, thinker = await there.puppets_of(e="E", e2="E", l="L")
+    several = [ask(there, item) for item in range(8)]
+    await there.turn()
+    held = on(dead)
+    assert held
+
+    await crash(there, dead)
+
+    assert {running.failure for running in several} == {None}
+    assert not any(refused(there, item) for item in range(8))
+    assert set(held) <= set(on(vision))
+    assert all(running.id in on(thinker) for running in several)
+
+
+async def test_an_input_that_was_there_at_two_deaths_is_refused_in_all_words(there: World):
+    await there.puppets_of(e="E", e2="E", e3="E", l="L")
+    running = ask(there, item=7)
+    for _ in range(2):
+        await there.turn()
+        await crash(there, there.puppets[running.invocation.route[0]])
+
+    with pytest.raises(BadInput, match="ended 2 executors and is refused for 600 seconds"):
+        texts(running)
+
+    assert refused(there, 7)
+    assert refused(there, 7, 99)
+    assert not refused(there, 8)
+    assert running.invocation.attempt == 1
+
+
+async def test_an_input_that_was_computed_in_between_is_not_suspected(there: World):
+    await there.puppets_of(e="E", e2="E", e3="E", l="L", l2="L")
+    for _ in range(3):
+        running = ask(there, item=7)
+        await there.turn()
+        await crash(there, there.puppets[running.invocation.route[0]])
+        assert await answer(there, running) == ["fine"]
+        await there.puppet(f"e-{running.id}", "E")
+
+    assert not refused(there, 7)
+
+
+async def test_a_suspect_does_not_move_to_an_executor_of_more_components(there: World):
+    dead, all_in_one = await there.puppets_of(e="E", all="EL")
+    await there.puppet("l", "L")
+    running = ask(there)
+    await there.turn()
+    other = await there.puppet("e2", "E")
+
+    await crash(there, dead)
+
+    assert on(other) == [running.id]
+    assert not on(all_in_one)
+
+
+async def test_where_there_is_no_other_it_moves_to_one_of_more_components(there: World):
+    dead, all_in_one = await there.puppets_of(e="E", all="EL")
+    await there.puppet("l", "L")
+    running = ask(there)
+    await there.turn()
+
+    await crash(there, dead)
+
+    assert on(all_in_one) == [running.id]
+
+
+async def test_an_executor_that_leaves_is_no_death(there: World):
+    await there.puppets_of(e="E", e2="E", e3="E", l="L")
+    running = ask(there)
+    for _ in range(2):
+        await there.turn()
+        there.puppets[running.invocation.route[0]].say("gone")
+        await there.turn()
+
+    assert running.failure is None
+    assert not refused(there)
+
+
+async def test_of_several_suspects_each_goes_on_by_itself_until_one_is_known(there: World):
+    await there.puppets_of(l="L", e0="E")
+    several = [ask(there, item) for item in range(3)]
+    poison = several[0]
+    for number in range(2):
+        await there.turn()
+        await there.puppet(f"e{number + 1}", "E")
+        await crash(there, there.puppets[f"e{number}"])
+    # Two deaths with three suspects: nobody is refused, and one goes on.
+    assert {running.failure for running in several} == {None}
+    assert not any(refused(there, item) for item in range(3))
+    assert sorted(running.invocation.attempt for running in several) == [1, 1, 2]
+
+    await there.puppet("e3", "E")
+    for _ in several:
+        [current] = [each for each in several if each.invocation.attempt == 2 and not each.over]
+        if current is poison:
+            await crash(there, there.puppets[current.invocation.route[0]])
+            there.dispatcher.finish(current, "failed")
+            await there.turn()
+        else:
+            assert await answer(there, current) == ["fine"]
+
+    assert isinstance(poison.failure, BadInput)
+    assert [refused(there, item) for item in range(3)] == [True, False, False]
+
+
+async def test_who_left_while_waiting_to_go_on_holds_up_nobody(there: World):
+    await there.puppets_of(l="L", e0="E")
+    several = [ask(there, item) for item in range(3)]
+    for number in range(2):
+        await there.turn()
+        await there.puppet(f"e{number + 1}", "E")
+        await crash(there, there.puppets[f"e{number}"])
+    going, *waiting = sorted(several, key=lambda running: -running.invocation.attempt)
+
+    there.dispatcher.finish(waiting[0], "cancelled")
+    assert await answer(there, going) == ["fine"]
+
+    assert waiting[1].invocation.attempt == 2
+    assert await answer(there, waiting[1]) == ["fine"]
+
+
+async def test_another_gateways_letter_refuses_its_input_here(there: World):
+    await there.puppets_of(e="E", l="L")
+    culprit = node_keys([call("vision", x=5)])
+    letter = DeadLetter(
+        WIRE_VERSION, "i", "crashed", 0.0, 0.0, "chat", "m", "", "", Problem("bad_input", "m"), refused=tuple(culprit)
+    )
+
+    there.bus.record(subjects.dead("chat", "i"), messages.encode(letter), "i.dead")
+    there.bus.record(subjects.dead("chat", "j"), b"no letter", "j.dead")
+    await there.turn()
+
+    assert deadletters.decode(messages.encode(letter)).refused == tuple(culprit)
+    assert refused(there, 5)
+    assert not refused(there, 6)
+
+
+async def test_a_refusal_ends(there: World):
+    await there.puppets_of(e="E", l="L")
+    running = ask(there, 5)
+    quarantine, now = Quarantine(there.members, SECONDS), time.monotonic()
+    quarantine.refuse(node_keys(running.invocation.nodes)[:1], now)
+
+    with pytest.raises(BadInput, match="for 1 seconds"):
+        quarantine.check(running.invocation, now + SECONDS - 0.5)
+    quarantine.check(running.invocation, now + SECONDS)
+    quarantine.check(running.invocation, now)  # forgotten
+
+
+async def test_an_operator_may_run_a_refused_input_again(there: World):
+    await there.puppets_of(e="E", l="L")
+    running = ask(there, 5)
+    quarantine = Quarantine(there.members, SECONDS)
+    quarantine.refuse(node_keys(running.invocation.nodes), 0.0)
+
+    quarantine.check(msgspec.structs.replace(running.invocation, replay_of="x"), 1.0)
+    quarantine.finished(running, 0)  # it went well, so nobody is refused any more
+    quarantine.check(running.invocation, 1.0)
+
+
+async def test_switched_off_it_refuses_nothing(there: World):
+    await there.puppets_of(e="E", l="L")
+    running = ask(there, 5)
+    quarantine = Quarantine(there.members, 0.0)
+    for _ in range(5):
+        quarantine.died(running.invocation.route[0], [running], 0.0)
+    quarantine.refuse(node_keys(running.invocation.nodes), 0.0)
+
+    quarantine.check(running.invocation, 1.0)
+    assert quarantine.refusal(running) is None
+
+
+def test_what_is_refused_is_bounded() -> None:
+    made = invocation([call("vision", x=1)], ["e"], [(0, "y")])
+    quarantine = Quarantine(Members(), SECONDS)
+    quarantine.refuse(node_keys(made.nodes), 0.0)
+    for number in range(MAX_REFUSED):
+        quarantine.refuse([str(number)], 0.0)
+
+    quarantine.check(made, 1.0)
+
+
+def test_keys_are_of_all_that_a_node_is_computed_from() -> None:
+    def keys(item: int, words: int) -> list[str]:
+        return node_keys([call("vision", x=item), call("thinker", item=graph.ref(0, "y"), x=words)])
+
+    assert keys(1, 1) == keys(1, 1)
+    assert keys(1, 1)[0] == keys(1, 2)[0] != keys(2, 1)[0]
+    assert len({keys(item, words)[1] for item in (1, 2) for words in (1, 2)}) == 4

@@ -1,0 +1,121 @@
+"""The work of one request, counted: a hot path that became dearer fails here, on a busy machine as well.
+
+Time depends on the machine and on who else uses it; counts do not. Counted are calls of functions of this project, in
+the gateway and in the executors' loop together, and messages on the bus. A figure that is too high names the functions
+that are called most; one that became much lower is to be lowered here, so that it is not lost again.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.unit.gateway.house import TEXT, VL, House, house, image, text
+
+ROOT = Path(__file__).parents[3]
+OURS = (str(ROOT / "shared"), str(ROOT / "services"))
+LEFT_OUT = ("/shared/omnibus/bus/memory.py", "/shared/omnibus/executor/vitals.py", "/services/gateway/watching.py")
+REQUESTS = 20
+
+
+class Cost(NamedTuple):
+    """Most calls and messages of one request; 2 to 3 % above what was counted, for the order of events may differ."""
+
+    calls: int
+    messages: int
+
+
+class Calls:
+    """Counts calls of functions of this project."""
+
+    def __init__(self) -> None:
+        self.count: Counter[CodeType] = Counter()
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            self.count[frame.f_code] += 1
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        sys.setprofile(self)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
+    @property
+    def ours(self) -> Counter[str]:
+        """Calls by function, without those of what stands for the server, and of what runs by the clock."""
+        found: Counter[str] = Counter()
+        for code, count in self.count.items():
+            name = f"{code.co_filename.removeprefix(str(ROOT))}:{code.co_qualname}"
+            if code.co_filename.startswith(OURS) and not name.startswith(LEFT_OUT):
+                found[name] += count
+        return found
+
+
+async def ask(home: House, model: str, content: Any, **more: Any) -> None:
+    answer = await home.ask(model, content, **more)
+    assert answer.status_code == 200, answer.text
+
+
+def tell(home: House) -> Awaitable[None]:
+    return ask(home, TEXT, "one two three")
+
+
+def stream(home: House) -> Awaitable[None]:
+    return ask(home, TEXT, " ".join(["word"] * 62), stream=True)
+
+
+def look(home: House) -> Awaitable[None]:
+    return ask(home, VL, [text("what is"), image()], path="E>L")
+
+
+@pytest.mark.parametrize(
+    ("case", "allowed"),
+    [(tell, Cost(610, 5)), (stream, Cost(1860, 5)), (look, Cost(1265, 8))],
+    ids=["text", "64 streamed tokens", "a picture over two executors"],
+)
+async def test_a_request_costs_no_more_than_it_did(
+    tmp_path: Path, case: Callable[[House], Awaitable[None]], allowed: Cost
+):
+    async with house(tmp_path) as home:
+        home.serve(TEXT, VL)
+        assert home.router.plan is not None
+        for model, option in ((TEXT, "L"), (VL, "E"), (VL, "L")):
+            await home.executor(model, option, *home.router.plan.models[model].options[option].components)
+        for _ in range(3):
+            await case(home)
+        await home.emptied()
+        calls = Calls()
+        with calls.counted(), published(home) as messages:
+            for _ in range(REQUESTS):
+                await case(home)
+            await home.emptied()
+
+    ours = calls.ours
+    most = "\n".join(f"{count / REQUESTS:8.1f} {name}" for name, count in ours.most_common(30))
+    assert ours.total() / REQUESTS <= allowed.calls, most
+    assert len(messages) / REQUESTS <= allowed.messages, Counter(messages)
+
+
+@contextmanager
+def published(home: House) -> Iterator[list[str]]:
+    """Kinds of the messages that are published, but for those that are sent by the clock."""
+    kinds: list[str] = []
+    publish = home.bus.publish
+
+    def counting(subject: str, *rest: Any, **more: Any) -> None:
+        kind = subject.split(".")[1]
+        if kind != "event":
+            kinds.append(kind)
+        publish(subject, *rest, **more)
+
+    home.bus.publish = counting  # type: ignore[method-assign]
+    yield kinds
+    home.bus.publish = publish  # type: ignore[method-assign]

@@ -1,0 +1,104 @@
+"""Clients of a real HTTP server in this process that write what they like, when they like."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from services.gateway.connection import ConnectionLimits
+from services.gateway.server import server
+from tests.unit.gateway.house import House
+
+PATIENCE = 20.0
+
+
+class Wire:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def drip(self, data: bytes, seconds: float, times: int = 10_000) -> None:
+        """Send ``data`` again and again, until the server has had enough."""
+        with suppress(ConnectionError):
+            for _ in range(times):
+                if self._reader.at_eof():
+                    return
+                await self.send(data)
+                await asyncio.sleep(seconds)
+
+    async def head(self) -> bytes:
+        """The status line and headers of the next answer."""
+        return await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), PATIENCE)
+
+    async def status(self) -> int:
+        return int((await self.head()).split()[1])
+
+    async def answer(self) -> tuple[int, bytes]:
+        """Status and body of the next answer."""
+        head = await self.head()
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        body = await asyncio.wait_for(self._reader.readexactly(int(length.split(b":")[1])), PATIENCE)
+        return int(head.split()[1]), body
+
+    async def rest(self) -> bytes:
+        """All that comes until the server closes the connection."""
+        got = b""
+        with suppress(ConnectionError):
+            while piece := await asyncio.wait_for(self._reader.read(1 << 16), PATIENCE):
+                got += piece
+        return got
+
+    def close(self) -> None:
+        self.writer.transport.abort()
+
+
+class Doorway:
+    """A server's address."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._wires: list[Wire] = []
+
+    async def wire(self) -> Wire:
+        made = Wire(*await asyncio.open_connection("127.0.0.1", self.port))
+        self._wires.append(made)
+        return made
+
+    async def get(self, path: str = "/health", more: str = "") -> int:
+        """The status of a request on a connection of its own."""
+        wire = await self.wire()
+        await wire.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{more}\r\n".encode("latin-1"))
+        status = await wire.status()
+        wire.close()
+        return status
+
+    def close(self) -> None:
+        for wire in self._wires:
+            wire.close()
+
+
+@asynccontextmanager
+async def doorway(home: House) -> AsyncIterator[Doorway]:
+    """``home`` behind a real server, with the limits of its settings."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    serving = server(home.app, limits=ConnectionLimits.of(home.settings))
+    task = asyncio.ensure_future(serving.serve(sockets=[listener]))
+    made = Doorway(listener.getsockname()[1])
+    try:
+        yield made
+    finally:
+        made.close()
+        serving.should_exit = serving.force_exit = True
+        await task
+
+
+def post(path: str, length: int | None, body: bytes = b"") -> bytes:
+    """The beginning of a request with a body; None: its length is not told."""
+    told = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{told}\r\n\r\n".encode() + body
