@@ -50,7 +50,24 @@ TTFT = "vllm.ttft_added_ms"
 #: the part of its requests that are served (at least).
 LIGHT_P99, LIGHT_SERVED = "fair.light_p99_ratio", "fair.light_served"
 FAIR = {LIGHT_P99: 2.0, LIGHT_SERVED: 1.0}
-RATIOS = {**FAIR, REGISTER: 1.5, SPEEDUP: 3.0, **ENCODER, **GENERATOR, **GOODPUT, **dict.fromkeys(VLLM.values(), 0.95)}
+#: Under five times the load that an engine bears: the part of the admitted that ended in time (at least), how many times
+#: what one takes alone their 99th percentile is (at most), the part of the refusals that said when there was room, and
+#: of what the engine bears the part that was served (at least).
+OVERLOAD = {
+    f"overload.{engine}.{name}": goal
+    for engine in ("slow", "fast")
+    for name, goal in {"in_time": 1.0, "p99_ratio": 2.0, "retry_after": 0.95, "goodput": 0.95}.items()
+}
+RATIOS = {
+    **OVERLOAD,
+    **FAIR,
+    REGISTER: 1.5,
+    SPEEDUP: 3.0,
+    **ENCODER,
+    **GENERATOR,
+    **GOODPUT,
+    **dict.fromkeys(VLLM.values(), 0.95),
+}
 #: The Python that has vLLM (``make install-vllm``). Without it nothing is held against vLLM.
 VLLM_PYTHON = Path(__file__).parents[2] / os.environ.get("VLLM_VENV", ".venv-vllm") / "bin" / "python"
 #: Microseconds that recording and replaying may take.
@@ -130,7 +147,7 @@ PROFILED = (
 PROFILE = "profile"
 
 _BESIDE = (*VLLM.values(), TTFT) if VLLM_PYTHON.exists() else ()
-_ALONE = (REGISTER, SPEEDUP, *ENCODER, *GENERATOR, *PLANNER, *GOODPUT, *FAIR, *_BESIDE)
+_ALONE = (REGISTER, SPEEDUP, *ENCODER, *GENERATOR, *PLANNER, *GOODPUT, *FAIR, *OVERLOAD, *_BESIDE)
 NAMES = (*CASES, COPY, SIDECAR, *MEMORY, *RECORD_REPLAY, *_ALONE)
 
 

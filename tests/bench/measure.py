@@ -22,6 +22,7 @@ from tests.bench.cases import (
     LIMITS,
     MEMORY,
     MEMORY_GOAL,
+    OVERLOAD,
     PLANNER,
     RATIOS,
     RECORD_REPLAY,
@@ -46,6 +47,7 @@ _MODULES = {
     "planner": set(PLANNER),
     "goodput": set(GOODPUT),
     "fair": set(FAIR),
+    "overload": set(OVERLOAD),
     "beside_vllm": {*VLLM.values(), TTFT},
 }
 _IDLE = 1.0  # seconds

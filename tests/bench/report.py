@@ -3,7 +3,9 @@
 import dataclasses
 import json
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from tests.bench.measure import Measured, Row
 from tests.bench.system import Sample
@@ -12,8 +14,19 @@ RESULTS = Path(__file__).parents[2] / "bench-results.json"
 
 
 def write(rows: Sequence[Row], path: Path = RESULTS) -> None:
-    """A JSON list of ``{"name", "value", "unit", "against", "ratio"}``."""
-    path.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
+    """A JSON list of ``{"name", "value", "unit", "against", "ratio", "measured"}``, the last one an ISO 8601 time.
+
+    Benchmarks that were not measured now keep their last results.
+    """
+    measured = datetime.now(UTC).isoformat(timespec="seconds")
+    results = {each["name"]: each for each in _read(path)}
+    results |= {row.name: {**dataclasses.asdict(row), "measured": measured} for row in rows}
+    path.write_text(json.dumps(list(results.values()), indent=1) + "\n")
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """The results in the file ``path``; none if there is no such file."""
+    return json.loads(path.read_text()) if path.exists() else []
 
 
 def table(rows: Sequence[Row]) -> str:

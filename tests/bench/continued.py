@@ -1,0 +1,184 @@
+"""Streams that are continued while gateways are killed: what is lost or repeated, and how long clients wait.
+
+    python -m tests.bench.continued --streams 1000 --seconds 15
+
+Simulated executors, real gateways under ``omnibus up``. Every second one gateway is killed, as long as another
+one answers; its clients continue there. Each answer is compared with the same one of an undisturbed run. The pause of a stream is the time between
+the end of its connection and the next event that is new to its client; ``again`` is the part of it until another
+gateway has taken the stream over, the rest is the model on its way back to the same place.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.small.streams import MODEL, PATH, SPOKEN, TIMES, Answer, model, question
+from tests.e2e.system import System, running
+
+QUESTIONS = 50  # that differ
+RETRY_SECONDS = 0.02
+GIVE_UP_SECONDS = 60.0
+
+
+class Broken(Exception):
+    """The connection ended before the answer."""
+
+
+class Crowd:
+    """Clients that each send the next question when they have the answer."""
+
+    def __init__(self, system: System, answers: Sequence[Answer], spoken: bool) -> None:
+        self._ports = [int(url.rpartition(":")[2]) for url in system.urls]
+        self._known = answers
+        self._spoken = spoken
+        self.outcomes: Counter[str] = Counter()
+        self.pauses: list[float] = []
+        self.again: list[float] = []
+        self.over = False
+
+    async def work(self, number: int) -> None:
+        while not self.over:
+            await self.answer(number := (number + 1) % QUESTIONS)
+
+    async def answer(self, number: int) -> Answer:
+        answer, broken, until = Answer(), 0.0, time.monotonic() + GIVE_UP_SECONDS
+        while not answer.whole and time.monotonic() < until:
+            try:
+                await self._read(answer, number, broken)
+            except (OSError, Broken, asyncio.IncompleteReadError):
+                if not answer.token:  # nothing was promised: from the beginning
+                    answer = Answer()
+                    self.outcomes["begun again"] += 1
+                broken = broken or (time.monotonic() if answer.token else 0.0)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            broken = time.monotonic()
+        if self._known:
+            self.outcomes[self._judge(answer, self._known[number])] += 1
+        return answer
+
+    def _judge(self, answer: Answer, known: Answer) -> str:
+        if not answer.whole:
+            return f"failed: {answer.error['code'] if answer.error else 'time'}"
+        return "equal" if (answer.content, answer.finished) == (known.content, known.finished) else "different"
+
+    async def _read(self, answer: Answer, number: int, broken: float) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", random.choice(self._ports))
+        try:
+            writer.write(self._head(answer, number))
+            status = int((await self._line(reader)).split()[1])
+            while line := (await self._line(reader)).strip():
+                name, _, value = line.partition(":")
+                if name.lower() == "x-omnibus-continue":
+                    answer.token = value.strip()
+            if status != 200:
+                raise Broken
+            if broken:
+                self.again.append(time.monotonic() - broken)
+            await self._events(reader, answer, broken)
+        finally:
+            writer.close()
+
+    async def _events(self, reader: asyncio.StreamReader, answer: Answer, broken: float) -> None:
+        while not answer.whole and answer.error is None:
+            before = answer.events
+            answer.take((await self._line(reader)).strip())
+            if broken and answer.events > before:
+                self.pauses.append(time.monotonic() - broken)
+                broken = 0.0
+        if answer.error is not None:
+            answer.error = None
+            raise Broken
+
+    async def _line(self, reader: asyncio.StreamReader) -> str:
+        line = await reader.readline()
+        if not line:
+            raise Broken
+        return line.decode()
+
+    def _head(self, answer: Answer, number: int) -> bytes:
+        if answer.token:
+            last = f"Last-Event-ID: {answer.last}\r\n" if answer.last else ""
+            return f"GET {PATH}/{answer.token}/events HTTP/1.1\r\nHost: bench\r\n{last}\r\n".encode()
+        body = json.dumps(streamed_question(number, self._spoken)).encode()
+        head = f"POST {PATH} HTTP/1.1\r\nHost: bench\r\nx-omnibus-continue: true\r\nContent-Length: {len(body)}\r\n\r\n"
+        return head.encode() + body
+
+
+def streamed_question(number: int, spoken: bool) -> dict[str, Any]:
+    return question(number, stream=True, **(SPOKEN if spoken and number % 5 == 0 else {}))
+
+
+async def kill(system: System, seconds: int) -> int:
+    """Kill one gateway after the other, one a second, but never the last one that answers."""
+    kills, turn = 0, 0
+    for _ in range(seconds):
+        await asyncio.sleep(1)
+        gateways = range(len(system.urls))
+        ready = [each for each in gateways if (await asyncio.to_thread(system.ready, each))[0] == 200]
+        if len(ready) > 1:
+            turn = next((each for each in ready if each > turn), ready[0])
+            (await asyncio.to_thread(system.gateway, turn)).kill()
+            kills += 1
+    return kills
+
+
+def simulated(step: float, chunk: int) -> dict[str, Any]:
+    components = {name: {**part} for name, part in TIMES["default"]["components"].items()}
+    components["thinker"] |= {"step": {"base": step}, "chunk": chunk, "slots": 2048, "steps": {"mean": 40, "most": 48}}
+    return {**TIMES, "default": {"components": components}}
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))] if values else 0.0
+
+
+async def measure(system: System, streams: int, seconds: int, spoken: bool) -> dict[str, Any]:
+    await system.becomes_ready()
+    alone = Crowd(system, (), spoken)
+    known = await asyncio.gather(*(alone.answer(number) for number in range(QUESTIONS)))
+    crowd = Crowd(system, known, spoken)
+    clients = [asyncio.create_task(crowd.work(number)) for number in range(streams)]
+    await asyncio.sleep(3)
+    kills = await kill(system, seconds)
+    crowd.over = True
+    await asyncio.gather(*clients)
+    figures = {"kills": kills, "continued": len(crowd.pauses), **crowd.outcomes}
+    for name, values in (("again", crowd.again), ("pause", crowd.pauses)):
+        figures |= {f"{name} p{int(share * 100)} ms": round(1000 * percentile(values, share)) for share in (0.5, 0.99)}
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=1000)
+    parser.add_argument("--seconds", type=int, default=15)
+    parser.add_argument("--gateways", type=int, default=4)
+    parser.add_argument("--step", type=float, default=0.2, help="seconds of a token")
+    parser.add_argument("--chunk", type=int, default=4, help="tokens of an event")
+    parser.add_argument("--text-only", action="store_true", help="no answer is spoken")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        with running(
+            directory,
+            {MODEL: model(directory, simulated(given.step, given.chunk))},
+            "--gateways",
+            str(given.gateways),
+            OMNIBUS_EXECUTOR_ENGINE="services.engines:sim",
+            OMNIBUS_EXECUTOR_CREDITS="8192",
+            OMNIBUS_GATEWAY_MAX_INFLIGHT="8192",
+        ) as system:
+            figures = asyncio.run(measure(system, given.streams, given.seconds, not given.text_only))
+    print(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()

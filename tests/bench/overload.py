@@ -1,0 +1,119 @@
+"""A gateway under five times the load that its executor bears: ``python -m tests.bench.overload``.
+
+The gateway, the executor's loop and the sidecar are the real ones, in one process; the engine sleeps, a slow one for one
+second with two at a time, a fast one for 200 ms with two. Requests come at random times whether or not earlier ones are
+answered. For each engine: the part of the admitted that ended in time, the 99th percentile of what they took over what
+one takes alone, the part of the refusals whose Retry-After was within half (or one second, its unit) of when there was
+room, and what was served over what the engine bears.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+
+from omnibus.executor.contract import Job
+from omnibus.executor.moments import mine
+from tests.bench.cases import OVERLOAD
+from tests.unit.gateway.house import TEXT, House, house, think
+
+TIMES = 5.0  # as much as the engine bears
+
+
+class Engine(NamedTuple):
+    """``slots`` requests at a time, each for ``seconds``; the load lasts for ``lasts`` seconds."""
+
+    seconds: float
+    slots: int
+    deadline: float
+    lasts: float
+
+
+ENGINES = {"slow": Engine(1.0, 2, 6.0, 20.0), "fast": Engine(0.2, 2, 2.0, 10.0)}
+
+
+class Answer(NamedTuple):
+    """One answer: seconds after the beginning when it was asked for and when it came."""
+
+    asked: float
+    came: float
+    status: int
+    retry_after: float
+
+
+async def ask(home: House, begin: float) -> Answer:
+    asked = time.monotonic() - begin
+    response: httpx.Response = await home.ask(TEXT)
+    told = float(response.headers.get("retry-after", 0))
+    return Answer(asked, time.monotonic() - begin, response.status_code, told)
+
+
+async def offer(home: House, engine: Engine) -> list[Answer]:
+    """Send requests at random times for as long as the load lasts."""
+    chance, begin, tasks = random.Random(1), time.monotonic(), []
+    while time.monotonic() - begin < engine.lasts:
+        tasks.append(asyncio.create_task(ask(home, begin)))
+        await asyncio.sleep(chance.expovariate(TIMES * engine.slots / engine.seconds))
+    return await asyncio.gather(*tasks)
+
+
+async def measure(name: str, engine: Engine, directory: Path) -> dict[str, float]:
+    places = asyncio.Semaphore(engine.slots)
+
+    async def work(job: Job) -> None:
+        moment = mine()
+        async with places:
+            moment.now()
+            await asyncio.sleep(engine.seconds)
+        await think(job)
+
+    async with house(directory, deadline=engine.deadline, queue_seconds=0.1) as home:
+        home.serve(TEXT)
+        assert home.router.plan is not None
+        for option, spec in home.router.plan.models[TEXT].options.items():
+            id = await home.executor(TEXT, option, *spec.components, thinker=work)
+            member = home.members.get(id)
+            assert member is not None
+            member.drain.slots = engine.slots  # as an executor says whose engine batches so many
+        alone = [await ask(home, 0.0) for _ in range(6)]
+        answers = await offer(home, engine)
+    unloaded = sorted(each.came - each.asked for each in alone)[3]
+    return judge(name, engine, unloaded, answers)
+
+
+def judge(name: str, engine: Engine, unloaded: float, answers: list[Answer]) -> dict[str, float]:
+    served = [each for each in answers if each.status == 200]
+    refused = [each for each in answers if each.status == 429]
+    took = sorted(each.came - each.asked for each in served)
+    accepted = sorted(each.asked for each in served)
+    print(f"{name}: {len(answers)} asked, {len(served)} served, {len(refused)} refused", file=sys.stderr)
+    return {
+        f"overload.{name}.in_time": len(served) / (len(answers) - len(refused)),
+        f"overload.{name}.p99_ratio": took[int(0.99 * (len(took) - 1))] / unloaded,
+        f"overload.{name}.retry_after": sum(_honest(each, accepted) for each in refused) / len(refused),
+        f"overload.{name}.goodput": len(served) / max(each.came for each in served) * engine.seconds / engine.slots,
+    }
+
+
+def _honest(refusal: Answer, accepted: list[float]) -> bool:
+    """Whether somebody found room about when the refusal said; Retry-After counts whole seconds."""
+    room = next((at - refusal.asked for at in accepted if at > refusal.asked), refusal.retry_after)
+    return abs(refusal.retry_after - room) <= max(1.0, room / 2)
+
+
+def main() -> None:
+    found: dict[str, float] = {}
+    for name, engine in ENGINES.items():
+        with tempfile.TemporaryDirectory() as directory:
+            found |= asyncio.run(measure(name, engine, Path(directory)))
+    print(json.dumps({each: found[each] for each in OVERLOAD}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Faults against a running Omnibus: ``python -m tests.chaos --minutes 3 --seed 7 --faults kill,stop``.
+
+Ends with 0 when every promise of docs/reliability.md held, with 1 when one was broken. The same seed draws the same
+requests and the same faults.
+"""
+
+import argparse
+import random
+import sys
+from pathlib import Path
+
+from tests.chaos.faults import WEIGHTS
+from tests.chaos.report import report
+from tests.chaos.run import Options, run
+from tests.chaos.stack import with_own_disks
+
+VERBS = sorted({verb for _, verb in WEIGHTS})
+ROLES = sorted({role for role, _ in WEIGHTS})
+
+
+def main(arguments: list[str]) -> int:
+    options, place = parsed(arguments)
+    if f"--seed={options.seed}" not in arguments:
+        arguments = [*arguments, f"--seed={options.seed}"]
+    if (status := with_own_disks(arguments)) is not None:
+        return status
+    print(f"seed {options.seed}", flush=True)
+    result = run(options)
+    text = report(options, result)
+    print(text)
+    if place is not None:
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "report.md").write_text(text)
+        (place / "omnibus.log").write_text(result.log)
+        (place / "violations.txt").write_text("\n".join(f"{each.promise}: {each.detail}" for each in result.violations))
+        (place / "faults.txt").write_text("\n".join(map(str, result.record.events)))
+    return 1 if result.violations else 0
+
+
+def parsed(arguments: list[str]) -> tuple[Options, Path | None]:
+    """Options of a command line, and the directory that gets the report and the log."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--faults", default=",".join(VERBS), help="some of %(default)s")
+    parser.add_argument("--roles", default="", help=f"some of {', '.join(ROLES)}; empty: all")
+    parser.add_argument("--clients", type=int, default=4, help="that send good requests one after another")
+    parser.add_argument("--no-attacks", action="store_true", help="no slow clients, hostile files or media servers")
+    parser.add_argument("--overload", type=float, default=0.0, help="no faults, but so many times the capacity")
+    parser.add_argument("--hostile", type=int, default=0, help="no faults, but so many hostile inputs beside good ones")
+    parser.add_argument("--late", type=float, default=2.0, help="seconds that a request may outlast its deadline")
+    parser.add_argument("--into", type=Path, default=None, help="directory for the report, the log and all violations")
+    given = parser.parse_args(arguments)
+    verbs, roles = _words(parser, given.faults, VERBS), _words(parser, given.roles, ROLES)
+    seed = random.randrange(2**31) if given.seed is None else given.seed
+    options = Options(
+        seed,
+        given.minutes,
+        verbs,
+        roles,
+        given.clients,
+        not given.no_attacks,
+        given.overload,
+        given.hostile,
+        given.late,
+    )
+    return options, given.into
+
+
+def _words(parser: argparse.ArgumentParser, text: str, allowed: list[str]) -> frozenset[str]:
+    words = frozenset(filter(None, (word.strip() for word in text.split(","))))
+    if unknown := words - set(allowed):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there is {', '.join(allowed)}")
+    return words
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,84 @@
+"""One HTTP client for one request: reads everything, and says how it ended."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from tests.chaos.outcome import CUT, HANG, LEFT, REFUSED, RESET, Outcome
+from tests.chaos.requests import Request, events
+
+#: Seconds after which a client gives up on a gateway: well beyond any deadline.
+PATIENCE_SECONDS = 45.0
+_SHOWN = 300  # characters of a body that is no answer
+
+
+async def send(
+    number: int, request: Request, url: str, gateway: int, clock: Callable[[], float], leave: float = 0.0
+) -> Outcome:
+    """Send ``request`` on a connection of its own; ``leave``: give it up after so many seconds, 0: never."""
+    begin = clock()
+    fields: dict[str, Any] = {}
+    try:
+        async with asyncio.timeout(leave or PATIENCE_SECONDS), httpx.AsyncClient(base_url=url, timeout=None) as http:
+            fields = await _exchange(http, request)
+    except TimeoutError:
+        fields = {"broken": LEFT if leave else HANG}
+    except httpx.ConnectError as error:
+        fields = {"broken": REFUSED, "detail": repr(error)}
+    except (httpx.HTTPError, OSError) as error:
+        fields = {"broken": RESET, "detail": repr(error)}
+    return Outcome(
+        number, request.case, gateway, begin, clock(), streamed=request.streamed, harmless=request.harmless, **fields
+    )
+
+
+async def _exchange(http: httpx.AsyncClient, request: Request) -> dict[str, Any]:
+    body = b""
+    async with http.stream("POST", request.path, content=request.body, headers=request.headers) as answer:
+        fields: dict[str, Any] = {"status": answer.status_code, "retry_after": "retry-after" in answer.headers}
+        flowing = answer.headers.get("content-type", "").startswith("text/event-stream")
+        try:
+            async for chunk in answer.aiter_bytes():
+                body += chunk
+        except httpx.HTTPError as error:
+            return {**fields, "broken": CUT, "detail": repr(error)}
+    return {**fields, **(_flowed(body, request) if flowing else _whole(answer.status_code, body, request))}
+
+
+def _whole(status: int, body: bytes, request: Request) -> dict[str, Any]:
+    if status >= 300:
+        return {"code": error_code(body), "detail": body[:_SHOWN].decode(errors="replace")}
+    return _read(body, request)
+
+
+def _flowed(body: bytes, request: Request) -> dict[str, Any]:
+    try:
+        problems = [event["error"] for event in events(body) if isinstance(event, dict) and "error" in event]
+    except ValueError:
+        return {"broken": CUT, "detail": body[-_SHOWN:].decode(errors="replace")}
+    if problems:
+        return {"code": str(problems[0].get("code") or ""), "detail": json.dumps(problems[0])[:_SHOWN]}
+    if not body.rstrip().rpartition(b"\n")[2].startswith(request.end):
+        return {"broken": CUT, "detail": body[-_SHOWN:].decode(errors="replace")}
+    return _read(body, request)
+
+
+def _read(body: bytes, request: Request) -> dict[str, Any]:
+    try:
+        answer = request.read(body)
+    except (ValueError, LookupError, TypeError) as error:
+        return {"broken": CUT, "detail": f"{error!r}: {body[:_SHOWN]!r}"}
+    return {"samples": answer} if isinstance(answer, tuple) else {"answer": answer}
+
+
+def error_code(body: bytes) -> str:
+    """The code of an error as OpenAI's clients read it; empty for anything else."""
+    try:
+        error = json.loads(body)["error"]
+        whole = isinstance(error["message"], str) and isinstance(error["type"], str)
+        return str(error["code"] or "") if whole else ""
+    except (ValueError, LookupError, TypeError):
+        return ""

@@ -1,0 +1,253 @@
+"""The promises of docs/reliability.md, checked against what a run recorded. No I/O: the judge has tests of its own."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tests.chaos.outcome import CUT, HANG, LEFT, REFUSED, RESET, Attack, Event, Job, Outcome, Record, Sample
+
+#: Answers from which on a p99 is more than the slowest of a few.
+ENOUGH = 50
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Promises in numbers."""
+
+    deadline_seconds: float = 30.0
+    late_seconds: float = 2.0
+    #: Steps of 16 bits by which a sample of sound may differ.
+    sound_steps: int = 1
+    #: From a fault to the first good answer of a request that began after it.
+    recovery_seconds: float = 60.0
+    #: A process that was frozen is noticed and replaced, or its work is done elsewhere.
+    frozen_seconds: float = 30.0
+    #: Seconds after a fault of a gateway in which its connections may break, or be refused.
+    gateway_seconds: float = 20.0
+    #: Growth in the second half of a run, per process, and the least length of a run that is judged by memory.
+    growth_bytes: int = 64 << 20
+    growth_descriptors: int = 32
+    memory_after_seconds: float = 600.0
+    #: A client that drips is cut off.
+    drip_seconds: float = 45.0
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken promise."""
+
+    promise: str
+    detail: str
+
+
+def judge(record: Record, bounds: Bounds) -> list[Violation]:
+    """Every promise that ``record`` breaks."""
+    return [
+        *_requests(record, bounds),
+        *_jobs(record),
+        *_leaks(record, bounds),
+        *_recovered(record, bounds),
+        *_cut_off(record.attacks, bounds),
+    ]
+
+
+# Requests
+
+
+def _requests(record: Record, bounds: Bounds) -> Iterator[Violation]:
+    for outcome in record.outcomes:
+        if fault := _fault(outcome, record, bounds):
+            promise, why = fault
+            where = f"request {outcome.number} ({outcome.case}, gateway {outcome.gateway}, at {outcome.begin:.1f} s)"
+            yield Violation(promise, f"{where}: {why}")
+
+
+def _fault(outcome: Outcome, record: Record, bounds: Bounds) -> tuple[str, str] | None:
+    if outcome.broken == LEFT:
+        return None
+    hit = gateway_hit(outcome, record.events, bounds)
+    if outcome.broken == HANG or outcome.seconds > bounds.deadline_seconds + bounds.late_seconds:
+        return None if hit else ("no hang", f"took {outcome.seconds:.1f} s; {outcome.code or outcome.broken}")
+    if outcome.broken in (REFUSED, RESET, CUT):
+        return None if hit else ("no untyped error", f"{outcome.broken} {outcome.detail}")
+    if outcome.ok:
+        return _wrong(outcome, record.answers.get(outcome.case), bounds)
+    return _badly_refused(outcome)
+
+
+def _badly_refused(outcome: Outcome) -> tuple[str, str] | None:
+    if not outcome.code:
+        return "no untyped error", f"status {outcome.status}: {outcome.detail[:200]}"
+    if outcome.status == 429 and not outcome.retry_after:
+        return "a refusal says when to try again", f"429 without Retry-After: {outcome.detail[:200]}"
+    if outcome.code in ("overloaded",) and outcome.status == 200:
+        return "a refusal says when to try again", "a refusal inside a stream that began with 200"
+    if outcome.harmless and 400 <= outcome.status < 500 and outcome.status != 429:
+        return "no wrong answer", f"a good request was refused: {outcome.status} {outcome.code} {outcome.detail[:200]}"
+    if not outcome.harmless and outcome.status >= 500 and outcome.code in ("internal_error", "stage_failed"):
+        return "bad input is a client's error", f"{outcome.status} {outcome.code} {outcome.detail[:200]}"
+    return None
+
+
+def _wrong(outcome: Outcome, known: Outcome | None, bounds: Bounds) -> tuple[str, str] | None:
+    if known is None:
+        return None
+    if outcome.samples is not None and known.samples is not None:
+        if len(outcome.samples) != len(known.samples):
+            return "no wrong answer", f"{len(outcome.samples)} samples, not {len(known.samples)}"
+        pairs = zip(outcome.samples, known.samples, strict=True)
+        steps = max((abs(one - other) for one, other in pairs), default=0)
+        return ("no wrong answer", f"sound differs by {steps} steps") if steps > bounds.sound_steps else None
+    if outcome.answer != known.answer:
+        return "no wrong answer", f"{outcome.answer[:100]!r}, undisturbed {known.answer[:100]!r}"
+    return None
+
+
+def gateway_hit(outcome: Outcome, events: Sequence[Event], bounds: Bounds) -> bool:
+    """True when the gateway of a request was itself killed or frozen meanwhile, or was just starting again.
+
+    A gateway that is asked to end (TERM) answers what it has, typed: only new connections may be refused.
+    """
+    for event in events:
+        if event.gateway != outcome.gateway or event.skipped:
+            continue
+        until = event.at + event.seconds + bounds.gateway_seconds
+        meanwhile = event.at <= outcome.end and outcome.begin <= until
+        if meanwhile and (event.verb != "term" or outcome.broken == REFUSED or outcome.begin > event.at):
+            return True
+    return False
+
+
+# Jobs
+
+
+def _jobs(record: Record) -> Iterator[Violation]:
+    for job in record.jobs:
+        if why := _job_fault(job):
+            yield Violation("no job lost or made twice", f"{job.id}, accepted at {job.accepted:.1f} s: {why}")
+
+
+def _job_fault(job: Job) -> str:
+    states = [status for _, status, _ in job.states]
+    if "not_found" in states:
+        return f"it is gone: {' > '.join(states)}"
+    if not states or states[-1] not in ("completed", "failed"):
+        return f"it never ended: {' > '.join(states) or 'never seen'}"
+    if states[-1] == "failed":
+        return "it failed"
+    first = states.index("completed")
+    if any(status != "completed" for status in states[first:]):
+        return f"it went back: {' > '.join(states)}"
+    ends = {ended for _, status, ended in job.states if status == "completed"}
+    return f"it was made {len(ends)} times" if len(ends) > 1 else ""
+
+
+# What stays behind
+
+
+def _leaks(record: Record, bounds: Bounds) -> Iterator[Violation]:
+    if record.blocks_left:
+        yield Violation("nothing leaked", f"{record.blocks_left} blocks of the arena are still leased")
+    for leftover in record.leftovers:
+        yield Violation("nothing leaked", f"left after the end: {leftover}")
+    for (process, pid), samples in _by_process(record.samples).items():
+        half = [sample for sample in samples if sample.at >= record.seconds / 2]
+        if len(half) < 4 or half[-1].at - half[0].at < record.seconds / 4:
+            continue
+        memory = _growth([sample.memory_bytes for sample in half])
+        if record.seconds >= bounds.memory_after_seconds and memory > bounds.growth_bytes:
+            yield Violation("memory flat", f"{process} ({pid}) grew by {memory / 2**20:.0f} MiB in the second half")
+        descriptors = _growth([sample.descriptors for sample in half])
+        if descriptors > bounds.growth_descriptors:
+            yield Violation("descriptors flat", f"{process} ({pid}) opened {descriptors:.0f} more in the second half")
+
+
+def _growth(values: Sequence[float]) -> float:
+    """Median of the last quarter less that of the first: one burst is no growth."""
+    quarter = max(1, len(values) // 4)
+    return statistics.median(values[-quarter:]) - statistics.median(values[:quarter])
+
+
+def _by_process(samples: Sequence[Sample]) -> dict[tuple[str, int], list[Sample]]:
+    grouped: dict[tuple[str, int], list[Sample]] = defaultdict(list)
+    for sample in samples:
+        grouped[sample.process, sample.pid].append(sample)
+    return grouped
+
+
+# Recovery
+
+
+def recovery(event: Event, outcomes: Sequence[Outcome]) -> float | None:
+    """Seconds from a fault to the end of the first good answer that began after it; None: there was none."""
+    ends = [
+        outcome.end
+        for outcome in outcomes
+        if outcome.ok
+        and outcome.begin >= event.at
+        and (not event.cases or outcome.case in event.cases)
+        and (event.gateway < 0 or outcome.gateway == event.gateway)
+    ]
+    return min(ends) - event.at if ends else None
+
+
+def recoveries(record: Record) -> dict[str, list[float]]:
+    """Recovery times by name of fault. Those with nothing after them to measure are left out."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for event in record.events:
+        seconds = recovery(event, record.outcomes)
+        if not event.skipped and seconds is not None:
+            times[event.name].append(seconds)
+    return dict(times)
+
+
+def _recovered(record: Record, bounds: Bounds) -> Iterator[Violation]:
+    last = max((outcome.begin for outcome in record.outcomes), default=0.0)
+    for event in record.events:
+        if event.skipped:
+            continue
+        bound = bounds.frozen_seconds if event.verb == "stop" else bounds.recovery_seconds
+        seconds = recovery(event, record.outcomes)
+        concerned = any(_concerns(outcome, event) for outcome in record.outcomes)
+        if seconds is None and concerned and last > event.at + bound:
+            yield Violation("service comes back", f"{event.name} at {event.at:.1f} s ({event.victim}): never")
+        if seconds is not None and seconds > bound:
+            yield Violation("service comes back", f"{event.name} at {event.at:.1f} s: after {seconds:.1f} s")
+
+
+def _concerns(outcome: Outcome, event: Event) -> bool:
+    here = event.gateway < 0 or outcome.gateway == event.gateway
+    return outcome.begin >= event.at and here and (not event.cases or outcome.case in event.cases)
+
+
+def _cut_off(attacks: Sequence[Attack], bounds: Bounds) -> Iterator[Violation]:
+    for attack in attacks:
+        if not attack.closed and attack.seconds > bounds.drip_seconds:
+            yield Violation("slow clients are cut off", f"{attack.name}: still served after {attack.seconds:.0f} s")
+
+
+# Crowds of hostile or too many requests
+
+
+def judge_crowd(record: Record, alone: Sequence[float], restarts: int, bounds: Bounds) -> list[Violation]:
+    """Overload and hostile inputs: no 5xx, no restart, and others wait at most twice as long (p99) as ``alone``, or
+    half of ``late_seconds`` longer, where there are enough of both to tell."""
+    faults = [
+        Violation("no 5xx", f"request {outcome.number} ({outcome.case}): {outcome.status} {outcome.code}")
+        for outcome in record.outcomes
+        if outcome.status >= 500
+    ]
+    if restarts:
+        faults.append(Violation("no restart", f"{restarts} processes were started again"))
+    meanwhile = [outcome.seconds for outcome in record.outcomes if outcome.ok and outcome.case in record.answers]
+    before, during = percentile(alone, 99), percentile(meanwhile, 99)
+    if min(len(alone), len(meanwhile)) >= ENOUGH and during > max(2 * before, before + bounds.late_seconds / 2):
+        faults.append(Violation("others are served", f"p99 {during:.2f} s, alone {before:.2f} s"))
+    return [*faults, *judge(record, bounds)]
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """The smallest value that at least ``part`` percent do not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * int(part) // 100) - 1)] if ordered else 0.0

@@ -1,0 +1,189 @@
+"""Clients of a run: good requests one after another, some that leave, some poisonous ones, and jobs."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+import httpx
+
+from tests.chaos import requests
+from tests.chaos.attacks import SERVERS
+from tests.chaos.client import error_code
+from tests.chaos.client import send as send_one
+from tests.chaos.outcome import REFUSED, Event, Job, Outcome, Record
+from tests.chaos.requests import Request
+from tests.chaos.stack import VL, Stack
+from tests.fuzz import hostile
+
+_LEAVE, _POISON = 0.05, 0.04  # shares of requests
+_LEAVE_SECONDS = (0.02, 1.0)
+_THINK_SECONDS = (0.02, 0.2)
+_REFUSED_SECONDS = 0.3
+_UNDISTURBED_SECONDS = 120.0
+_JOB_PAUSE_SECONDS = (4.0, 9.0)
+_LOOK_SECONDS = 1.0
+_PROBE_SECONDS = 60.0
+_STRIDE = 1_000_000  # between the numbers of two clients
+
+
+class Load:
+    """Sends and records. ``server`` is the base URL of the hostile media server; empty: nothing hostile is sent."""
+
+    def __init__(self, stack: Stack, record: Record, server: str = "") -> None:
+        self._stack = stack
+        self._record = record
+        self._server = server
+        self._urls: list[str] = stack.system.urls
+
+    async def undisturbed(self) -> None:
+        """Ask everything once while nothing else happens: the answers that all others are compared with."""
+        for case in requests.CASES:
+            end = time.monotonic() + _UNDISTURBED_SECONDS
+            while not (outcome := await self.send(0, requests.good(case), 0)).ok:
+                if time.monotonic() > end:
+                    raise RuntimeError(f"undisturbed, but no answer: {outcome}")
+                await asyncio.sleep(1.0)
+            self._record.answers[case] = outcome
+
+    async def client(self, number: int, until: float, draw: Callable[[Random], Request] | None = None) -> None:
+        """Requests one after another until the run's time is ``until``; each depends on seed and place alone."""
+        step = 0
+        while self._stack.now < until and self._stack.runs:
+            dice = Random(f"{self._record.seed} {number} {step}")
+            request = draw(dice) if draw is not None else self._drawn(dice)
+            leave = dice.uniform(*_LEAVE_SECONDS) if draw is None and dice.random() < _LEAVE else 0.0
+            outcome = await self.send(_STRIDE * number + step, request, dice.randrange(len(self._urls)), leave)
+            self._record.outcomes.append(outcome)
+            await asyncio.sleep(_REFUSED_SECONDS if outcome.broken == REFUSED else dice.uniform(*_THINK_SECONDS))
+            step += 1
+
+    def _drawn(self, dice: Random) -> Request:
+        return self.hostile(dice) if self._server and dice.random() < _POISON else requests.drawn(dice)
+
+    def hostile(self, dice: Random) -> Request:
+        """A hostile file, a hostile body, or the address of a hostile server."""
+        sort = dice.random()
+        if sort < 0.6:
+            case = dice.choice(_files())
+            return requests.poison(case.modality, case.data, case.name)
+        if sort < 0.8:
+            name = dice.choice(sorted(SERVERS))
+            return requests.fetching(f"{self._server}/{name}.png", name)
+        name = dice.choice(sorted(BODIES))
+        return requests.raw(name, BODIES[name]())
+
+    async def all_once(self) -> None:
+        """Each case at each gateway, after everything."""
+        for gateway in range(len(self._urls)):
+            for number, case in enumerate(requests.CASES):
+                self._record.outcomes.append(await self.send(-1 - number, requests.good(case), gateway))
+
+    async def probe(self, event: Event) -> None:
+        """Ask what was hit again and again until it answers, so that the time of its recovery is known."""
+        dice = Random(f"{self._record.seed} probe {event.number}")
+        gateway = event.gateway if event.gateway >= 0 else dice.randrange(len(self._urls))
+        case = dice.choice(event.cases or ("text",))
+        end = self._stack.now + _PROBE_SECONDS
+        step = 0
+        while self._stack.now < end and self._stack.runs:
+            outcome = await self.send(-_STRIDE * (event.number + 1) - step, requests.good(case), gateway)
+            self._record.outcomes.append(outcome)
+            if outcome.ok:
+                return
+            await asyncio.sleep(_REFUSED_SECONDS)
+            step += 1
+
+    async def send(self, number: int, request: Request, gateway: int, leave: float = 0.0) -> Outcome:
+        return await send_one(number, request, self._urls[gateway], gateway, lambda: self._stack.now, leave)
+
+    # Jobs
+
+    async def jobs(self, until: float) -> None:
+        """Have videos made, one every few seconds, and look at all of them at either gateway."""
+        dice = Random(f"{self._record.seed} jobs")
+        due = self._stack.now
+        while self._stack.now < until and self._stack.runs:
+            if self._stack.now >= due:
+                due = self._stack.now + dice.uniform(*_JOB_PAUSE_SECONDS)
+                await self._order(dice.randrange(len(self._urls)))
+            await self._look_at_jobs()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def jobs_end(self, within: float) -> None:
+        """Look at jobs until all are over, at most ``within`` seconds, and then once more at each gateway."""
+        end = time.monotonic() + within
+        while any(not _over(job) for job in self._record.jobs) and time.monotonic() < end:
+            await self._look_at_jobs()
+            await asyncio.sleep(_LOOK_SECONDS)
+        await self._look_at_jobs()
+
+    async def _order(self, gateway: int) -> None:
+        begin = self._stack.now
+        with contextlib.suppress(httpx.HTTPError):
+            async with httpx.AsyncClient(base_url=self._urls[gateway], timeout=10) as http:
+                answer = await http.post("/v1/videos", json=requests.VIDEO)
+            if answer.status_code == 200:
+                self._record.jobs.append(Job(answer.json()["id"], begin))
+            else:
+                self._record.outcomes.append(_refused_job(answer, gateway, begin, self._stack.now))
+
+    async def _look_at_jobs(self) -> None:
+        for url in self._urls:
+            async with httpx.AsyncClient(base_url=url, timeout=10) as http:
+                for job in self._record.jobs:
+                    with contextlib.suppress(httpx.HTTPError, ValueError):
+                        _see(job, await http.get(f"/v1/videos/{job.id}"), self._stack.now)
+
+
+def _see(job: Job, answer: httpx.Response, now: float) -> None:
+    """Typed 5xx say nothing about the job: the store or the bus is away."""
+    if answer.status_code == 200:
+        shown: dict[str, Any] = answer.json()
+        job.see(now, shown["status"], int(shown.get("completed_at") or 0))
+    elif answer.status_code == 404:
+        job.see(now, "not_found", 0)
+
+
+def _refused_job(answer: httpx.Response, gateway: int, begin: float, end: float) -> Outcome:
+    code = error_code(answer.content)
+    again = "retry-after" in answer.headers
+    return Outcome(
+        -100, "video", gateway, begin, end, answer.status_code, code=code, retry_after=again, detail=answer.text[:300]
+    )
+
+
+def _over(job: Job) -> bool:
+    return bool(job.states) and job.states[-1][1] in ("completed", "failed", "not_found")
+
+
+# Hostile inputs
+
+
+@lru_cache(1)
+def _files() -> Sequence[hostile.Hostile]:
+    return hostile.every()
+
+
+def _field(name: str, value: str) -> bytes:
+    return f'{{"model":"nope","messages":[{{"role":"user","content":"hi"}}],"{name}":{value}}}'.encode()
+
+
+BODIES: dict[str, Callable[[], bytes]] = {
+    "lists in metadata": lambda: _field("metadata", "[" + ",".join(["[]"] * 500_000) + "]"),
+    "objects in tools": lambda: _field("tools", "[" + ",".join(["{}"] * 400_000) + "]"),
+    "deep metadata": lambda: _field("metadata", "[" * 100_000 + "]" * 100_000),
+    "a stop of a megabyte": lambda: _text_body("hi", stop="a" * (1 << 20)),
+    "a text of joined signs": lambda: _text_body("\U0001f9d1\u200d" * 60_000),
+    "a text of a megabyte": lambda: _text_body("cat " * 250_000),
+    "no JSON": lambda: b"\xff" * 1000,
+    "half a body of JSON": lambda: _text_body("hi")[:-7],
+}
+
+
+def _text_body(text: str, **more: str) -> bytes:
+    return json.dumps({"model": VL, "messages": [{"role": "user", "content": text}], "max_tokens": 1, **more}).encode()

@@ -1,0 +1,116 @@
+"""Outcomes of requests, jobs and faults: plain data that clients write and the judge reads.
+
+Times are seconds since the run began, by one clock.
+"""
+
+from dataclasses import dataclass, field
+
+#: Ends of a connection that a client sees instead of an answer.
+REFUSED, RESET, CUT, LEFT, HANG = "refused", "reset", "cut", "left", "hang"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One request. ``status`` is HTTP's, 0 without an answer; ``answer`` what it said, exactly or as 16-bit samples.
+
+    ``code`` is that of a typed error, also of one within a stream; ``broken`` names an end without any: one of the
+    constants above. ``harmless``: the request was a good one, so that it may not be refused for what it is.
+    """
+
+    number: int
+    case: str
+    gateway: int
+    begin: float
+    end: float
+    status: int = 0
+    answer: str = ""
+    samples: tuple[int, ...] | None = None
+    code: str = ""
+    broken: str = ""
+    streamed: bool = False
+    retry_after: bool = False
+    harmless: bool = True
+    detail: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300 and not self.code and not self.broken
+
+
+@dataclass
+class Job:
+    """One accepted job: each state in which a gateway showed it, with the end that it named (0: none)."""
+
+    id: str
+    accepted: float
+    states: list[tuple[float, str, int]] = field(default_factory=list)
+
+    def see(self, at: float, status: str, ended: int) -> None:
+        """Note a state, unless it is the last one again."""
+        if not self.states or self.states[-1][1:] != (status, ended):
+            self.states.append((at, status, ended))
+
+
+@dataclass(frozen=True)
+class Event:
+    """One fault: ``verb`` at ``victim``, which plays ``role``, for ``seconds``.
+
+    ``gateway`` is the index of a gateway that is hit, -1 for none; ``cases`` are those that can tell whether the victim
+    serves again, all when empty. ``skipped`` says why it was not injected.
+    """
+
+    number: int
+    at: float
+    role: str
+    verb: str
+    victim: str = ""
+    seconds: float = 0.0
+    gateway: int = -1
+    cases: tuple[str, ...] = ()
+    skipped: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.verb}"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at a process."""
+
+    at: float
+    process: str
+    pid: int
+    memory_bytes: int
+    descriptors: int
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One connection of a slow or hostile client. ``seconds`` is how long it was listened to, until it was
+    refused or closed."""
+
+    name: str
+    seconds: float
+    closed: bool
+
+
+@dataclass
+class Record:
+    """All of a run."""
+
+    seed: int
+    seconds: float
+    outcomes: list[Outcome] = field(default_factory=list)
+    answers: dict[str, Outcome] = field(default_factory=dict)  # undisturbed, by case
+    jobs: list[Job] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    attacks: list[Attack] = field(default_factory=list)
+    blocks_left: int = 0
+    leftovers: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)

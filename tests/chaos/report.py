@@ -1,0 +1,110 @@
+"""A run as tables in Markdown, to be pasted into docs/reliability.md: figures of this machine, none of this build."""
+
+import os
+import platform
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+import psutil
+
+from tests.chaos.judge import percentile, recoveries
+from tests.chaos.outcome import Outcome
+from tests.chaos.run import Options, Result
+from tests.chaos.watch import peaks
+
+_SHOWN = 5  # violations of one promise
+
+
+def report(options: Options, result: Result) -> str:
+    """The whole report."""
+    parts = [
+        _summary(options, result),
+        _outcomes(result.record.outcomes),
+        _faults(result),
+        _jobs(result),
+        _processes(result),
+        _violations(result),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table of Markdown; empty without rows."""
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join([f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *lines]) if lines else ""
+
+
+def _summary(options: Options, result: Result) -> str:
+    memory = psutil.virtual_memory().total / 2**30
+    machine = f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}, Python {platform.python_version()}"
+    record = result.record
+    what = f"{options.minutes:g} min, {options.clients} clients"
+    if options.overload:
+        what += f", overload {options.overload:g} times"
+    if options.hostile:
+        what += f", {options.hostile} hostile inputs"
+    if result.alone:
+        meanwhile = [outcome.seconds for outcome in record.outcomes if outcome.ok and outcome.case in record.answers]
+        what += f"; p99 of good answers {percentile(meanwhile, 99):.2f} s, alone {percentile(result.alone, 99):.2f} s"
+        what += f"; {result.restarts} restarts"
+    done = [event for event in record.events if not event.skipped]
+    return (
+        f"{machine}; {what}; seed {options.seed}: {len(record.outcomes)} requests, {len(done)} faults, "
+        f"{len(record.jobs)} jobs, {len(result.violations)} broken promises."
+    )
+
+
+def _outcomes(outcomes: Sequence[Outcome]) -> str:
+    by_label: dict[str, list[float]] = defaultdict(list)
+    for outcome in outcomes:
+        by_label[label(outcome)].append(outcome.seconds)
+    rows = [
+        (name, len(times), _times(times)) for name, times in sorted(by_label.items(), key=lambda each: -len(each[1]))
+    ]
+    return table(("outcome", "n", "p50 / p99 / max s"), rows)
+
+
+def label(outcome: Outcome) -> str:
+    """One of a few words for what became of a request."""
+    sort = "" if outcome.harmless else "hostile: "
+    if outcome.ok:
+        return f"{sort}answered"
+    typed = f"{outcome.status} {outcome.code or 'untyped'}"
+    return sort + (outcome.broken or typed)
+
+
+def _times(times: Sequence[float]) -> str:
+    return " / ".join(f"{percentile(times, part):.2f}" for part in (50, 99, 100))
+
+
+def _faults(result: Result) -> str:
+    counts = Counter(event.name for event in result.record.events if not event.skipped)
+    times = recoveries(result.record)
+    rows = [(name, count, _times(times.get(name, []))) for name, count in sorted(counts.items())]
+    skipped = {f"{event.name}: {event.skipped}" for event in result.record.events if event.skipped}
+    notes = "\n".join(f"Skipped: {each}." for each in sorted(skipped))
+    return "\n\n".join(filter(None, [table(("fault", "n", "recovery: median / p99 / max s"), rows), notes]))
+
+
+def _jobs(result: Result) -> str:
+    ends = Counter(job.states[-1][1] if job.states else "never seen" for job in result.record.jobs)
+    return table(("jobs that ended as", "n"), sorted(ends.items()))
+
+
+def _processes(result: Result) -> str:
+    rows = [
+        (name, f"{memory / 2**20:.0f}", descriptors)
+        for name, (memory, descriptors) in sorted(peaks(result.record.samples).items())
+    ]
+    return table(("process", "most own memory, MiB", "most descriptors"), rows)
+
+
+def _violations(result: Result) -> str:
+    by_promise: dict[str, list[str]] = defaultdict(list)
+    for violation in result.violations:
+        by_promise[violation.promise].append(violation.detail)
+    lines = []
+    for promise, details in sorted(by_promise.items()):
+        lines += [f"- **{promise}**: broken {len(details)} times", *(f"  - {each}" for each in details[:_SHOWN])]
+    notes = [f"- note: {note}" for note in result.record.notes]
+    return "\n".join(lines + notes) or "No promise was broken."

@@ -1,0 +1,173 @@
+"""Requests of a run: what is asked for, and how an answer is read and compared. All by a seed."""
+
+import base64
+import json
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from tests.chaos.stack import DIRECTOR, OMNI, PAINTER, SIMULATED, VL
+from tests.e2e.questions import OMNI_QUESTIONS, VL_QUESTIONS
+
+CHAT_DONE, SPEECH_DONE = b"data: [DONE]", b'data: {"type":"speech.audio.done"'
+JSON = {"content-type": "application/json"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """``read`` takes the body of a good answer to the text, or the samples, by which two answers are compared."""
+
+    case: str
+    path: str
+    body: bytes
+    read: Callable[[bytes], str | tuple[int, ...]]
+    streamed: bool = False
+    harmless: bool = True
+    headers: dict[str, str] = field(default_factory=lambda: dict(JSON))
+    end: bytes = CHAT_DONE  # what the last event of a whole stream begins with
+
+
+def good(case: str, streamed: bool = False) -> Request:
+    """The request of this case, whole or ``streamed`` where the route can."""
+    return CASES[case](streamed)
+
+
+def drawn(dice: Random) -> Request:
+    """One of the good requests; dear ones seldom."""
+    case = dice.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    return good(case, dice.random() < 0.4)
+
+
+# Cases
+
+
+def _chat(case: str, model: str, messages: list[Any], tokens: int, streamed: bool) -> Request:
+    body = {"model": model, "messages": messages, "max_tokens": tokens, "temperature": 0, "seed": 1, "stream": streamed}
+    read = _streamed_chat if streamed else _chat_text
+    return Request(case, "/v1/chat/completions", json.dumps(body).encode(), read, streamed)
+
+
+def _text(streamed: bool) -> Request:
+    return _chat("text", VL, VL_QUESTIONS["text"].messages, 12, streamed)
+
+
+def _image(streamed: bool) -> Request:
+    return _chat("image", VL, VL_QUESTIONS["image"].messages, 12, streamed)
+
+
+def _audio(streamed: bool) -> Request:
+    return _chat("audio", OMNI, OMNI_QUESTIONS["audio"].messages, 8, streamed)
+
+
+def _simulated(streamed: bool) -> Request:
+    return _chat("simulated", SIMULATED, [{"role": "user", "content": "hello there"}], 8, streamed)
+
+
+def _speech(_: bool) -> Request:
+    body = {"model": OMNI, "input": "hello there", "voice": "Chelsie", "response_format": "pcm", "seed": 1}
+    # As events: the bare bytes of a sound have no place for an error.
+    body |= {"temperature": 0, "stream_format": "sse"}
+    return Request("speech", "/v1/audio/speech", json.dumps(body).encode(), _samples, streamed=True, end=SPEECH_DONE)
+
+
+def _picture(_: bool) -> Request:
+    body = {"model": PAINTER, "prompt": "a cat on a mat", "size": "64x64", "steps": 3, "seed": 1}
+    return Request("picture", "/v1/images/generations", json.dumps(body).encode(), _image_bytes)
+
+
+def _app(_: bool) -> Request:
+    body = json.dumps({"text": "hello there"}).encode()
+    return Request("app", "/v1/apps/shout/invoke", body, _parts, streamed=True)
+
+
+CASES: dict[str, Callable[[bool], Request]] = {
+    "text": _text,
+    "image": _image,
+    "audio": _audio,
+    "simulated": _simulated,
+    "speech": _speech,
+    "picture": _picture,
+    "app": _app,
+}
+WEIGHTS = {"text": 6, "image": 5, "audio": 3, "simulated": 3, "speech": 1, "picture": 2, "app": 4}
+#: Which cases tell that executors of a model serve again.
+OF_MODEL = {VL: ("text", "image"), OMNI: ("audio", "speech"), PAINTER: ("picture",), SIMULATED: ("simulated",)}
+
+VIDEO = {
+    "model": DIRECTOR,
+    "prompt": "a cat sits on the mat",
+    "seconds": "0.375",
+    "size": "64x32",
+    "steps": 4,
+    "seed": 1,
+}
+
+
+def cases_of(executor: str) -> tuple[str, ...]:
+    """The cases that need the executor of this id; all when it is not known."""
+    for model, cases in OF_MODEL.items():
+        if executor.startswith(re.sub(r"[^A-Za-z0-9_-]+", "_", model)):
+            return cases
+    return ("app",) if "shout" in executor.lower() else ()
+
+
+# Readers
+
+
+def _chat_text(body: bytes) -> str:
+    return str(json.loads(body)["choices"][0]["message"]["content"])
+
+
+def _streamed_chat(body: bytes) -> str:
+    deltas = [event["choices"][0]["delta"] for event in events(body) if event.get("choices")]
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+def _samples(body: bytes) -> tuple[int, ...]:
+    deltas = [event["audio"] for event in events(body) if event["type"] == "speech.audio.delta"]
+    body = b"".join(map(base64.b64decode, deltas))
+    return struct.unpack(f"<{len(body) // 2}h", body[: len(body) // 2 * 2])
+
+
+def _image_bytes(body: bytes) -> str:
+    return str(json.loads(body)["data"][0]["b64_json"])
+
+
+def _parts(body: bytes) -> str:
+    return json.dumps(list(events(body)))
+
+
+def events(body: bytes) -> list[Any]:
+    """The JSON of every server-sent event but the closing mark."""
+    lines = [line[6:] for line in body.split(b"\n\n") if line.startswith(b"data: ")]
+    return [json.loads(line) for line in lines if line.strip() != b"[DONE]"]
+
+
+# Hostile ones
+
+
+def poison(modality: str, data: bytes, name: str) -> Request:
+    """A chat that carries this file."""
+    text = base64.b64encode(data).decode()
+    if modality == "audio":
+        part: dict[str, Any] = {"type": "input_audio", "input_audio": {"data": text, "format": "wav"}}
+    else:
+        mime = {"image": "image/png", "video": "video/mp4"}[modality]
+        part = {"type": f"{modality}_url", f"{modality}_url": {"url": f"data:{mime};base64,{text}"}}
+    body = {"model": OMNI, "messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
+    return Request(f"poison {name}", "/v1/chat/completions", json.dumps(body).encode(), _chat_text, harmless=False)
+
+
+def fetching(url: str, name: str) -> Request:
+    """A chat whose picture lies at a hostile server."""
+    part = {"type": "image_url", "image_url": {"url": url}}
+    body = {"model": VL, "messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
+    return Request(f"server {name}", "/v1/chat/completions", json.dumps(body).encode(), _chat_text, harmless=False)
+
+
+def raw(name: str, body: bytes, path: str = "/v1/chat/completions") -> Request:
+    """A hostile body."""
+    return Request(f"body {name}", path, body, lambda data: data[:100].decode(errors="replace"), harmless=False)

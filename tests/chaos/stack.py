@@ -1,0 +1,235 @@
+"""The system under attack: two gateways, replicas, tiny models, a simulated one, and an app; small enough for two cores.
+
+As root, or where user namespaces are allowed, the whole run lives in mount namespace of its own with small disks for
+shared memory and for the run's directory, so that they can be filled without harm to others.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from omnibus import catalog
+from omnibus_models import tiny
+from tests.e2e.system import OMNI, ROOT, VL, System, declaration
+
+PAINTER, DIRECTOR, SIMULATED = "qwen-image-tiny", "ltx2-tiny", "simulated"
+DEADLINE_SECONDS = 30.0
+#: Set in the process that has disks of its own; the value is their directory.
+OWN_DISKS = "CHAOS_OWN_DISKS"
+SHARED_MIB, DISK_MIB = 448, 256
+_ARENA_MIB = 256
+_CENSUS_SECONDS = 3.0
+
+
+def with_own_disks(arguments: list[str]) -> int | None:
+    """Run this program again within small disks of its own; its exit code, or None where that cannot be."""
+    probe = ["unshare", *_namespace(), "true"]
+    if OWN_DISKS in os.environ or subprocess.run(probe, capture_output=True, check=False).returncode:
+        return None
+    script = (
+        f"mount -t tmpfs -o size={SHARED_MIB}m tmpfs /dev/shm && "
+        f'mount -t tmpfs -o size={DISK_MIB}m tmpfs "$0" && exec "$@"'
+    )
+    place = Path(os.environ.get("TMPDIR", "/tmp")) / f"omnibus-chaos-{os.getpid()}"
+    place.mkdir()
+    try:
+        command = ["unshare", *_namespace(), "sh", "-c", script, str(place), sys.executable, "-m", "tests.chaos"]
+        environ = {**os.environ, OWN_DISKS: str(place)}
+        return subprocess.run([*command, *arguments], env=environ, check=False).returncode
+    finally:
+        place.rmdir()
+
+
+def _namespace() -> list[str]:
+    user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
+    return [*user, "--mount", "--propagation", "private"]
+
+
+@contextlib.contextmanager
+def started(directory: Path) -> Iterator["Stack"]:
+    """The system until the block ends; what is left of it then is in ``Stack.leftovers``."""
+    models = _models(directory)
+    settings = {
+        "OMNIBUS_GATEWAY_DEADLINE": f"{DEADLINE_SECONDS:g}",
+        "OMNIBUS_GATEWAY_ALLOW_HTTP": "1",
+        "OMNIBUS_GATEWAY_ALLOW_PRIVATE": "1",
+        "OMNIBUS_GATEWAY_VIDEO_LEASE": "5",
+        "OMNIBUS_GATEWAY_VIDEOS": "1",
+        "OMNIBUS_SIDECAR_ARENA_MIB": str(_ARENA_MIB),
+        "OMNIBUS_BUS_RECORD_BYTES": str(48 << 20),
+        "OMNIBUS_BUS_DEAD_BYTES": str(8 << 20),
+    }
+    if place := os.environ.get(OWN_DISKS):
+        settings["TMPDIR"] = place
+    app = str(ROOT / "examples" / "shout.py")
+    flags = ("--gateways", "2", "--apps-dir", str(ROOT / "examples"), "--app", app)
+    more = {"gpus": {"H100": {"count": 4, "memory_gb": 80}}}
+    system = System(directory, models, settings, flags, more)
+    stack = Stack(system)
+    try:
+        system.start()
+        yield stack
+    finally:
+        ended = not stack.runs
+        stack.leftovers = [*(["`omnibus up` ended by itself"] if ended else []), *system.stop()]
+
+
+def _models(directory: Path) -> dict[str, Any]:
+    checkpoints = directory / "checkpoints"
+    built = {
+        family: tiny.build(family, checkpoints / family)
+        for family in ("qwen2_5_vl", "qwen2_5_omni", "qwen_image", "ltx2")
+    }
+    seeing = declaration("qwen2_5_vl", built["qwen2_5_vl"])
+    options = {**seeing["options"], "L": {**seeing["options"]["L"], "replicas": 2}}
+    simulated = catalog.declaration("qwen2_5_omni", str(ROOT / "examples" / "simulated" / "times.json"))
+    return {
+        VL: {**seeing, "options": options},
+        OMNI: _only(declaration("qwen2_5_omni", built["qwen2_5_omni"]), "M", replicas=2),
+        PAINTER: _only(declaration("qwen_image", built["qwen_image"]), "TDV"),
+        DIRECTOR: _only(declaration("ltx2", built["ltx2"]), "M"),
+        SIMULATED: _only(simulated, "M", replicas=2, engine="services.engines:sim"),
+    }
+
+
+def _only(declared: dict[str, Any], option: str, **more: Any) -> dict[str, Any]:
+    """A deployment in one option."""
+    return {**declared, "options": {option: {**declared["options"][option], **more}}, "paths": [{"options": [option]}]}
+
+
+class Stack:
+    """Processes of the system by the part they play, and what of it can be looked at from outside."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.began = time.monotonic()
+        self.leftovers: list[str] = []
+        self._executors: dict[str, int] = {}
+
+    @property
+    def runs(self) -> bool:
+        """True while ``omnibus up`` runs."""
+        process = self.system._process
+        return process is not None and process.poll() is None
+
+    @property
+    def now(self) -> float:
+        return time.monotonic() - self.began
+
+    def restart_clock(self) -> None:
+        """Count the seconds of the run from here."""
+        self.began = time.monotonic()
+
+    async def executors(self) -> dict[str, int]:
+        """Process ids of executors; those known last while the bus is away."""
+        # The bus may be away or frozen in any way: that is what runs are for.
+        with contextlib.suppress(Exception):
+            await self._census()
+        self._executors = {id: pid for id, pid in self._executors.items() if psutil.pid_exists(pid)}
+        return dict(self._executors)
+
+    async def _census(self) -> None:
+        async with (
+            asyncio.timeout(_CENSUS_SECONDS),
+            self.system.bus() as bus,
+            contextlib.aclosing(self.system.statuses(bus)) as statuses,
+        ):
+            async for status in statuses:
+                self._executors[status.id] = status.pid
+
+    async def victims(self, role: str) -> dict[str, psutil.Process]:
+        """Processes that play ``role``, by names that are the same in each run."""
+        if role == "executor":
+            pids = await self.executors()
+            return {id: psutil.Process(pids[id]) for id in sorted(pids) if psutil.pid_exists(pids[id])}
+        return await asyncio.to_thread(self._processes, role)
+
+    def _processes(self, role: str) -> dict[str, psutil.Process]:
+        if role == "gateway":
+            return {f"gateway-{index}": process for index, process in enumerate(self._gateways()) if process}
+        named = []
+        for process in self.system.processes():
+            with contextlib.suppress(psutil.Error):
+                if plays(process.cmdline(), role):
+                    named.append((_name(process, role), process))
+        return dict(sorted(named, key=lambda each: each[0]))
+
+    def _gateways(self) -> list[psutil.Process | None]:
+        running: list[psutil.Process | None] = []
+        for index in range(len(self.system.urls)):
+            try:
+                running.append(self.system.gateway(index))
+            except (StopIteration, psutil.Error, KeyError):
+                running.append(None)
+        return running
+
+    async def settled(self, within: float) -> str:
+        """Wait until everything serves again; what is missing, in words, when it does not ``within`` seconds."""
+        try:
+            await self.system.becomes_ready(within)
+        except TimeoutError:
+            return f"not ready again: {json.dumps([self.system.ready(each) for each in range(2)])[:500]}"
+        return ""
+
+    async def blocks(self, within: float) -> int:
+        """Leased blocks of the arena once all requests are over, at most ``within`` seconds later."""
+        end = time.monotonic() + within
+        while True:
+            try:
+                async with asyncio.timeout(5), self.system.tensors() as tensors:
+                    blocks = int((await tensors.stats())["blocks"])
+            except (OSError, TimeoutError):
+                blocks = -1
+            if not blocks or time.monotonic() > end:
+                return blocks
+            await asyncio.sleep(0.2)
+
+
+_MARKS = {
+    "sidecar": ("services.sidecar",),
+    "planner": ("services.planner",),
+    "nursery": ("omnibus.up.nursery",),
+    "app worker": ("omnibus.app.worker",),
+}
+_SERVERS = {"nats": ("nats-server",), "valkey": ("valkey-server", "redis-server")}
+
+
+def plays(command: list[str], role: str) -> bool:
+    """True for the command line of a process that plays ``role``."""
+    if role in _SERVERS:
+        return any(name in " ".join(command[:1]) for name in _SERVERS[role])
+    if role == "sprout":
+        return any(part.endswith("up/sprout.py") for part in command)
+    return any(mark in command for mark in _MARKS.get(role, ()))
+
+
+def _name(process: psutil.Process, role: str) -> str:
+    environ = process.environ()
+    return str(environ.get("OMNIBUS_EXECUTOR_ID") or f"{role} {process.ppid() if role == 'app worker' else ''}".strip())
+
+
+@contextlib.asynccontextmanager
+async def watched(stack: Stack, every: float, look: Any) -> AsyncIterator[None]:
+    """Call ``look`` each ``every`` seconds while the block runs."""
+
+    async def watch() -> None:
+        while True:
+            await asyncio.to_thread(look)
+            await asyncio.sleep(every)
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

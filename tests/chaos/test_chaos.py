@@ -1,0 +1,53 @@
+"""The promises of docs/reliability.md hold while processes are killed and frozen, disks fill, and clients are hostile."""
+
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.__main__ import VERBS, parsed
+from tests.chaos.faults import WEIGHTS, schedule
+from tests.e2e.system import ROOT
+
+SEED = 20
+_WITHIN_SECONDS = 540.0
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.chaos
+@pytest.mark.timeout(_WITHIN_SECONDS + 30)
+@pytest.mark.parametrize("arguments", [["--minutes=1.5"], ["--minutes=1", "--hostile=60"]], ids=["faults", "hostile"])
+def test_every_promise_holds(arguments: list[str], tmp_path: Path):
+    command = [sys.executable, "-m", "tests.chaos", f"--seed={SEED}", f"--into={tmp_path}", "--late=8", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_WITHIN_SECONDS, check=False)
+
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-12_000:]}\n{done.stderr[-4_000:]}"
+
+
+def first(seed: int, count: int, verbs: set[str], roles: set[str]) -> list[tuple[str, str, float, int]]:
+    drawn = islice(schedule(seed, verbs, roles), count)
+    return [(fault.role, fault.verb, fault.seconds, fault.place) for fault in drawn]
+
+
+def test_a_seed_repeats_its_faults_and_begins_with_one_of_each():
+    verbs, roles = set(VERBS), {role for role, _ in WEIGHTS}
+
+    one, again, other = (first(seed, 2 * len(WEIGHTS), verbs, roles) for seed in (7, 7, 8))
+
+    assert one == again != other
+    assert {(role, verb) for role, verb, _, _ in one[: len(WEIGHTS)]} == set(WEIGHTS)
+
+
+def test_only_faults_that_were_named_are_drawn():
+    assert {fault[:2] for fault in first(7, 20, {"kill"}, {"nats", "valkey"})} == {("nats", "kill"), ("valkey", "kill")}
+    assert first(7, 20, {"fill"}, {"nats"}) == []
+
+
+def test_a_fault_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parsed(["--faults=kill,melt"])
+
+    assert "melt" in capsys.readouterr().err

@@ -1,0 +1,194 @@
+"""The judge of chaos runs reports each broken promise, and only those: made-up outcomes."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.chaos.judge import ENOUGH, Bounds, judge, judge_crowd, percentile, recoveries
+from tests.chaos.outcome import CUT, HANG, LEFT, REFUSED, RESET, Attack, Event, Job, Outcome, Record, Sample
+
+BOUNDS = Bounds()
+GOOD = Outcome(1, "text", 0, 10.0, 10.5, status=200, answer="hello")
+SOUND = Outcome(2, "speak", 1, 10.0, 12.0, status=200, samples=(1, 2, 3))
+BUSY = Outcome(3, "text", 0, 10.0, 10.1, status=429, code="overloaded", retry_after=True)
+AWAY = Outcome(4, "text", 0, 10.0, 12.0, status=503, code="stage_unavailable")
+
+
+def job(*states: tuple[str, int]) -> Job:
+    made = Job("video_1", 1.0)
+    for at, (status, ended) in enumerate(states):
+        made.see(2.0 + at, status, ended)
+    return made
+
+
+def record(*outcomes: Outcome, **more: object) -> Record:
+    made = Record(7, 100.0, list(outcomes), {"text": GOOD, "speak": SOUND})
+    for name, value in more.items():
+        setattr(made, name, value)
+    return made
+
+
+def promises(made: Record) -> list[str]:
+    return [violation.promise for violation in judge(made, BOUNDS)]
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        GOOD,
+        SOUND,
+        replace(SOUND, samples=(1, 3, 3)),
+        BUSY,
+        AWAY,
+        replace(AWAY, status=504, code="deadline_exceeded", end=41.9),
+        replace(GOOD, status=0, answer="", broken=LEFT),
+        replace(AWAY, status=200, streamed=True),
+        replace(AWAY, status=400, code="bad_media", harmless=False),
+    ],
+)
+def test_good_and_typed_outcomes_break_nothing(outcome: Outcome):
+    assert promises(record(outcome)) == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "promise"),
+    [
+        (replace(GOOD, answer="hullo"), "no wrong answer"),
+        (replace(SOUND, samples=(1, 4, 3)), "no wrong answer"),
+        (replace(SOUND, samples=(1, 2)), "no wrong answer"),
+        (replace(GOOD, status=404, code="not_found"), "no wrong answer"),
+        (replace(GOOD, end=42.5), "no hang"),
+        (replace(AWAY, end=42.5), "no hang"),
+        (replace(GOOD, status=0, broken=HANG, end=55.0), "no hang"),
+        (replace(GOOD, status=500, detail="Internal Server Error"), "no untyped error"),
+        (replace(GOOD, status=404, detail="nothing here"), "no untyped error"),
+        (replace(GOOD, broken=CUT, streamed=True), "no untyped error"),
+        (replace(GOOD, status=0, broken=RESET), "no untyped error"),
+        (replace(GOOD, status=0, broken=REFUSED), "no untyped error"),
+        (replace(BUSY, retry_after=False), "a refusal says when to try again"),
+        (replace(BUSY, status=200, streamed=True), "a refusal says when to try again"),
+        (replace(AWAY, status=502, code="stage_failed", harmless=False), "bad input is a client's error"),
+    ],
+)
+def test_a_broken_request_is_reported(outcome: Outcome, promise: str):
+    assert promises(record(outcome)) == [promise]
+
+
+KILL = Event(1, 9.0, "gateway", "kill", "gateway-0", gateway=0)
+
+
+def test_connections_of_a_killed_gateway_may_break_and_those_of_another_may_not():
+    broken = [replace(GOOD, number=n, broken=word, status=0) for n, word in enumerate((RESET, CUT, REFUSED, HANG))]
+    after = replace(GOOD, begin=40.0, end=40.1)
+
+    assert promises(record(*broken, after, events=[KILL])) == []
+    assert promises(record(*broken, after, events=[replace(KILL, gateway=1)]))[:1] == ["no untyped error"]
+    assert promises(record(*broken, after, events=[replace(KILL, skipped="none runs")])) != []
+
+
+def test_a_gateway_that_is_asked_to_end_answers_what_it_has():
+    term = replace(KILL, verb="term", at=10.2)
+
+    assert promises(record(replace(GOOD, broken=CUT), replace(GOOD, begin=20.0, end=21.0), events=[term])) == [
+        "no untyped error"
+    ]
+    late = replace(GOOD, begin=10.3, end=10.4, status=0, broken=REFUSED)
+    assert promises(record(late, replace(GOOD, begin=20.0, end=21.0), events=[term])) == []
+
+
+@pytest.mark.parametrize(
+    ("states", "word"),
+    [
+        ([("queued", 0), ("not_found", 0)], "gone"),
+        ([("queued", 0), ("completed", 5), ("not_found", 0)], "gone"),
+        ([("queued", 0), ("in_progress", 0)], "never ended"),
+        ([], "never ended"),
+        ([("completed", 5), ("queued", 0), ("completed", 9)], "went back"),
+        ([("completed", 5), ("completed", 9)], "made 2 times"),
+        ([("failed", 5)], "failed"),
+    ],
+)
+def test_a_job_that_is_lost_or_made_twice_is_reported(states: list[tuple[str, int]], word: str):
+    (violation,) = judge(record(jobs=[job(*states)]), BOUNDS)
+
+    assert violation.promise == "no job lost or made twice"
+    assert word in violation.detail
+
+
+def test_a_job_that_is_made_once_is_not_reported():
+    assert promises(record(jobs=[job(("queued", 0), ("in_progress", 0), ("queued", 0), ("completed", 5))])) == []
+
+
+def test_a_lease_and_a_process_that_stay_are_reported():
+    assert promises(record(blocks_left=1, leftovers=["process 12"])) == ["nothing leaked", "nothing leaked"]
+
+
+def grown(memory_bytes: int, descriptors: int, seconds: float) -> Record:
+    times = [seconds * share / 20 for share in range(21)]
+    samples = [
+        Sample(at, "gateway", 12, int(1e8 + memory_bytes * at / seconds), int(50 + descriptors * at / seconds))
+        for at in times
+    ]
+    return Record(7, seconds, samples=samples)
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (grown(1 << 20, 4, 1200.0), []),
+        (grown(1 << 30, 4, 1200.0), ["memory flat"]),
+        (grown(1 << 30, 4, 120.0), []),  # too short to tell growth from warming up
+        (grown(1 << 20, 400, 120.0), ["descriptors flat"]),
+    ],
+)
+def test_growth_is_reported(made: Record, expected: list[str]):
+    assert promises(made) == expected
+
+
+def test_recovery_is_from_the_fault_to_the_first_good_answer_that_began_after_it():
+    stop = Event(1, 9.0, "executor", "stop", "E-0", 5.0, cases=("text",))
+    before = replace(GOOD, begin=8.0, end=9.5)
+    other = replace(SOUND, begin=9.1, end=9.2)
+    failed = replace(AWAY, begin=9.1, end=9.3)
+    good = replace(GOOD, begin=9.4, end=13.0)
+
+    assert recoveries(record(before, other, failed, good, events=[stop])) == {"executor stop": [4.0]}
+
+
+def test_service_that_comes_back_late_or_never_is_reported():
+    stop = Event(1, 9.0, "sidecar", "stop", seconds=5.0)
+
+    late = replace(GOOD, begin=9.1, end=39.5)
+    assert promises(record(late, events=[stop])) == ["service comes back"]
+
+    never = [replace(AWAY, begin=9.1 + each, end=9.2 + each) for each in range(80)]
+    assert promises(record(*never, events=[stop])) == ["service comes back"]
+
+
+def test_a_client_that_drips_for_ever_is_reported():
+    attacks = [
+        Attack("heads", 50.0, closed=False),
+        Attack("heads", 12.0, closed=True),
+        Attack("bodies", 20.0, closed=False),
+    ]
+
+    assert promises(record(attacks=attacks)) == ["slow clients are cut off"]
+
+
+def test_a_crowd_may_cause_neither_5xx_nor_restarts_nor_slow_others():
+    alone = [0.4] * ENOUGH
+    calm = record(*[GOOD] * ENOUGH, BUSY)
+    slow = record(*[replace(GOOD, end=16.0)] * ENOUGH, AWAY)
+
+    assert judge_crowd(calm, alone, 0, BOUNDS) == []
+    assert [each.promise for each in judge_crowd(slow, alone, 2, BOUNDS)] == [
+        "no 5xx",
+        "no restart",
+        "others are served",
+    ]
+    assert judge_crowd(record(replace(GOOD, end=16.0)), alone, 0, BOUNDS) == []  # one slow answer tells nothing
+
+
+def test_percentiles_are_values_that_were_seen():
+    assert [percentile([3.0, 1.0, 2.0], part) for part in (0, 50, 99, 100)] == [1.0, 2.0, 3.0, 3.0]
+    assert percentile([], 99) == 0.0

@@ -1,0 +1,65 @@
+"""Memory, descriptors and restarts of every process of the system, seen from outside."""
+
+import contextlib
+from pathlib import Path
+
+import psutil
+
+from tests.chaos.outcome import Sample
+from tests.chaos.stack import Stack
+
+#: Names by module; those of the nursery's children, and of executors that it does not bear, are the same.
+_MODULES = {
+    "services.gateway": "gateway",
+    "services.sidecar": "sidecar",
+    "services.planner": "planner",
+    "services.encoder": "executor",
+    "services.llm": "executor",
+    "services.generator": "executor",
+    "omnibus.up.nursery": "nursery",
+    "omnibus.app.worker": "app worker",
+}
+
+
+def look(stack: Stack) -> list[Sample]:
+    """One sample of each process. Those that end meanwhile are left out."""
+    samples = []
+    for process in stack.system.processes():
+        with contextlib.suppress(psutil.Error, OSError, StopIteration):
+            if label := _label(process):
+                samples.append(Sample(stack.now, label, process.pid, own_bytes(process.pid), process.num_fds()))
+    return samples
+
+
+def own_bytes(pid: int) -> int:
+    """Resident memory of its own; what it maps of the arena and of libraries is left out."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("RssAnon:")).split()[1])
+
+
+def _label(process: psutil.Process) -> str:
+    """Name of what a process is; empty for the small ones that only stand for others."""
+    command = process.cmdline()
+    if any(part.endswith("up/sprout.py") for part in command):
+        return ""
+    for module, name in _MODULES.items():
+        if module in command:
+            parent = process.parent()
+            born = name == "nursery" and parent is not None and module in parent.cmdline()
+            return "executor" if born else name
+    program = Path(command[0]).name if command else ""
+    return program if program in ("nats-server", "valkey-server", "redis-server") else ""
+
+
+def restarts(before: list[Sample], after: list[Sample]) -> int:
+    """Processes of ``before`` that no longer run."""
+    return len({sample.pid for sample in before} - {sample.pid for sample in after})
+
+
+def peaks(samples: list[Sample]) -> dict[str, tuple[int, int]]:
+    """The most memory (bytes) and descriptors of any process of each name."""
+    peak: dict[str, tuple[int, int]] = {}
+    for sample in samples:
+        memory, descriptors = peak.get(sample.process, (0, 0))
+        peak[sample.process] = (max(memory, sample.memory_bytes), max(descriptors, sample.descriptors))
+    return peak

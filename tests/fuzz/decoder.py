@@ -1,0 +1,104 @@
+"""A process that decodes what it is sent, so that a crash costs only it, and its memory has a limit.
+
+``python -m tests.fuzz.decoder``: a modality, a blank, a length and a line break, then so many bytes, on standard input;
+a line of JSON each on standard output.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omnibus import errors
+
+ROOT = Path(__file__).parents[2]
+_ADDRESS_BYTES = 6 << 30  # beyond this a decoder gets MemoryError
+_WITHIN_SECONDS = 120.0
+
+
+class Outcome(NamedTuple):
+    """``word``: ``ok``, the code of a typed error, ``untyped: ...`` or ``died: ...``; what it took."""
+
+    word: str
+    seconds: float = 0.0  # of the processor
+    peak_bytes: int = 0  # above what the process had before
+
+
+class Decoder:
+    """The process, started again when it has died."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def decode(self, modality: str, data: bytes) -> Outcome:
+        process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(f"{modality} {len(data)}\n".encode() + data)
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = b""
+        if answer:
+            return Outcome(*json.loads(answer))
+        self._process = None
+        return Outcome(f"died: exit status {process.wait()}")
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "tests.fuzz.decoder"]
+        paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}", "PATH": ""}
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=paths, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        return self._process
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def main() -> None:
+    from omnibus_models import media
+
+    resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_BYTES, _ADDRESS_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    decoders = {"audio": media.audio, "image": media.image, "video": media.video}
+    while line := sys.stdin.buffer.readline():
+        modality, length = line.split()
+        data = sys.stdin.buffer.read(int(length))
+        answer = _decoded(decoders[modality.decode()], data)
+        print(json.dumps(answer), flush=True)
+
+
+def _decoded(decode: Any, data: bytes) -> Outcome:
+    before, began = _forget_peak(), time.process_time()
+    try:
+        decode(memoryview(data))
+        word = "ok"
+    except errors.Rejected as error:
+        word = error.code
+    except BaseException as error:  # noqa: BLE001 - any other exception is what is looked for
+        word = f"untyped: {type(error).__name__}: {error}"
+    return Outcome(word, time.process_time() - began, max(0, _resident("VmHWM") - before))
+
+
+def _forget_peak() -> int:
+    """Have the kernel count the peak from here; resident bytes."""
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    return _resident("VmRSS")
+
+
+def _resident(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""Outcomes of parsers that may refuse."""
+
+from collections.abc import Callable
+from typing import Any
+
+from omnibus.errors import Rejected
+
+
+def value_or_refusal(parse: Callable[..., Any], *arguments: Any) -> Any:
+    """Value of ``parse``, or the ``Rejected`` that it raised, which must be a 400 or a 413. Others pass."""
+    try:
+        return parse(*arguments)
+    except Rejected as error:
+        if error.status in (400, 413):
+            return error
+        raise

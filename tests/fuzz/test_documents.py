@@ -1,0 +1,239 @@
+"""Documents from the bus, the store and the disk: read as what they are, or refused with one typed error."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnibus import catalog, deadletters, graph, keys, plan, profile, recorded, registry
+from omnibus.app import pieces, wire
+from omnibus.bus import messages
+from omnibus.errors import BadRequest, Problem, ProtocolError
+from omnibus.plan import Plan
+from omnibus.store import JobRecord
+from omnibus.up import sprout
+from services.gateway import tape
+from services.gateway.apps import outputs
+from services.gateway.videos import work
+from services.planner import declare
+from tests.fuzz import corpus
+from tests.fuzz.mutate import bodies, mutated
+from tests.fuzz.profile import examples
+from tests.golden import corpus as golden
+
+Decode = Callable[[bytes], Any]
+
+#: A refusal travels as a message itself, and people read it.
+MAX_REFUSAL = 2000
+
+
+def typed(decode: Decode, data: bytes, errors: tuple[type[Exception], ...] = (ProtocolError,)) -> Any:
+    """Value of ``decode``; None when it refuses with one of ``errors``. Any other exception is a fault."""
+    try:
+        return decode(data)
+    except errors as error:
+        refusal = str(error)
+    assert 0 < len(refusal) < MAX_REFUSAL
+    return None
+
+
+# The bus
+
+GOLDEN = {path.name: path.read_bytes().rstrip(b"\n") for path in golden.messages()}
+ENDS = [each.end_body for each in golden.recorded()]
+
+
+def named(*words: str) -> list[bytes]:
+    return [body for name, body in GOLDEN.items() if name.startswith(words)]
+
+
+LOAD = messages.encode(messages.LoadEvent("gw", 1, 1.0, 2, {"m": {"chat": messages.Load(1, 1, quantities={"a": 1.0})}}))
+GATEWAY = messages.encode(messages.GatewayStatus("gw", 1, 1.0))
+LETTER = messages.encode(
+    deadletters.DeadLetter(1, "a-0-1", "failed", 1.0, 1.0, "chat", "m", "t", "p", Problem("stage_failed", "x"))
+)
+BUS: dict[str, tuple[Decode, list[bytes]]] = {
+    "invocations": (graph.decode, list(golden.invocations().values())),
+    "replies": (messages.decode_replies, named("reply_")),
+    "edges": (messages.decode_edges, named("edge_")),
+    "ends": (messages.decode_end, named("end")),
+    "statuses": (messages.decode_status, named("status")),
+    "gateways": (messages.decode_gateway, [GATEWAY]),
+    "loads": (messages.decode_load, [LOAD]),
+    "plan_events": (messages.decode_plan_event, named("plan_event")),
+    "ended": (recorded.decode_end, ENDS),
+    "dead_letters": (deadletters.decode, [LETTER]),
+}
+
+
+@pytest.mark.parametrize("parser", BUS)
+def test_a_message_of_the_bus_is_read_or_refused(parser: str):
+    decode, documents = BUS[parser]
+
+    @corpus.tries(parser)
+    @examples(150)
+    @given(data=bodies(documents))
+    def any_body(data: bytes) -> None:
+        with corpus.recorded(parser, data):
+            typed(decode, data)
+
+    any_body()
+
+
+@examples(150)
+@given(data=bodies(BUS["invocations"][1]))
+def test_the_references_of_an_invocation_are_checked_or_refused(data: bytes):
+    invocation = typed(graph.decode, data)
+    if invocation is not None:
+        typed(lambda _: graph.verify(invocation.nodes), data)
+        [invocation.seed_of(node) for node in range(len(invocation.nodes))]
+
+
+@examples(100)
+@given(data=st.binary(max_size=200) | bodies(ENDS))
+def test_a_record_is_an_end_or_none(data: bytes):
+    assert recorded.is_end(data) in (True, False)
+
+
+# The store
+
+_DECLARED = msgspec.convert({"m": catalog.declaration("qwen2_5_omni", "")}, dict[str, declare.Declared])
+PLAN = plan.encode(Plan(1, 0, 1000.0, declare.plans(_DECLARED)))
+APP = registry.encode(
+    registry.AppRecord(
+        "shout", 1, registry.AppSource("directory", "shout", "/apps"), "", "",
+        (registry.TaskRecord("a", "k", "m", "c", "llm", True, "a:B", {"times": 2}),),
+        {"type": "object"}, {}, True, "doc", 1.0, 1.0,
+    )
+)  # fmt: skip
+PROFILE = (Path(__file__).parents[2] / "examples" / "simulated" / "profile.json").read_bytes()
+JOB = work.encode(work.Work(model="m", wish={"prompt": "a boat", "seconds": 1.0, "width": 64, "height": 32}))
+
+
+def job(data: bytes) -> Any:
+    return work.decode(JobRecord(id="video_1", request=data, created=1.0, until=2.0, expires=3.0))
+
+
+STORE: dict[str, tuple[Decode, list[bytes]]] = {
+    "plans": (plan.decode, [PLAN]),
+    "apps": (registry.decode, [APP]),
+    "profiles": (profile.decode, [PROFILE]),
+    "keys": (keys.decode, [keys.encode(keys.KeyRecord("0" * 64, "alice", rate=2.0, note="x"))]),
+    "jobs": (job, [JOB]),
+}
+
+
+@pytest.mark.parametrize("parser", STORE)
+def test_a_document_of_the_store_is_read_or_refused(parser: str):
+    decode, documents = STORE[parser]
+
+    @corpus.tries(parser)
+    @examples(150, cost=2)
+    @given(data=bodies(documents))
+    def any_body(data: bytes) -> None:
+        with corpus.recorded(parser, data):
+            typed(decode, data, (ProtocolError, BadRequest))
+
+    any_body()
+
+
+# The link to an app's process
+
+_PIECE = pieces.Piece({"text": "a"}, pieces.Array("float32", (2, 1), bytes(8)))
+_NODE = graph.Node("spell", "spell", {"text": "ab"}, graph.digest("spell", {"text": "ab"}))
+FRAMES = [
+    wire.encode(message)
+    for message in (
+        wire.Load(registry.AppSource("upload", "poet", sha256="ab"), "async def serve(request): ...", 1 << 30),
+        wire.Serve(1, "gw-1", b'{"a": 1}', wire.JSON, 7, 12.5),
+        wire.Items(1, 0, 2, "text", (_PIECE,), True),
+        wire.Submit(1, 0, wire.Segment((_NODE,), ((0, "letters"),), (3,), ("apart",), (1, 0))),
+        wire.Answer(1, b"[]", {"text": (0, 1, "text")}),
+        wire.Give(1, "text", (_PIECE,), True),
+        wire.Part(1, b"1"),
+        wire.Ready(wire.Description("poet", "doc", (), "chat", "poet", {"a": {}}, {}, True, ("limits",))),
+    )
+]
+
+
+def link(data: bytes) -> None:
+    """The bytes of both directions, as both ends take them."""
+    for body in wire.Frames().feed(data):
+        typed(wire.to_worker, body)
+        message = typed(wire.from_worker, body)
+        if isinstance(message, wire.Answer):
+            typed(outputs.names, message.body)
+            typed(outputs.checked, message.body)
+        if isinstance(message, wire.Give):
+            typed(lambda _, items=message.items: pieces.unpack(items), body)
+
+
+@corpus.tries("app_frames")
+@examples(400)
+@given(data=st.lists(mutated(FRAMES), max_size=3).map(b"".join) | st.binary(max_size=64))
+def test_a_frame_of_an_app_is_read_or_refused(data: bytes):
+    with corpus.recorded("app_frames", data):
+        typed(link, data)
+
+
+@examples(200)
+@given(
+    dtype=st.sampled_from(["float32", "bfloat16", "bool", "int64", "object", "", "U9999999", "V8"]),
+    shape=st.lists(st.sampled_from([0, 1, 2, -1, 2**31, 2**62, 2**63 - 1]), max_size=9),
+    data=st.binary(max_size=32),
+)
+def test_an_array_of_an_app_is_taken_or_refused(dtype: str, shape: list[int], data: bytes):
+    array = pieces.Array(dtype, tuple(shape), data)
+
+    typed(lambda _: pieces.unpack([pieces.Piece({}, array)]), data)
+
+
+# Outputs on the disk, and what the nursery is asked for
+
+_ROWS = tape.Piece({"tokens": 2}, np.ones((2, 3), "float32"))
+OUTPUTS = [
+    tape.pack([]),
+    tape.pack([_ROWS, tape.Piece({}, last=True)]),
+    tape.pack([tape.Piece({"ids": [1]}, empty=True)]),
+]
+
+
+@corpus.tries("outputs")
+@examples(400)
+@given(data=mutated(OUTPUTS) | st.binary(max_size=64))
+def test_a_recorded_output_is_read_or_refused(data: bytes):
+    with corpus.recorded("outputs", data):
+        typed(tape.unpack, data)
+
+
+@examples(300)
+@given(
+    entries=st.lists(
+        st.fixed_dictionaries(
+            {
+                "dtype": st.sampled_from(["float32", "bfloat16", "bool", "object", "", "float8_e4m3fn", "int64"]),
+                "shape": st.lists(st.sampled_from([0, 1, 2, -1, 2**31, 2**62, 2**63 - 1, 2**64]), max_size=40),
+            }
+        ),
+        max_size=3,
+    ),
+    rest=st.binary(max_size=64),
+)
+def test_a_recorded_output_of_any_shape_is_read_or_refused(entries: list[Any], rest: bytes):
+    head = json.dumps(entries).encode()
+
+    typed(tape.unpack, len(head).to_bytes(8, "big") + head + rest)
+
+
+@corpus.tries("births")
+@examples(300)
+@given(data=mutated([sprout.pack(["a.b", "-c"], {b"A": b"1"}, "/tmp"), sprout.pack(["a"], {}, "")]))
+def test_a_request_to_the_nursery_is_read_or_refused(data: bytes):
+    with corpus.recorded("births", data):
+        typed(sprout.unpack, data, (ValueError,))

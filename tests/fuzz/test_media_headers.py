@@ -1,0 +1,143 @@
+"""Headers of media and data URLs, as gateways read them: a typed refusal or sane figures, in little time."""
+
+import contextlib
+import math
+import struct
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnibus.errors import Rejected
+from services.gateway import dataurl, urls
+from services.gateway.openai.formats.sniff import READERS
+from services.gateway.openai.media import DEFAULT_LIMITS, estimate_tokens, inspect
+from tests.fuzz import seeds
+from tests.fuzz.corpus import recorded, tries
+from tests.fuzz.mutate import mutated
+from tests.fuzz.profile import examples
+from tests.fuzz.refusal import value_or_refusal
+from tests.unit.gateway import samples
+
+#: A header is read on the event loop: it may not take longer, however it is made. Of the processor.
+CPU_SECONDS = 0.3
+LIMIT = 1 << 20
+
+
+def read(data: bytes, modality: str, declared: str = "") -> None:
+    began = time.thread_time()
+    info = value_or_refusal(inspect, data, modality, declared)
+    if not isinstance(info, Rejected):
+        assert 0 <= info.width * info.height <= DEFAULT_LIMITS.pixels
+        assert info.seconds is None or (math.isfinite(info.seconds) and info.seconds > 0)
+        assert 0 < estimate_tokens(info) < 1 << 31
+    assert time.thread_time() - began < CPU_SECONDS
+
+
+@pytest.mark.parametrize("modality", ["image", "audio", "video"])
+def test_a_hostile_header_is_read_or_refused(modality: str):
+    for data in seeds.everything():
+        read(data, modality)
+
+
+@examples(400)
+@given(
+    data=st.deferred(lambda: mutated(seeds.small())),
+    modality=st.sampled_from(["image", "audio", "video"]),
+    declared=st.sampled_from(["", "wav", "mp3", "image/png", "audio/", "application/octet-stream", "/"]),
+)
+def test_a_damaged_header_is_read_or_refused(data: bytes, modality: str, declared: str):
+    with recorded("headers", data):
+        read(data, modality, declared)
+
+
+HEADS = [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"fLaC", b"OggS", b"ID3", b"RIFF\0\0\0\0WEBP", b"RIFF\0\0\0\0WAVE",
+         b"\0\0\0\x10ftypisom", b"\0\0\0\x10ftypM4A ", b"\x1aE\xdf\xa3\x42\x82\x84webm", b"\xff\xfb", b"\xff\xf1"]  # fmt: skip
+
+
+@tries("headers", modality="audio")
+@examples(300)
+@given(
+    data=st.builds(lambda head, rest: head + rest, st.sampled_from(HEADS), st.binary(max_size=120)),
+    modality=st.sampled_from(["image", "audio", "video"]),
+)
+def test_bytes_behind_a_true_beginning_are_read_or_refused(data: bytes, modality: str):
+    with recorded("headers", data):
+        read(data, modality)
+
+
+@pytest.mark.parametrize("mime", READERS)
+def test_a_file_of_a_million_small_elements_is_refused_soon(mime: str):
+    for unit in (
+        b"\xff\xe5\0\2",
+        b"\0\0\0\x08free",
+        b"\xec\x80",
+        b"OggS" + bytes(23),
+        b"JUNK\0\0\0\0",
+        b"\x21\xff\1x\0",
+    ):
+        for start in (
+            samples.picture("GIF")[:13],
+            b"\xff\xd8",
+            b"RIFF\0\0\0\0WAVE",
+            b"\0\0\0\x10ftypisom\0\0\0\0",
+            b"",
+        ):
+            data = start + unit * (LIMIT // len(unit))
+            began = time.thread_time()
+            with contextlib.suppress(ValueError, struct.error, IndexError):
+                READERS[mime](data)
+            assert time.thread_time() - began < CPU_SECONDS, (unit, start)
+
+
+# Data URLs and addresses of media
+
+TEXTS = [
+    "data:image/png;base64,AAAA",
+    "data:;base64,AAA=",
+    "data:text/plain;charset=utf-8,%41",
+    "data:,",
+    "data:audio/wav;a=b;c=d;base64,AA==",
+    "DATA:image/png;BASE64,AAAA",
+    "https://example.com:443/a.png?b#c",
+    "https://[2001:db8::1]/",
+    "http://2130706433/",
+    "https://user@example.com/",
+    "https://a..b/",
+]
+
+
+@tries("data_urls")
+@examples(500)
+@given(data=mutated([text.encode() for text in TEXTS]))
+def test_a_data_url_is_decoded_or_refused(data: bytes):
+    text = data.decode(errors="replace")
+    began = time.thread_time()
+    with recorded("data_urls", data):
+        for decode in (dataurl.decode_data_url, dataurl.decode_base64):
+            decoded = value_or_refusal(decode, text, LIMIT)
+            if not isinstance(decoded, Rejected):
+                assert len(getattr(decoded, "data", decoded)) <= LIMIT
+    assert time.thread_time() - began < CPU_SECONDS
+
+
+@pytest.mark.parametrize("piece", [";a=b", ";a=", "%", "%4", "A", "=", ";base64", "é", ";"])
+def test_a_data_url_of_one_piece_again_and_again_is_decided_soon(piece: str):
+    for url in (f"data:{piece * 50_000},AAAA", f"data:a/b{piece * 80},AAAA", f"data:a/b;base64,{piece * 500_000}"):
+        began = time.thread_time()
+        value_or_refusal(dataurl.decode_data_url, url, LIMIT)
+        assert time.thread_time() - began < CPU_SECONDS, url[:80]
+
+
+@tries("urls")
+@examples(500)
+@given(data=mutated([text.encode() for text in TEXTS]))
+def test_the_address_of_a_file_is_taken_apart_or_refused(data: bytes):
+    with recorded("urls", data):
+        target = value_or_refusal(urls.parse, data.decode(errors="replace"), urls.UrlRules())
+        if not isinstance(target, Rejected):
+            assert target.scheme == "https"
+            assert target.port in (80, 443)
+            assert target.path.isascii()
+            assert not set(target.host + target.path) & set(" \r\n\t\\\0")
