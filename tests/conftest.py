@@ -14,6 +14,7 @@ from omnibus.up.infra import Server
 from omnibus.up.lineage import die_with_parent
 from tests.e2e import docker_engine as docker
 
+TESTS = Path(__file__).parent
 _STOP_WITHIN = 10.0  # seconds
 
 
@@ -75,3 +76,25 @@ def docker_engine() -> Iterator[docker.Engine]:
         except docker.NoEngine as reason:
             pytest.skip(f"no Docker: {reason}")
         yield engine
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests that share a running system run in one worker, and begin with those that take longest."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    items.sort(key=_rank)
+
+
+def _group(item: pytest.Item) -> str:
+    """A directory whose tests share a system, all tests that need the Docker engine, or else a file."""
+    if item.get_closest_marker("docker") is not None:
+        return "docker"
+    directory = item.path.parent
+    shared = "e2e" in directory.parts and directory.name != "e2e" and (directory / "conftest.py").exists()
+    return str((directory if shared else item.path).relative_to(TESTS))
+
+
+def _rank(item: pytest.Item) -> int:
+    """The longest groups come first, so that no worker is left with one at the end."""
+    marks = ("docker", "chaos", "e2e")
+    return next((rank for rank, mark in enumerate(marks) if item.get_closest_marker(mark)), len(marks))

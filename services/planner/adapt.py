@@ -170,7 +170,7 @@ class Adapt:
         ]
 
     def _held(self, what: str, value: float, above: float, seconds: float) -> bool:
-        """Whether ``value`` has been ``above`` for so long. Below half of it, it begins again."""
+        """Return whether ``value`` has been ``above`` for so long. Below half of it, it begins again."""
         now = self._clock()
         if value > above:
             self._true.setdefault(what, now)
@@ -180,7 +180,7 @@ class Adapt:
         return False
 
     def _steady(self, load: Loads) -> bool:
-        """Whether requests of each model are of the types that they were of half a window ago."""
+        """Return whether requests of each model are of the types that they were of half a window ago."""
         now, before = self._clock(), {name: each.shares for name, each in load.items()}
         while len(self._mixes) > 1 and self._mixes[1][0] <= now - self._rules.window / 2:
             self._mixes.popleft()
@@ -191,7 +191,7 @@ class Adapt:
         )
 
     def _worth(self, gpus: float, scene: Scene) -> bool:
-        """Whether so many GPUs, as long as the load lasts, are more than what the starts take."""
+        """Return whether so many GPUs, as long as the load lasts, are more than what the starts take."""
         lasts = max(self._rules.cooldown, self._clock() - max(self._changed, self._began))
         return gpus * lasts > scene.best.starts
 

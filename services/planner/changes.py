@@ -71,7 +71,7 @@ class Changes:
 
     @property
     def pinned(self) -> bool:
-        """Whether an operator has pinned an epoch: what is wanted has to wait."""
+        """True if an operator has pinned an epoch: what is wanted has to wait."""
         return self._pinned > 0
 
     @property
@@ -81,7 +81,7 @@ class Changes:
 
     @property
     def troubled(self) -> bool:
-        """Whether something that is wanted is put off."""
+        """True if something that is wanted is put off."""
         return self._told is not None and bool(self._told[0])
 
     def wake(self) -> None:
@@ -147,7 +147,7 @@ class Changes:
         return await self._advance(stand, current.models, goal)
 
     def _known(self, stand: Stand, current: Plan | None, goal: Target | None) -> bool:
-        """Whether to go on from the current plan: it is ours, or it is as wanted, or something new is wanted."""
+        """Return whether to go on from the current plan: it is ours, or it is as wanted, or something new is wanted."""
         before, self.plan = self.plan, current or self.plan
         if before is None and current is not None:
             self._announce(current)

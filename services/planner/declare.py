@@ -23,6 +23,7 @@ from pathlib import Path as File
 import msgspec
 
 from omnibus.errors import BadRequest
+from omnibus.graph import UNREADABLE
 from omnibus.plan import ModelPlan, Option, Path, cut, request_type
 from services.planner import shares
 from services.planner.asked import GpuType, Machine, check_gpus
@@ -55,7 +56,7 @@ def declarations(path: str) -> Declarations:
         raise BadRequest(f"{path}: {error.message}") from error
     except OSError as error:
         raise BadRequest(f"OMNIBUS_PLANNER_MODELS={path!r} cannot be read: {error.strerror}") from error
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise BadRequest(f"{path}: {error}") from error
 
 

@@ -139,7 +139,7 @@ class Follow:
             adapt.changed()
 
     def _holds(self, plan: Plan) -> bool:
-        """Whether what was found beside ``plan`` was not found for something that is no longer so."""
+        """Return whether what was found beside ``plan`` was not found for something that is no longer so."""
         return self._planning.planned is self._wanted and plan is self._changes.plan
 
     def _policy(self) -> Adapt | None:
@@ -153,7 +153,7 @@ class Follow:
         return self._adapt
 
     def _deaf(self, adapt: Adapt) -> bool:
-        """Whether what gateways said may have been missed; what is heard from now on counts again."""
+        """Return whether what gateways said may have been missed; what is heard from now on counts again."""
         bus = self._bus
         if bus is not None and bus.connected and bus.reconnects == self._reconnects:
             return False
@@ -163,7 +163,7 @@ class Follow:
         return True
 
     def _under_way(self, plan: Plan) -> bool:
-        """Whether executors of what is wanted may still start; what has been put off is not waited for."""
+        """Return whether executors of what is wanted may still start; what has been put off is not waited for."""
         wanted = self._wanted.models if self._wanted is not None else {}
         if all(plan.models.get(name) == model for name, model in wanted.items()):
             return False

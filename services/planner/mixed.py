@@ -13,7 +13,7 @@ Replicas = Callable[[str, str], int]
 
 
 def alike(one: ModelPlan, other: ModelPlan) -> bool:
-    """Whether executors of both may serve the same plan: it is the same model, and no option has two meanings."""
+    """Return whether executors of both may serve the same plan: the same model, and no option with two meanings."""
     if _bare(one) != _bare(other):
         return False
     common = one.options.keys() & other.options.keys()

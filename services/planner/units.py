@@ -51,7 +51,7 @@ class Unit:
         self._needed, self._needs = needed, needs
 
     def turned(self, there: Counts) -> bool:
-        """Whether a plan over the executors ``there`` is of the new side."""
+        """Return whether a plan over the executors ``there`` is of the new side."""
         return not self.whole or self._covers(self._new, [kind for kind in self.goal if there.get(kind)])
 
     def usable(self, there: Counts) -> dict[Kind, int]:
@@ -89,7 +89,7 @@ class Unit:
         return mixed(side, side, there)
 
     def _covers(self, runs: Runs, kinds: Iterable[Kind]) -> bool:
-        """Whether they run all that one side needs."""
+        """Return whether they run all that one side needs."""
         needs = self._needed if runs is self._old else self._needs
         return needs <= {part for kind in kinds for part in runs.get(kind, ())}
 

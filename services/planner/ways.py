@@ -85,7 +85,7 @@ class Ways:
         return bool(tired)
 
     def crowded(self, there: Mapping[Kind, int], models: Models, aim: Aim) -> bool:
-        """Whether executors that are ``there`` have to leave before those of the next plan may start."""
+        """Return whether executors that are ``there`` have to leave before those of the next plan may start."""
         want, have = counts(aim.target.models), counts(models)
         fresh = {kind: count for kind, count in want.items() if count > have.get(kind, 0)}
         asked = {kind: max(count, have.get(kind, 0)) for kind, count in {**have, **want}.items()}
@@ -94,7 +94,7 @@ class Ways:
         return bool(fresh and leaving) and bool(lacking(both, {**both, **fresh}, self._sizes, aim.target.gpus))
 
     def counted(self, kinds: Iterable[Kind]) -> bool:
-        """Whether any of them takes GPUs that were declared."""
+        """Return whether any of them takes GPUs that were declared."""
         return not self._sizes.keys().isdisjoint(kinds)
 
     def _without(self, goal: Models, resting: Iterable[str]) -> dict[str, ModelPlan]:

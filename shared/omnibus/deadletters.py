@@ -45,6 +45,8 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     moves: tuple[Moved, ...] = ()
     replay_of: str = ""
     invocation: Invocation | None = None
+    #: Digests of the nodes with which gateways refuse an invocation for a while, because they ended executors.
+    refused: tuple[str, ...] = ()
 
 
 def reason(failure: OmnibusError | None, node: int, moves: list[Moved], attempt: int) -> str:

@@ -9,10 +9,14 @@
     │   ├── Forbidden         403  switched off here; names the setting
     │   ├── NotFound          404  unknown model, invocation or route
     │   ├── Conflict          409  the name is taken, or somebody else was faster
-    │   └── TooLarge          413  over a limit in bytes, pixels, seconds or items
+    │   ├── TooLarge          413  over a limit in bytes, pixels, seconds or items
+    │   │   └── HeadTooLarge  431  a request's headers, in bytes or lines
+    │   ├── TooSlow           408  the request did not arrive in time
+    │   └── BadInput          422  an input that ended executors, refused for a while
     ├── Retryable           another try, or another replica, may succeed
     │   ├── Overloaded        429  no credit left; carries ``retry_after`` in seconds
     │   ├── StageUnavailable  503  no live executor for a stage; names the stage
+    │   ├── GatewayStopping   503  the gateway ends; another one answers, after ``retry_after`` seconds
     │   ├── ArenaFull         503  the node's shared memory is exhausted
     │   ├── BusUnavailable    503  NATS cannot be reached
     │   ├── StoreUnavailable  503  Redis or Valkey cannot be reached
@@ -23,6 +27,7 @@
         ├── StageFailed       502  an engine failed on this request; names the stage
         ├── DeadlineExceeded  504
         ├── SequenceGap       502  a stream lost a chunk
+        ├── CannotContinue    502  a streamed answer came out differently at the gateway that continues it
         ├── StaleHandle       502  a handle names memory that was freed
         ├── GraphError        500  a composite task drew a graph that cannot run
         │   ├── PlaceholderError    ``invoke`` looked at a value that does not exist yet
@@ -116,6 +121,18 @@ class TooLarge(Rejected):
     code, status = "too_large", 413
 
 
+class HeadTooLarge(TooLarge):
+    code, status = "head_too_large", 431
+
+
+class TooSlow(Rejected):
+    code, status = "request_timeout", 408
+
+
+class BadInput(Rejected):
+    code, status = "bad_input", 422
+
+
 class Retryable(OmnibusError):
     code, status = "unavailable", 503
 
@@ -133,6 +150,13 @@ class Overloaded(Retryable):
 
 class StageUnavailable(Retryable):
     code = "stage_unavailable"
+
+
+class GatewayStopping(Retryable):
+    """The gateway ends before the answer. ``retry_after`` is in seconds."""
+
+    code = "gateway_stopping"
+    retry_after: ClassVar[float] = 1.0
 
 
 class ArenaFull(Retryable):
@@ -173,6 +197,10 @@ class DeadlineExceeded(Fatal):
 
 class SequenceGap(Fatal):
     code, status = "sequence_gap", 502
+
+
+class CannotContinue(Fatal):
+    code, status = "cannot_continue", 502
 
 
 class StaleHandle(Fatal):

@@ -97,6 +97,16 @@ class Invocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parent: str = ""
     step: int = 0
     choices: tuple[int, ...] = ()
+    #: Outputs whose chunks the gateway records while they travel, so that their readers can begin again.
+    retained: tuple[tuple[int, str], ...] = ()
+    #: Per node the attempt that runs it: nodes of earlier attempts are done or go on. Empty: all are of ``attempt``.
+    attempts: tuple[int, ...] = ()
+    #: By node and output, what an earlier attempt left of it: see ``omnibus.executor.contract.Job.resume``.
+    resumes: tuple[tuple[int, str, dict[str, Any]], ...] = ()
+
+    def runs(self, node: int) -> bool:
+        """Return whether ``node`` begins in this attempt."""
+        return not self.attempts or self.attempts[node] == self.attempt
 
     def seed_of(self, node: int) -> int:
         """Seed of one node, 63 bits: the invocation's own, but for repeated equal calls."""
@@ -164,8 +174,10 @@ def _check(invocation: Invocation) -> None:
     count = len(invocation.nodes)
     if not count or len(invocation.route) != count or len(invocation.options) != count:
         raise _refusal(f"invocation {invocation.id}: nodes, options and route must be of one length, at least 1")
-    if not all(0 <= node < count for node, _ in invocation.outputs):
+    if not all(0 <= node < count for node, _ in (*invocation.outputs, *invocation.retained)):
         raise _refusal(f"invocation {invocation.id}: outputs {invocation.outputs} name nodes that are not there")
+    if len(invocation.attempts) not in (0, count):
+        raise _refusal(f"invocation {invocation.id}: attempts must be empty, or one for each node")
     for index, node in enumerate(invocation.nodes):
         if not all(0 <= source < index for source, _ in node.uses):
             raise _refusal(f"invocation {invocation.id}: node {index} uses {node.uses}; only earlier nodes exist")
@@ -202,7 +214,7 @@ _ADDRESS = re.compile(r"[!-)+-=?-~]+")
 
 
 def addressable(name: str) -> bool:
-    """Whether ``name`` may stand in a subject of the bus."""
+    """Return whether ``name`` may stand in a subject of the bus."""
     return _ADDRESS.fullmatch(name) is not None
 
 

@@ -54,11 +54,11 @@ class ReadyExecutors:
         return {kind: count for kind, count in found.items() if count < wanted[kind]}
 
     async def wait(self, wanted: Mapping[Kind, int], seconds: float) -> bool:
-        """Whether as many as ``wanted`` of each kind are ready within ``seconds``."""
+        """Return whether as many as ``wanted`` of each kind are ready within ``seconds``."""
         return await self._until(lambda: not self.missing(wanted), seconds)
 
     async def wait_for(self, executors: Collection[str], seconds: float) -> bool:
-        """Whether all ``executors`` are ready within ``seconds``."""
+        """Return whether all ``executors`` are ready within ``seconds``."""
         return await self._until(lambda: self.ids().issuperset(executors), seconds)
 
     async def _until(self, true: Callable[[], bool], seconds: float) -> bool:
@@ -111,7 +111,7 @@ class Gateways:
         self._ask()
 
     async def follow(self, created: float, seconds: float) -> bool:
-        """Whether all gateways go by the plan that was made at ``created``, or a newer one, within ``seconds``.
+        """Return whether all gateways go by the plan that was made at ``created``, or a newer one, within ``seconds``.
 
         One that has said nothing by then is forgotten, so that its end costs this time once.
         """

@@ -13,7 +13,7 @@ import msgspec
 
 from omnibus import catalog
 from omnibus.errors import BadRequest, ProtocolError
-from omnibus.graph import WIRE_VERSION
+from omnibus.graph import UNREADABLE, WIRE_VERSION
 
 #: 1 / golden ratio: the additive step whose multiples fill [0, 1) most evenly.
 GOLDEN = 0.6180339887498949
@@ -179,7 +179,7 @@ def decode(body: bytes) -> Plan:
     """Raises ``ProtocolError`` when the document is no plan of this version."""
     try:
         plan = _decode(body)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ProtocolError(
             f"the stored plan cannot be read: {error}; write it again with this build's planner"
         ) from error

@@ -21,6 +21,7 @@ from typing import Annotated
 import msgspec
 
 from omnibus.errors import BadRequest
+from omnibus.graph import UNREADABLE
 
 #: Version of the file's form.
 VERSION = 1
@@ -160,7 +161,7 @@ def decode(body: bytes, name: str = "the profile") -> ModelProfile:
     """Raises ``BadRequest`` that names the file and its first fault."""
     try:
         profile = _decode(body)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise BadRequest(f"{name} is no profile: {error}; write it with `omnibus profile`") from error
     if profile.v != VERSION:
         raise BadRequest(f"{name} has version {profile.v}, this build reads {VERSION}: measure again")

@@ -33,6 +33,10 @@ class Moved(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str
     executor: str = ""
     message: str = ""
+    #: The nodes that began again; empty: all of them. The others went on, or were done.
+    again: tuple[int, ...] = ()
+    #: Where such nodes began, by ``<node>.<output>``: tokens, rows of arrays, or steps that were not computed again.
+    resumed: dict[str, int] = {}
 
 
 class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,7 +93,7 @@ _ended = msgspec.json.Decoder(Ended).decode
 
 
 def is_end(body: bytes) -> bool:
-    """Whether a record tells of an end. Its text may hold any words, so the tag is looked for where it is written."""
+    """Return whether a record is that of an end. Its text may hold any words, so the tag is searched in its place."""
     return body.startswith(b'{"kind":"end"') or (b'"kind"' in body and _tagged(body))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from omnibus.errors import ProtocolError
-from omnibus.graph import WIRE_VERSION
+from omnibus.graph import UNREADABLE, WIRE_VERSION
 
 #: Between an app's name and a version that is not current, but whose own unit tasks run: not yet, or not any more.
 #: No app's name has it.
@@ -35,7 +35,7 @@ class TaskRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     code: str = ""
 
     def equals(self, other: "TaskRecord") -> bool:
-        """Whether both are the same task, perhaps of older code."""
+        """Return whether both are the same task, perhaps of older code."""
         return msgspec.structs.replace(self, code="") == msgspec.structs.replace(other, code="")
 
 
@@ -83,7 +83,7 @@ def decode(body: bytes) -> AppRecord:
     """Raises ``ProtocolError`` when the document is no app of this version."""
     try:
         record = _decode(body)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"the stored app cannot be read: {error}; register it again") from error
     if record.v != WIRE_VERSION:
         raise ProtocolError(f"the stored app has version {record.v}, not {WIRE_VERSION}: register it again")

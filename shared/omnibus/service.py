@@ -59,7 +59,7 @@ async def _live(name: str, service: Service, settings: ServiceSettings) -> None:
         scrape.ready(True)
         await stopping
         scrape.ready(False)
-        await service.drain(settings.drain)
+        await service.drain(settings.drain_seconds(name))
     finally:
         await service.shutdown()
         await scrape.close()

@@ -13,6 +13,9 @@ import msgspec
 
 from omnibus.errors import BadRequest
 
+#: See ``ServiceSettings.drain``.
+DRAIN_SECONDS, GATEWAY_DRAIN_SECONDS = 10.0, 30.0
+
 
 class Settings(msgspec.Struct, frozen=True):
     """Base of all areas; ``area`` is the middle part of the variable names."""
@@ -52,6 +55,9 @@ class StoreSettings(Settings, frozen=True):
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""
+    #: Signs plans and app records, which decide what code runs; the same for gateways and planners. Where it is set,
+    #: those that are not signed with it are refused; empty: whatever is in the store is believed.
+    secret: str = ""
     prefix: str = "omnibus"
     timeout: float = 2.0  # seconds per command
     #: Plans that are kept: the current one and those before it.
@@ -84,18 +90,44 @@ class GatewaySettings(Settings, frozen=True):
     deadline: float = 120.0
     #: Largest HTTP body in bytes.
     max_body: int = 64 << 20
+    #: Bytes of the request bodies that this gateway holds, from their first byte until they are answered, before it
+    #: answers 429. Bodies of 64 KiB and less are free; where there are tenants, one of them has at most half.
+    bodies: int = 1 << 30
+    #: Seconds that a body may pause, and bytes that it has to bring per second after as many. All of it has to be there
+    #: before the deadline, which counts from its first byte.
+    body_pause: float = 30.0
+    body_rate: int = 1024
+    #: Bytes and headers of a request's head, and seconds until it is complete. A connection on which no request begins
+    #: in that time is closed.
+    head_bytes: int = 64 << 10
+    head_lines: int = 100
+    head_seconds: float = 10.0
+    #: Names that clients may call this gateway by where no keys are asked for, besides those of this machine, addresses
+    #: and names inside a cluster; with commas between them. Else a web page could use the gateway by a name of its own.
+    allowed_hosts: str = ""
     #: Invocations in flight at this gateway before it answers 429.
     max_inflight: int = 512
+    #: Seconds that a request may wait in executors for those before it, as far as that can be predicted; it may always
+    #: wait as long as engines compute for it. What would wait longer, or not end by its deadline, gets 429.
+    queue_seconds: float = 30.0
     #: ``full``: inputs and media are kept, so that replay is exact. ``stages``: also what nodes pass to each other, so
     #: that a replay may begin at any of them; it costs memory and time. ``digest``: sizes and digests only.
     record: str = "full"
     #: What dead letters keep of inputs, in the same words.
     deadletters: str = "digest"
+    #: What is retained of running requests, so that a lost stage begins again without those before it. ``auto``: what
+    #: stages on other executors read, and checkpoints of images and videos. ``all``: also what is read on the same
+    #: executor. ``off``: nothing, a request runs again as a whole. Where stages are recorded nothing is retained.
+    retain: str = "auto"
+    #: Bytes that may be retained for the requests of this gateway.
+    retain_bytes: int = 256 << 20
+    #: Seconds that an input is refused after it ended two executors; 0: it never is.
+    quarantine: float = 600.0
     #: Directory of recorded media, by content hash; empty: none is kept.
     media_dir: str = ""
     media_bytes: int = 1 << 30
     #: Seconds that files are kept which clients were given a URL of, below the same directory; bytes of one, and of
-    #: all of them. When there are more, the oldest leave.
+    #: all of them. When there are more, the oldest of the tenant that has most leave.
     file_seconds: float = 3600.0
     file_largest: int = 64 << 20
     file_bytes: int = 1 << 30
@@ -117,6 +149,12 @@ class GatewaySettings(Settings, frozen=True):
     video_pixels: int = 1 << 28
     #: Bytes of the videos that are kept below the media directory before no more are taken on.
     video_bytes: int = 4 << 30
+    #: The share of ``videos_open``, ``videos_kept`` and ``video_bytes`` that one tenant may have; 1 for all of it.
+    tenant_share: float = 0.25
+    #: Streamed chats that can be continued at another gateway: ``requested`` (by their client), ``always``, ``off``.
+    #: Their requests are kept in the store until their deadline; no longer ones than so many bytes.
+    continue_streams: str = "requested"
+    continue_bytes: int = 256 << 10
     #: What those URLs begin with, as ``https://api.example.com``; empty: what the client called this gateway.
     public_url: str = ""
     #: Kept embeddings of media are shared by gateways with the same salt alone. Else the time that a request
@@ -220,6 +258,8 @@ class ExecutorSettings(Settings, frozen=True):
     tasks: str = ""
     #: Unit tasks of apps that bring their own engine: a JSON list of ``TaskRecord``; empty: ``checkpoint`` holds it.
     source: str = ""
+    #: Directory below which such tasks may be imported from; empty: from no directory, installed modules alone.
+    apps_dir: str = ""
     #: What makes the runners: ``module:function(component, settings)``.
     engine: str = "services.engines:transformers"
     #: JSON file with the times and sizes that a simulated executor follows; empty: ``checkpoint`` is that file.
@@ -273,8 +313,15 @@ class ServiceSettings(Settings, frozen=True):
     metrics_dir: str = ""
     metrics_host: str = "127.0.0.1"
     log_level: str = "INFO"
-    #: Seconds a stopping service may take to finish what it has accepted.
-    drain: float = 10.0
+    #: Seconds a stopping service may take to finish what it has accepted. Unset: 30 for a gateway, whose answers take
+    #: longest, and 10 for every other service.
+    drain: float | None = None
+
+    def drain_seconds(self, service: str) -> float:
+        """Seconds that ``service`` may take; whatever ends it must wait longer than that."""
+        if self.drain is not None:
+            return self.drain
+        return GATEWAY_DRAIN_SECONDS if service == "gateway" else DRAIN_SECONDS
 
 
 def otlp_endpoint(environ: Mapping[str, str] | None = None) -> str:

@@ -8,7 +8,7 @@ All times but ``created`` are seconds since ``created``, and null (``None``) whe
 several machines may differ: what would run backwards is shown as taking no time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -89,7 +89,8 @@ class Move(msgspec.Struct, frozen=True):
     """Attempt ``attempt`` was given up ``at`` then, and the invocation went to another route.
 
     ``reason``: ``busy``, ``silent``, ``gone`` (its executor died), ``unavailable`` (its engine died), ``gap``,
-    ``retry`` or ``bus``. ``executor`` is who was lost, empty when nobody was.
+    ``retry`` or ``bus``. ``executor`` is who was lost, empty when nobody was. ``again`` are the nodes that began again,
+    empty when all did; ``resumed`` says by ``<node>.<output>`` behind how many tokens, rows or steps.
     """
 
     attempt: int
@@ -97,6 +98,8 @@ class Move(msgspec.Struct, frozen=True):
     reason: str
     executor: str = ""
     message: str = ""
+    again: tuple[int, ...] = ()
+    resumed: dict[str, int] = {}
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -164,14 +167,17 @@ class Waterfall(msgspec.Struct, frozen=True):
 # From a record
 
 
+_OF_MOVES = ("reason", "executor", "message", "again", "resumed")
+
+
 def of(invocation: Invocation, ended: Ended | None) -> Waterfall:
     """The waterfall of an invocation that was recorded as ``invocation``; ``ended`` is None while it runs."""
     start = invocation.created
     moves = tuple(
-        Move(each.attempt, _after(each.at, start), each.reason, each.executor, each.message)
+        Move(each.attempt, _after(each.at, start), *(getattr(each, name) for name in _OF_MOVES))
         for each in (ended.moves if ended is not None else ())
     )
-    rows = tuple(_rows(invocation, ended, moves[-1].at if moves else 0.0))
+    rows = tuple(_rows(invocation, ended, moves))
     return Waterfall(
         summary=summary(invocation, ended),
         seed=invocation.seed,
@@ -217,8 +223,7 @@ def _moment(moment: float, start: float) -> float | None:
     return _after(moment, start) if moment else None
 
 
-def _rows(invocation: Invocation, ended: Ended | None, sent: float) -> Iterator[Row]:
-    """``sent`` is when the last attempt began."""
+def _rows(invocation: Invocation, ended: Ended | None, moves: Sequence[Move]) -> Iterator[Row]:
     route = (ended.route if ended is not None else ()) or invocation.route
     options = (ended.options if ended is not None else ()) or invocation.options
     hops = {hop.node: hop for hop in ended.hops} if ended is not None else {}
@@ -234,6 +239,7 @@ def _rows(invocation: Invocation, ended: Ended | None, sent: float) -> Iterator[
             inputs=tuple(_input(name, value) for name, value in node.inputs.items()),
         )
         hop = hops.get(index)
+        sent = max((move.at for move in moves if not move.again or index in move.again), default=0.0)
         yield _timed(row, hop, invocation.created, sent) if hop is not None else row
 
 

@@ -127,10 +127,29 @@ def test_the_configuration_of_the_bus_for_containers_is_the_one_that_is_made():
     assert (ROOT / "deploy/compose/nats.conf").read_text() == permissions.config()
 
 
+def test_the_store_for_containers_has_a_password_and_a_network_of_its_own():
+    text = (ROOT / "deploy/compose/compose.users.yaml").read_text()
+    layer = yaml.safe_load(text)
+    beside = {name for name, spec in layer["services"].items() if "store" in spec.get("networks", [])}
+
+    assert layer["networks"]["store"]["internal"] is True
+    assert layer["services"]["valkey"]["networks"] == ["store"]
+    assert beside == {"valkey", "gateway", "planner"}
+    assert "requirepass $$OMNIBUS_STORE_PASSWORD" in layer["services"]["valkey"]["command"][-1]
+    for name in ("gateway", "planner"):
+        told = layer["services"][name]["environment"]
+        assert told["OMNIBUS_STORE_URL"] == "redis://:${OMNIBUS_STORE_PASSWORD:?}@valkey:6379/0"
+        assert told["OMNIBUS_STORE_SECRET"] == "${OMNIBUS_STORE_SECRET:?}"
+
+
 def test_each_container_on_the_bus_has_the_user_of_its_service():
     base = yaml.safe_load((ROOT / "deploy/compose/compose.yaml").read_text())["services"]
     layer = yaml.safe_load((ROOT / "deploy/compose/compose.users.yaml").read_text())["services"]
-    users = {name: spec["environment"].get("OMNIBUS_BUS_USER") for name, spec in layer.items() if name != "nats"}
+    users = {
+        name: spec["environment"].get("OMNIBUS_BUS_USER")
+        for name, spec in layer.items()
+        if name not in ("nats", "valkey")
+    }
 
     on_bus = {name for name, spec in base.items() if named(spec.get("image")).startswith("omnibus-")}
     assert users.keys() == on_bus - {"models", "sidecar"}

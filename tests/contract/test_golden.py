@@ -22,7 +22,14 @@ each_recorded = pytest.mark.parametrize("golden", RECORDED, ids=[golden.name for
 
 #: Fields that came after the first documents, and what a document means that does not have them. A default
 #: here may never change: it would change what lies in somebody's record stream.
-SINCE_INVOCATION: dict[str, Any] = {"parent": "", "step": 0, "choices": ()}
+SINCE_INVOCATION: dict[str, Any] = {
+    "parent": "",
+    "step": 0,
+    "choices": (),
+    "retained": (),
+    "attempts": (),
+    "resumes": (),
+}
 SINCE_NODE: dict[str, Any] = {"model": "", "salt": 0}
 
 

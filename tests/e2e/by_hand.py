@@ -85,4 +85,4 @@ async def _mine(record: Invocation, files: Sequence[bytes], tensors: TensorClien
         media = {**nodes[index].inputs["media"], HANDLE: msgspec.to_builtins(handle)}
         nodes[index] = graph.with_inputs(nodes[index], {"media": media})
     changes = {"id": id, "created": now, "deadline": now + 60, "reply": subjects.reply(_ME), "nodes": tuple(nodes)}
-    return msgspec.structs.replace(record, **changes)
+    return msgspec.structs.replace(record, **changes, retained=())  # nothing is to begin again

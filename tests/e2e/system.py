@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,6 +32,7 @@ from omnibus.tensors.client import TensorClient
 from omnibus.up import run
 from omnibus.up.lineage import die_with_parent
 from omnibus.up.shm import SHARED_MEMORY
+from omnibus.up.stack import STORE_SECRET
 
 ROOT = Path(__file__).parents[2]
 VL, OMNI = "qwen2.5-vl-tiny", "qwen2.5-omni-tiny"
@@ -83,7 +85,8 @@ class System:
         self._models = ["--models", str(declared)] if models else ["--no-models"]
         paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
         # A private place for the file that says where everything is: other runs of this user stay apart.
-        self.env = {**os.environ, "PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(directory), **settings}
+        own = {"PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(directory), STORE_SECRET: token_hex(16)}
+        self.env = {**os.environ, **own, **settings}
         self.executors = {
             subjects.token(f"{name}-{option}-{replica}")
             for name, model in models.items()
@@ -219,7 +222,8 @@ class System:
 
     @contextlib.asynccontextmanager
     async def store(self) -> AsyncIterator[Store]:
-        store = Store(StoreSettings(url=self.state.store_url))
+        """The store, to read and write what services take for their own."""
+        store = Store(StoreSettings(url=self.state.store_url, secret=self.env[STORE_SECRET]))
         try:
             yield store
         finally:

@@ -47,7 +47,12 @@ async def traffic(system: System, request: Callable[[], Awaitable[httpx.Response
         if isinstance(chunk, Chunk) and chunk.inv == id
     }
     bodies = [msgspec.json.decode(one.data) for one in watch.seen if one.data.startswith(b"{")]
-    return Traffic(edges, granted, len(set(handles(bodies))))
+    return Traffic(edges, granted, len(set(handles([_about(id, body) for body in bodies]))))
+
+
+def _about(id: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """What ``body`` says of this invocation: what was held back of an earlier one may come meanwhile."""
+    return [each for each in body.get("msgs", [body]) if id in (each.get("inv"), each.get("id"))]
 
 
 def handles(value: Any) -> Iterator[tuple[int, int]]:

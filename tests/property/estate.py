@@ -69,7 +69,7 @@ class Estate:
         self.members = Members()
         self.router = Router("gw", self.members)
         self.router.plan = Plan(1, 0, 1000.0, {name: model(*spec) for name, spec in MODELS.items()})
-        self.dispatcher = Dispatcher("gw", bus, tensors, self.members, LIMIT)
+        self.dispatcher = Dispatcher("gw", bus, tensors, self.members, LIMIT, quarantine=600.0)
         settings = GatewaySettings(media_dir=str(self._directory / "kept"), deadline=30.0)
         keep = MediaKeep(settings.media_dir, settings.media_bytes)
         records = Records(bus, True, keep)

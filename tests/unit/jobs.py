@@ -68,11 +68,13 @@ class MemoryJob(Job):
         near: tuple[str, ...] = (),
         invocation: str = "",
         beside: Sequence[Mapping[str, Any]] = (),
+        resumes: Mapping[str, Mapping[str, Any]] = {},
     ) -> None:
         self._invocation = invocation or f"memory-{id(self)}"
         self._inputs = inputs
         self._near = near
         self._beside = beside
+        self._resumes = resumes
         self.read: list[str] = []
         self.asked: list[str] = []
         self._wants = wants
@@ -106,6 +108,9 @@ class MemoryJob(Job):
 
     def here(self, output: str) -> bool:
         return output in self._near
+
+    def resume(self, output: str) -> Mapping[str, Any]:
+        return self._resumes.get(output, {})
 
     async def value(self, name: str) -> Any:
         self.asked.append(name)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from omnibus.settings import GatewaySettings
+from omnibus.settings import GatewaySettings, ServiceSettings
 from omnibus.settings import load as load_settings
 from tests import observed
 
@@ -154,7 +154,7 @@ def test_what_the_gateway_is_closed_with_comes_from_the_environment_and_is_off_w
 
     unset = {name: re.fullmatch(r"\$\{(\w+):-(.*)\}", value).groups() for name, value in passed.items()}
     assert {name: variable for name, (variable, _) in unset.items()} == {name: name for name in passed}
-    assert passed.keys() == {"OMNIBUS_GATEWAY_KEYS", "OMNIBUS_GATEWAY_ADMIN_TOKEN"}
+    assert passed.keys() == {"OMNIBUS_GATEWAY_KEYS", "OMNIBUS_GATEWAY_ADMIN_TOKEN", "OMNIBUS_STORE_SECRET"}
     assert load_settings(GatewaySettings, {name: value for name, (_, value) in unset.items()}) == GatewaySettings()
 
 
@@ -221,3 +221,12 @@ def test_the_plan_asks_for_the_executors_that_there_are():
     }
 
     assert running == options
+
+
+@pytest.mark.parametrize("name", sorted(name for name in services(BASE) if "build" in services(BASE)[name]))
+def test_no_service_is_killed_while_it_may_drain(name: str):
+    if name in ONCE:
+        return
+    grace = float(services(BASE)[name]["stop_grace_period"].removesuffix("s"))
+
+    assert grace >= ServiceSettings().drain_seconds(name) + 5

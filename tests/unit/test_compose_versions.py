@@ -59,7 +59,7 @@ def tree(name: str) -> list[yaml.Node]:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_nothing_at_the_top_is_for_one_of_them(name: str):
-    assert {key for key in load(name) if not key.startswith("x-")} <= {"services", "volumes"}
+    assert {key for key in load(name) if not key.startswith("x-")} <= {"services", "volumes", "networks"}
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -26,7 +26,7 @@ class Backend(Protocol):
 
     @property
     def leads(self) -> bool:
-        """Whether this planner may change anything: of several, one does."""
+        """True if this planner may change anything: of several, one does."""
 
     @property
     def trouble(self) -> OmnibusError | None:

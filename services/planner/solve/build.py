@@ -23,7 +23,7 @@ class Goal(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether all values are whole numbers."""
+        """True if all values are whole numbers."""
         return self.spawn is None and bool(np.all(self.cost == np.round(self.cost)))
 
     def value(self, replicas: Vector, running: Vector) -> float:

@@ -81,7 +81,7 @@ class _Bits:
         return tuple(component for component, bit in self._bit.items() if mask & bit)
 
     def allowed(self, role: int, done: int, whole: int) -> bool:
-        """Whether all that must run before ``role``, inside of the type, is done or in it."""
+        """Return whether all that must run before ``role``, inside of the type, is done or in it."""
         return all(not self._before[bit] & whole & ~(done | role) for bit in self._before if role & bit)
 
 

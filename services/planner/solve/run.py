@@ -62,7 +62,7 @@ class Run:
         self.held.append((goal, value + 1e-7 * max(1.0, abs(value))))
 
     def decided(self, goal: Goal) -> bool:
-        """Whether ``goal`` cannot differ any more, being a multiple of one that is held."""
+        """Return whether ``goal`` cannot differ any more, being a multiple of one that is held."""
         if goal.spawn is not None:
             return False
         allowed = self.top > 0

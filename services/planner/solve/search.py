@@ -28,7 +28,7 @@ def every(run: Run) -> Vector:
 
 
 def sharp(run: Run) -> bool:
-    """Whether waste tells options apart: all GPUs are of one type, and replicas are worked to the full."""
+    """Return whether waste tells options apart: all GPUs are of one type, and replicas are worked to the full."""
     kinds = {option.gpu for option in run.frame.network.options.values()}
     return len(kinds) == 1 and not run.terms.admissible
 

@@ -163,7 +163,7 @@ def _types(serve: Callable[[Any], Any]) -> tuple[Any, Any]:
 
 
 def _streams(serve: Callable[[Any], Any], given: Any) -> tuple[bool, Any]:
-    """Whether ``serve`` answers in parts, and the type of its answer, or of a part."""
+    """Return whether ``serve`` answers in parts, and the type of its answer, or of a part."""
     origin = get_origin(given) or given
     if origin in _ITERATORS or origin is Stream:
         return True, next(iter(get_args(given)), Any)

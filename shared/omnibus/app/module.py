@@ -82,7 +82,7 @@ def _below(root: Path, name: str) -> ModuleType:
 
 
 def _inside(root: Path, spec: ModuleSpec) -> bool:
-    """Whether a module lies below ``root``, links followed."""
+    """Return whether a module lies below ``root``, links followed."""
     places = [spec.origin] if spec.origin and spec.has_location else list(spec.submodule_search_locations or ())
     return bool(places) and all(Path(place).resolve().is_relative_to(root) for place in places)
 

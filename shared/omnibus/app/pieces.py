@@ -55,4 +55,7 @@ def _view(array: Array) -> np.ndarray:
         raise ProtocolError(f"an array of {name[:32]!r} with {len(shape)} dimensions may not travel")
     if any(extent < 0 for extent in shape) or prod(shape) * ITEMSIZE[name] != len(array.data):
         raise ProtocolError(f"an array of {name} with shape {shape} is not {len(array.data)} bytes")
-    return np.frombuffer(array.data, np.dtype(name)).reshape(shape)
+    try:
+        return np.frombuffer(array.data, np.dtype(name)).reshape(shape)
+    except ValueError:  # no elements, and an extent beyond all memory
+        raise ProtocolError(f"an array of {name} with shape {shape} is too large") from None

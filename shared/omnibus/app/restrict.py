@@ -1,6 +1,6 @@
 """What uploaded code may do in its worker process: compute, and talk to its gateway. Linux.
 
-    limits       memory, open files, no file writes, no core dumps, no locked memory
+    limits       memory, open files, no file writes, no core dumps, no locked memory; others compute first
     privileges   none, and no way to new ones; nobody reads the process's memory
     own-user     a user and a group that nothing else runs as (when started as root)
     no-network   an empty network namespace
@@ -27,6 +27,8 @@ from omnibus.errors import NoSandbox
 FILES = 64
 #: Threads that a worker may have that has a user of its own; memory bounds those of others.
 THREADS = 64
+#: Added to the niceness: whatever an upload computes, its gateway goes first.
+NICE = 10
 #: Users that no system gives to anybody: each worker takes one by its process id.
 _USERS = range(61184, 65520)
 
@@ -54,6 +56,7 @@ def restrict(link: int, memory: int) -> tuple[str, ...]:
     _forget(link)
     readable = list(_readable())
     _limit(memory)
+    os.nice(NICE)
     held = ["limits"]
     alone = _alone()
     if _own_user(readable):

@@ -16,6 +16,7 @@ import msgspec
 
 from omnibus.app.pieces import Piece
 from omnibus.errors import Problem, ProtocolError, TooLarge
+from omnibus.graph import UNREADABLE
 from omnibus.registry import AppSource, TaskRecord
 from omnibus.task.session import Segment
 
@@ -124,6 +125,10 @@ class Cancel(Message, frozen=True, tag="cancel"):
     id: int
 
 
+class Ping(Message, frozen=True, tag="ping"):
+    """Answer with ``Pong``."""
+
+
 class Stop(Message, frozen=True, tag="stop"):
     """Cancel everything and exit."""
 
@@ -204,8 +209,12 @@ class Failed(Message, frozen=True, tag="failed"):
     problem: Problem
 
 
-ToWorker = Load | Serve | Submitted | Refused | Items | More | Cancel | Stop
-FromWorker = Ready | Broken | Submit | Read | Answer | Give | Part | End | Failed
+class Pong(Message, frozen=True, tag="pong"):
+    """The worker's event loop turns."""
+
+
+ToWorker = Load | Serve | Submitted | Refused | Items | More | Cancel | Ping | Stop
+FromWorker = Ready | Broken | Submit | Read | Answer | Give | Part | End | Failed | Pong
 
 #: By the tag, which follows one byte for the array and one for the tag's length.
 _MOST = {b"answer": MAX_FRAME, b"part": MAX_FRAME, b"give": MAX_GIVE}
@@ -267,7 +276,7 @@ def from_worker(body: bytes) -> FromWorker:
 def _decoded(decode: Callable[[bytes], M], body: bytes) -> M:
     try:
         return decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"not a message between gateway and app: {error}") from error
 
 

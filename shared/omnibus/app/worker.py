@@ -45,6 +45,7 @@ class Worker:
             wire.Items: self._items,
             wire.More: self._more,
             wire.Cancel: self._cancel,
+            wire.Ping: lambda _: self._pong(),
             wire.Stop: lambda _: self._stop.set(),
         }
 
@@ -81,6 +82,10 @@ class Worker:
         self._tasks.pop(id, None)
         if ended.cancelled() and self._link is not None:  # before its first step, so it could not say so itself
             self._link.send(wire.encode(wire.End(id)))
+
+    def _pong(self) -> None:
+        if self._link is not None:
+            self._link.send(wire.encode(wire.Pong()))
 
     def _submitted(self, message: wire.Submitted) -> None:
         if message.id in self._requests:

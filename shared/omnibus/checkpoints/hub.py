@@ -20,7 +20,7 @@ _SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "spk_dict.pt")
 
 
 def is_id(checkpoint: str) -> bool:
-    """Whether ``checkpoint`` is an id of the hub; a path that is there is none."""
+    """Return whether ``checkpoint`` is an id of the hub; a path that is there is none."""
     return _ID.fullmatch(checkpoint) is not None and not Path(checkpoint).exists()
 
 

@@ -46,7 +46,7 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def complete(self) -> bool:
-        """Whether all components would load."""
+        """True if all components would load."""
         faults = [fault for part in self.parts.values() for fault in part.faults]
         return bool(self.stored) and not (self.lost or self.broken or faults)
 

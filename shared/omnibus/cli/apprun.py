@@ -43,8 +43,8 @@ async def run_app(options: argparse.Namespace) -> int:
                 await asyncio.to_thread(say, there, app["name"], request, options.json)
                 return 0
             print(
-                f"\n{app['name']} is up: POST {stack.url}/v1/apps/{app['name']}/invoke   docs: {stack.url}/docs   "
-                f"after a change: omnibus app update {app['name']}   stop: Ctrl-C\n",
+                f"\n{app['name']} is up: POST {stack.url}/v1/apps/{app['name']}/invoke   "
+                f"routes: {stack.url}/openapi.json   after a change: omnibus app update {app['name']}   stop: Ctrl-C\n",
                 flush=True,
             )
             await stack.supervisor.run_until_signal()
@@ -56,7 +56,7 @@ async def run_app(options: argparse.Namespace) -> int:
 
 
 def _chosen(options: argparse.Namespace) -> bool:
-    """Whether the command says which models to serve."""
+    """Return whether the command says which models to serve."""
     return bool(options.models or options.only or options.no_models)
 
 

@@ -75,7 +75,7 @@ async def _shown(options: argparse.Namespace) -> world.Sample:
 
 
 async def _judge(options: argparse.Namespace, right: str, answer: str) -> None:
-    """Whether the answer is right, and what its sound says to somebody who is no model."""
+    """Return whether the answer is right, and what its sound says to somebody who is no model."""
     heard = await world.told(Path(options.out))
     if right:
         _say(f"what was drawn and played: {right}: {world.verdict(answer == right)}")

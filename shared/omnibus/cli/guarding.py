@@ -1,10 +1,10 @@
-"""Arguments of the commands that say who may do what: ``omnibus keys`` and ``omnibus nats-config``."""
+"""Arguments of the commands for who may do what: ``omnibus keys``, ``omnibus nats-config`` and ``omnibus env``."""
 
 import argparse
 from collections.abc import Coroutine
 from typing import Any
 
-COMMANDS = ("keys", "nats-config")
+COMMANDS = ("keys", "nats-config", "env")
 
 
 def command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
@@ -13,6 +13,10 @@ def command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
         from omnibus.cli.keys import keys_of
 
         return keys_of(options)
+    if options.command == "env":
+        from omnibus.cli.environment import print_environment
+
+        return print_environment(options)
     from omnibus.cli.natsconfig import nats_config
 
     return nats_config(options)
@@ -21,10 +25,17 @@ def command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
 def add(commands: Any) -> None:
     """Add the arguments to those of ``omnibus``."""
     _add_keys(commands)
+    commands.add_parser("env", help="print variables with which other tools find the running `omnibus up`")
     config = commands.add_parser("nats-config", help="print users and permissions for a NATS server")
     config.add_argument("--port", type=int, default=0, help="listen on this port (default: as the server is told)")
     config.add_argument("--store-dir", default="", metavar="DIR", help="keep streams there (default: as it is told)")
     config.add_argument("--tls", default="", metavar="DIR", help="a directory with tls.crt and tls.key")
+    config.add_argument(
+        "--models",
+        default="",
+        metavar="FILE",
+        help="declared models: add a user for each, whose executors receive the work of that model alone",
+    )
     config.add_argument("--json", action="store_true", help="print the permissions by user as JSON, and nothing else")
 
 

@@ -33,7 +33,7 @@ def source(target: str | None, upload: str | None, apps_dir: str) -> dict[str, A
 
 
 def is_file(target: str) -> bool:
-    """Whether ``target`` is a path, and no module's name."""
+    """Return whether ``target`` is a path, and no module's name."""
     return target.endswith(".py") or "/" in target
 
 

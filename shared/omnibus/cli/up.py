@@ -9,6 +9,7 @@ from pathlib import Path
 from omnibus.cli.apps import APPS, register
 from omnibus.cli.gateway import Gateway
 from omnibus.errors import BadRequest, DeadlineExceeded, NotFound
+from omnibus.settings import public
 from omnibus.up.stack import Stack
 from omnibus.up.tiny import tiny_models
 
@@ -60,8 +61,9 @@ def _say(stack: Stack, apps: Sequence[str]) -> None:
     others = f"   also: {' '.join(f'{url}/v1' for url in stack.urls[1:])}" if stack.urls[1:] else ""
     token = stack.admin_token if stack.own_token else "that of OMNIBUS_GATEWAY_ADMIN_TOKEN"
     print(
-        f"\nOmnibus is up: {stack.url}/v1{others}   docs: {stack.url}/docs   bus: {stack.nats.url}   stop: Ctrl-C\n"
-        f"Console: {stack.url}/console/   its admin token: {token}\n",
+        f"\nOmnibus is up: {stack.url}/v1{others}   routes: {stack.url}/openapi.json   stop: Ctrl-C\n"
+        f"Console: {stack.url}/console/   its admin token: {token}\n"
+        f'Bus: {public(stack.nats.url)}   for `nats` and other tools: eval "$(omnibus env)"\n',
         flush=True,
     )
     for name in apps:

@@ -39,6 +39,11 @@ def waterfall(found: Waterfall) -> Iterator[str]:
     for move in found.moves:
         why = f"{move.reason} {move.executor}".rstrip()
         yield f"moved   attempt {move.attempt} was given up after {_ms(move.at)} ms: {why}"
+        if move.again:
+            names = ", ".join(f"[{node}] {found.nodes[node].component}" for node in move.again)
+            yield f"again   {names}; all others went on, or were done"
+        for output, count in move.resumed.items():
+            yield f"resumed {output} behind {count}, which were not computed again"
 
 
 def _slowest(edge: Edge) -> float:

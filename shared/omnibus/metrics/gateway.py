@@ -62,7 +62,8 @@ class _Gateway:
     inflight = Told("omnibus_gateway_inflight", "Requests in flight.")
     #: The limit, OMNIBUS_GATEWAY_MAX_INFLIGHT.
     limit = Told("omnibus_gateway_inflight_limit", "Requests that may be in flight.")
-    #: Requests that were refused, by why. No room: ``gateway`` is at its limit, ``executors`` were all busy. Tenants:
+    #: Requests that were refused, by why. No room: ``gateway`` is at its limit, ``executors`` were all busy, ``bodies``
+    #: of requests under way fill OMNIBUS_GATEWAY_BODIES. Tenants:
     #: ``queue``, as many of it wait as may; ``turn``, its turn did not come in time; ``rate``, ``concurrent`` and
     #: ``gpu_seconds``, limits of its key. Where the model is not known yet it is "". What a key's limits refuse is not
     #: among what came; ``omnibus_tenant_refused_total`` says whose it was.
@@ -75,8 +76,15 @@ class _Gateway:
     videos = Told("omnibus_gateway_videos", "Videos being made here.")
     #: Invocations that were sent to other executors. Rising: executors die or are full.
     moved = Counter("omnibus_moved_total", "Re-dispatches by reason.", ["reason"], registry=REGISTRY)
+    #: Nodes of such invocations that began ``again``, and that went on or were done (``spared``). Few are spared: see
+    #: OMNIBUS_GATEWAY_RETAIN and whether the arena has room.
+    restarts = Counter("omnibus_restarted_nodes_total", "Nodes of moved requests.", ["outcome"], registry=REGISTRY)
+    #: Bytes that are retained for requests in flight, at most OMNIBUS_GATEWAY_RETAIN_BYTES.
+    retained = Told("omnibus_gateway_retained_bytes", "Bytes retained for restarts.")
     #: Inputs that ``crashed`` or ``failed`` an engine. Any at all: `omnibus deadletters` lists and shows them.
     dead = Told("omnibus_deadletters_total", "Dead letters by reason.", ["model", "reason"])
+    #: Records and dead letters that JetStream did not take, though they were sent several times. Any at all: its disk.
+    records_lost = Told("omnibus_records_lost_total", "Records that were given up.")
     #: Epoch of the plan in use; gateways that differ for long do not hear the store.
     epoch = Told("omnibus_plan_epoch", "Plan epoch in use.")
     #: When that plan was made, Unix seconds; its age is ``time()`` less this.

@@ -56,7 +56,7 @@ class Hearing:
         return sum(count for id, count in self._ends.items() if id.startswith(prefix))
 
     async def until(self, true: Callable[[], bool], seconds: float) -> bool:
-        """Whether ``true`` becomes so within ``seconds``; asked whenever somebody has said something."""
+        """Return whether ``true`` becomes so within ``seconds``; asked whenever somebody has said something."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not true():

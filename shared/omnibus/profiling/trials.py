@@ -93,7 +93,7 @@ def _every(subject: Subject, known: Iterable[Option]) -> dict[str, Option]:
 
 
 def _twice(subject: Subject, parts: Sequence[str]) -> bool:
-    """Whether something between two of ``parts`` runs elsewhere."""
+    """Return whether something between two of ``parts`` runs elsewhere."""
     behind = _behind(subject)
     return any(
         middle not in parts and middle in behind[first] and last in behind[middle]

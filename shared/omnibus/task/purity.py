@@ -98,7 +98,7 @@ def _package(function: Any) -> str:
 
 
 def impure(found: Any) -> bool:
-    """Whether using ``found`` gives another result, or has an effect, each time."""
+    """Return whether using ``found`` gives another result, or has an effect, each time."""
     if isinstance(found, types.ModuleType):
         return found.__name__ in _IMPURE_NAMES
     module, name, kind = _called(found)

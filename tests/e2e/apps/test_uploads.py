@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -83,7 +84,7 @@ async def test_an_upload_may_compute_and_nothing_else(land: Estate, tmp_path: Pa
     gateway = land.system.gateway(0)
     code, said = land.omnibus("app", "register", "--upload", str(land.directory / "curious.py"))
     assert code == 0, said
-    nats = land.system.state.nats_url.rpartition("//")[2].split(":")
+    nats = urlsplit(land.system.state.nats_url)
 
     async def tries(what: str, argument: Any = None) -> dict[str, Any]:
         return dict(await land.said("curious", {"what": what, "argument": argument}))
@@ -97,7 +98,7 @@ async def test_an_upload_may_compute_and_nothing_else(land: Estate, tmp_path: Pa
             "another app": await tries("read", str(land.directory / "curious.py")),
             "a directory": await tries("list", str(tmp_path)),
             "writing": await tries("write", "/tmp/was-here"),
-            "the bus": await tries("connect", [nats[0], int(nats[1])]),
+            "the bus": await tries("connect", [nats.hostname, nats.port]),
             "listening": await tries("listen"),
             "the gateway": await tries("fetch", f"{land.system.url}/health"),
             "a program": await tries("run", ["/bin/true"]),

@@ -24,7 +24,7 @@ FILES = ROOT / "deploy/compose"
 SERVICES = ("sidecar", "planner", "gateway", "llm", "encoder", "generator")
 USERS = ("gateway", "planner", "encoder", "llm", "generator", "operator")
 PASSWORDS = {user: f"word-of-{user}" for user in USERS}
-TOKEN = "the-operators"
+TOKEN = "the-operators-own-token"
 PLAIN = (FILES / "compose.yaml", HERE / "override.yaml")
 LAYERS = (FILES / "compose.users.yaml", FILES / "compose.observability.yaml", HERE / "override.observability.yaml")
 BUILD_WITHIN = 1500.0  # seconds, torch from the index included
@@ -177,7 +177,8 @@ def started(engine: Engine) -> Iterator[Stack]:
 def guards() -> Mapping[str, str]:
     """Variables that close what compose opens: users on the bus, API keys, a token of the operator."""
     passwords = {f"OMNIBUS_NATS_{user.upper()}_PASSWORD": password for user, password in PASSWORDS.items()}
-    return {**passwords, "OMNIBUS_GATEWAY_KEYS": "true", "OMNIBUS_GATEWAY_ADMIN_TOKEN": TOKEN}
+    store = {"OMNIBUS_STORE_PASSWORD": "word-of-the-store", "OMNIBUS_STORE_SECRET": "word-of-records"}
+    return {**passwords, **store, "OMNIBUS_GATEWAY_KEYS": "true", "OMNIBUS_GATEWAY_ADMIN_TOKEN": TOKEN}
 
 
 def _build(engine: Engine) -> None:

@@ -45,7 +45,8 @@ async def test_an_input_that_kills_executors_is_given_up_and_kept(seen: System):
     answer = await asked(seen, "poison")
     found = await letter(seen, answer.headers["x-request-id"])
 
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stage_unavailable")
+    # There is no other executor, unless a new one was there first.
+    assert (answer.status_code, answer.json()["error"]["code"]) in ((503, "stage_unavailable"), (422, "bad_input"))
     assert (found.reason, found.component) == ("crashed", "again")
     assert 1 <= len(found.lost) == found.attempts <= ATTEMPTS
     assert "poison" not in str(found)

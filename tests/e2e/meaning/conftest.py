@@ -15,7 +15,9 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         OMNI: declaration("qwen2_5_omni", world.checkpoint("qwen2_5_omni")),
         PAINTER: declaration("qwen_image", world.checkpoint("qwen_image")),
     }
-    with running(tmp_path_factory.mktemp("house"), models) as system:
+    # Many are sent at once, and may wait as long as a busy machine takes for them.
+    patient = {"OMNIBUS_GATEWAY_QUEUE_SECONDS": "600", "OMNIBUS_GATEWAY_DEADLINE": "600"}
+    with running(tmp_path_factory.mktemp("house"), models, **patient) as system:
         yield system
 
 

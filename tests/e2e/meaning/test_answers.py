@@ -49,7 +49,7 @@ async def test_each_question_gets_the_answer_to_it(house: System, kind: str):
 
 @pytest.mark.parametrize("voice", sounds.VOICES)
 async def test_the_spoken_answer_says_the_words_of_the_written_one(house: System, voice: str):
-    asked = [talks.both(scene, row) for scene, row in zip(UNSEEN[::2], itertools.cycle(TONES), strict=False)]
+    asked = [talks.both(scene, row) for scene, row in zip(UNSEEN[::4], itertools.cycle(TONES), strict=False)]
 
     async with open_door(house) as http:
         answers = await some_at_once([ask(http, talk, seed, voice) for seed, talk in enumerate(asked)])

@@ -70,6 +70,7 @@ def system(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> I
     settings = {
         "OMNIBUS_GATEWAY_MAX_INFLIGHT": str(INFLIGHT),
         "OMNIBUS_GATEWAY_KEYS_FILE": str(tenants.write(directory / "keys.json")),
+        "OMNIBUS_GATEWAY_ADMIN_TOKEN": tenants.ADMIN,
         **tenants.SETTINGS,
     }
     with running(directory, {OMNI: model}, *_apps(directory / "apps"), **settings) as started:

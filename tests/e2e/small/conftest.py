@@ -27,6 +27,7 @@ def small(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iter
         OMNIBUS_GATEWAY_DEADLINE=str(DEADLINE),
         OMNIBUS_GATEWAY_MAX_BODY=str(MAX_BODY),
         OMNIBUS_GATEWAY_RECORD="digest",
+        OMNIBUS_GATEWAY_QUARANTINE="0",  # executors are killed from outside here
         OMNIBUS_EXECUTOR_CREDITS=str(CREDITS),
     ) as system:
         yield system

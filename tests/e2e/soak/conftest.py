@@ -19,5 +19,7 @@ def soaked(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Ite
         VL: declaration("qwen2_5_vl", vl_checkpoint),
         HALVES: catalog.split("qwen2_5_vl", str(vl_checkpoint), "E>P>D", "EPD"),
     }
-    with running(tmp_path_factory.mktemp("soak"), models, **TIDY) as system:
+    # A crowd may wait as long as a busy machine takes for it.
+    patient = {"OMNIBUS_GATEWAY_QUEUE_SECONDS": "600", "OMNIBUS_GATEWAY_DEADLINE": "600"}
+    with running(tmp_path_factory.mktemp("soak"), models, **TIDY, **patient) as system:
         yield system

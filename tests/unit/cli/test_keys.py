@@ -84,3 +84,37 @@ def test_the_permissions_of_the_bus_are_printed_as_json(capsys: pytest.CaptureFi
     assert {user: tuple(each["publish"]) for user, each in found.items()} == {
         user: may.publish for user, may in permissions.permissions().items()
     }
+
+
+def test_declared_models_get_a_user_each_for_their_own_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "models.json"
+    models = {
+        "a": {"family": "qwen2_5_vl", "checkpoint": "/models/a"},
+        "b.2": {"family": "qwen2_5_vl", "checkpoint": "/models/b", "shares": {"vision": "a"}},
+    }
+    path.write_text(json.dumps({"models": models}))
+
+    assert main(["nats-config", "--json", "--models", str(path)]) == 0
+
+    users = json.loads(capsys.readouterr().out)
+    heard = {user: {each for each in may["subscribe"] if ".task." in each} for user, may in users.items()}
+    assert {"omnibus.task.encode-a-vision", "omnibus.task.think-a-thinker.*"} <= heard["model-a"]
+    assert "omnibus.task.think-b_2-thinker" in heard["model-b_2"]
+    assert not [each for each in heard["model-b_2"] if "-a-" in each or "vision" in each or "*." in each]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        '{"models": {"a": {"family": "unknown"}}}',
+        '{"models": {"a.b": {"family": "qwen2_5_vl"}, "a_b": {"family": "qwen2_5_vl"}}}',
+    ],
+)
+def test_declared_models_that_cannot_be_read_are_named(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "models.json"
+    path.write_text(text)
+
+    assert main(["nats-config", "--models", str(path)]) != 0
+
+    assert "models.json" in capsys.readouterr().err

@@ -142,3 +142,12 @@ def test_phases_never_overlap_whatever_the_clocks_say(moments: list[float], sent
     assert [phase.name for phase in phases] == [name for name in PHASES if name in {phase.name for phase in phases}]
     assert all(phase.start < phase.end for phase in phases)
     assert all(before.end == after.start for before, after in pairwise(phases))
+
+
+def test_only_nodes_that_began_again_were_sent_again():
+    moves = [{"attempt": 0, "at": 1000.02, "reason": "gone", "executor": "l-0", "again": [2], "resumed": {"2.text": 9}}]
+
+    whole = found(moves=moves, attempts=2)
+
+    assert (whole.moves[0].again, whole.moves[0].resumed) == ((2,), {"2.text": 9})
+    assert [row.phases[0].start for row in whole.nodes] == [0.0, 0.0, 0.02]

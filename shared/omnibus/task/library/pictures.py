@@ -49,7 +49,7 @@ class DrawInput(BaseModel):
 
     @property
     def guided(self) -> bool:
-        """Whether the negative prompt counts."""
+        """True if the negative prompt counts."""
         return self.guidance is None or self.guidance > 1
 
     @property
@@ -207,7 +207,7 @@ class VideoInput(BaseModel):
 
     @property
     def guided(self) -> bool:
-        """Whether the negative prompt counts."""
+        """True if the negative prompt counts."""
         return self.guidance is None or self.guidance > 1
 
     @property
