@@ -108,7 +108,8 @@ class Chat:
         """
         model = self._router.model(request.model)  # first: from here on its name is one of ours, not the client's
         run = self._runs.open(APP, request.model, seed=request.seed, pinned=pinned)
-        run.deadline = deadline or run.deadline
+        if deadline:
+            run.resume(deadline)
         task = self.task(request.model)
         if not inspect.iscoroutinefunction(task.invoke):  # its one segment gives the answer
             run.known = tuple(known)

@@ -2,7 +2,7 @@
 
 promise   the request, its seed and its deadline are in the store before the first event leaves; each event's id says
           how much of the answer has left
-tokens    the ids of its tokens follow every quarter of a second, those of all answers of a gateway together
+tokens    the ids of its tokens follow every tenth of a second, those of all answers of a gateway together
 continue  any gateway makes the answer once more from the same seed, leaves out what the client has, and goes on; a
           language model that can begins behind the tokens that are known
 claim     of several that send one answer the last one stays; who sent it before is told on the bus, and stops
@@ -43,7 +43,7 @@ PATIENCE_SECONDS = 2.0
 #: The largest id of a token that is kept.
 MAX_ID = 2**32 - 1
 #: Seconds between two writes of the tokens of all answers; what came after the last one is generated again.
-TOKENS_SECONDS = 0.25
+TOKENS_SECONDS = 0.1
 #: Seconds that a record outlives its deadline, so that who comes late is told why.
 LATE_SECONDS = 60.0
 #: Seconds that it outlives its answer, for a client that lost the end of it.

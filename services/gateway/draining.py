@@ -13,7 +13,7 @@ from omnibus.errors import Overloaded
 
 #: Completions, and times of service, that the means remember: whichever takes longer.
 _MEMORY, _MEMORY_SERVICES = 12.0, 6.0
-#: Completions before which a throughput is an upper bound alone.
+#: Completions before which a throughput is an upper bound alone; as many as are served at once, if those are more.
 _ENOUGH = 4.0
 #: Times its mean that a request may take longer than predicted and still has to end by its deadline.
 _MARGIN = 1.25
@@ -95,7 +95,8 @@ class DrainRate:
         self._pending_busy = self._pending_area = 0.0
         if service > 0:
             self.service += (service - self.service) / _MEMORY if self.service else service
-        self.residence, self.measured = self._area / self._done, self._done >= _ENOUGH
+        self.residence = self._area / self._done
+        self.measured = self._done >= max(_ENOUGH, self._served())
         if self.measured and self._busy > 0 and self._done / self._busy >= self._recent_best():
             self._best = (self._done / self._busy, self._at)
 
@@ -116,8 +117,8 @@ class DrainRate:
         """Completions in a second with work; infinite before anything was to be seen."""
         self._advance()
         busy = self._busy + max(0.0, self._pending_busy - _STALLED * self.residence)
-        if not self.measured:
-            return (self._done + 1.0) / busy if busy > 0 else math.inf
+        if not self.measured:  # as if all that is served ended now
+            return (self._done + self._served()) / busy if busy > 0 else math.inf
         if self._busy <= 0:
             return math.inf
         return max(self._done / min(busy, _SLOWDOWN * self._busy), _DOUBT * self._recent_best())
@@ -133,9 +134,15 @@ class DrainRate:
 
         An engine that had one at a time has not shown what it does with many: it is slow once it was seen to be.
         """
-        busy = self._busy + self._pending_busy
-        mean = (self._area + self._pending_area) / busy if busy > 0 else 1.0
-        return max(1.0, min(present, self.slots) / max(1.0, min(mean, self.slots)))
+        return max(1.0, min(present, self.slots) / self._served())
+
+    def _served(self) -> float:
+        """How many were served at once in the mean, one at least, in the time that the throughput was measured in."""
+        busy, area = self._busy, self._area
+        if not self.measured:
+            busy, area = busy + self._pending_busy, area + self._pending_area
+        mean = area / busy if busy > 0 else 1.0
+        return max(1.0, min(mean, self.slots))
 
     @property
     def queued(self) -> float:

@@ -199,8 +199,13 @@ class Run:
         if self._stay is not None:
             self._stay.leave(self.segments)
 
+    def resume(self, deadline: float) -> None:
+        """Go on with a request that another gateway admitted: by its deadline, Unix seconds, however many wait."""
+        self.deadline = deadline
+        self.wait_patiently()
+
     def wait_patiently(self) -> None:
-        """Its client does not wait for it: it may take its turn as late as its deadline, however many wait."""
+        """It may take its turn as late as its deadline, however many wait: its client does not, or was let in."""
         self._patient = True
         if self._stay is not None:
             self._stay.patient = True

@@ -3,9 +3,11 @@
     python -m tests.bench.continued --streams 1000 --seconds 15
 
 Simulated executors, real gateways under ``omnibus up``. Every second one gateway is killed, as long as another
-one answers; its clients continue there. Each answer is compared with the same one of an undisturbed run. The pause of a stream is the time between
-the end of its connection and the next event that is new to its client; ``again`` is the part of it until another
-gateway has taken the stream over, the rest is the model on its way back to the same place.
+one answers; its clients continue there, at random among those that did not refuse a connection just now, as behind
+any load balancer. Each answer is compared with the same one of an undisturbed run. The pause of a stream is the time
+between the end of its connection and the next event that is new to its client; ``again`` is the part of it until
+another gateway has taken the stream over, the rest is the model on its way back to the same place. Undisturbed, an
+event comes every ``--step`` times ``--chunk`` seconds.
 """
 
 import argparse
@@ -24,6 +26,7 @@ from tests.e2e.system import System, running
 
 QUESTIONS = 50  # that differ
 RETRY_SECONDS = 0.02
+AVOID_SECONDS = 0.5  # for which a port that refused a connection is not tried again
 GIVE_UP_SECONDS = 60.0
 
 
@@ -35,7 +38,7 @@ class Crowd:
     """Clients that each send the next question when they have the answer."""
 
     def __init__(self, system: System, answers: Sequence[Answer], spoken: bool) -> None:
-        self._ports = [int(url.rpartition(":")[2]) for url in system.urls]
+        self._ports = dict.fromkeys((int(url.rpartition(":")[2]) for url in system.urls), 0.0)  # avoided until
         self._known = answers
         self._spoken = spoken
         self.outcomes: Counter[str] = Counter()
@@ -50,16 +53,15 @@ class Crowd:
     async def answer(self, number: int) -> Answer:
         answer, broken, until = Answer(), 0.0, time.monotonic() + GIVE_UP_SECONDS
         while not answer.whole and time.monotonic() < until:
+            seen = answer.events
             try:
                 await self._read(answer, number, broken)
             except (OSError, Broken, asyncio.IncompleteReadError):
                 if not answer.token:  # nothing was promised: from the beginning
                     answer = Answer()
-                    self.outcomes["begun again"] += 1
-                broken = broken or (time.monotonic() if answer.token else 0.0)
+                elif not broken or answer.events > seen:
+                    broken = time.monotonic()
                 await asyncio.sleep(RETRY_SECONDS)
-                continue
-            broken = time.monotonic()
         if self._known:
             self.outcomes[self._judge(answer, self._known[number])] += 1
         return answer
@@ -70,7 +72,7 @@ class Crowd:
         return "equal" if (answer.content, answer.finished) == (known.content, known.finished) else "different"
 
     async def _read(self, answer: Answer, number: int, broken: float) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", random.choice(self._ports))
+        reader, writer = await self._connected()
         try:
             writer.write(self._head(answer, number))
             status = int((await self._line(reader)).split()[1])
@@ -79,12 +81,22 @@ class Crowd:
                 if name.lower() == "x-omnibus-continue":
                     answer.token = value.strip()
             if status != 200:
+                self.outcomes[f"refused with {status}"] += 1
                 raise Broken
             if broken:
                 self.again.append(time.monotonic() - broken)
             await self._events(reader, answer, broken)
         finally:
             writer.close()
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        now = time.monotonic()
+        port = random.choice([port for port, until in self._ports.items() if until <= now] or list(self._ports))
+        try:
+            return await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            self._ports[port] = time.monotonic() + AVOID_SECONDS
+            raise
 
     async def _events(self, reader: asyncio.StreamReader, answer: Answer, broken: float) -> None:
         while not answer.whole and answer.error is None:
@@ -160,9 +172,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--seconds", type=int, default=15)
-    parser.add_argument("--gateways", type=int, default=4)
-    parser.add_argument("--step", type=float, default=0.2, help="seconds of a token")
-    parser.add_argument("--chunk", type=int, default=4, help="tokens of an event")
+    parser.add_argument("--gateways", type=int, default=12)
+    parser.add_argument("--step", type=float, default=0.5, help="seconds of a token")
+    parser.add_argument("--chunk", type=int, default=1, help="tokens of an event")
     parser.add_argument("--text-only", action="store_true", help="no answer is spoken")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -174,6 +186,7 @@ def main() -> None:
             str(given.gateways),
             OMNIBUS_EXECUTOR_ENGINE="services.engines:sim",
             OMNIBUS_EXECUTOR_CREDITS="8192",
+            OMNIBUS_EXECUTOR_BATCH="2048",
             OMNIBUS_GATEWAY_MAX_INFLIGHT="8192",
         ) as system:
             figures = asyncio.run(measure(system, given.streams, given.seconds, not given.text_only))

@@ -56,7 +56,8 @@ class Chats:
         """Hand ``request`` to app ``name``."""
         self._registry.worker(name)  # what nobody answers is not fetched
         run = self._runs.open(name, seed=request.seed, pinned=pinned)
-        run.deadline = deadline or run.deadline
+        if deadline:
+            run.resume(deadline)
         try:
             return run, await self.hand(name, run, request)
         except BaseException:

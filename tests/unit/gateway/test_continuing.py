@@ -318,6 +318,28 @@ async def test_the_deadline_is_that_of_the_first_time(pair: Pair):
     assert asyncio.get_running_loop().time() - begun < 20
 
 
+async def test_an_answer_that_was_let_in_once_is_continued_however_many_wait(pair: Pair):
+    await pair.serve(TEXT)
+    whole = await pair.begin(TEXT)
+    events = parsed(whole.text)
+    (executor,) = {status.id for status in pair.second.members.statuses()}
+    (drain,) = pair.second.members.drains([executor])
+    now = 0.0
+    drain._clock = lambda: now
+    for number in range(20):
+        drain.begin(str(number))
+        now += 100.0
+        drain.finish(str(number), 100.0)
+    drain.begin("waits")
+
+    fresh = await pair.second.http.post("/v1/chat/completions", json=question(TEXT, WORDS, stream=True))
+    rest = await pair.resume(whole.headers["x-omnibus-continue"], events[2].id)
+
+    assert (fresh.status_code, error(fresh)["code"]) == (429, "overloaded")
+    assert rest.status_code == 200
+    assert text_of(events[:3]) + text_of(parsed(rest.text)) == text_of(events)
+
+
 # Who asks for it, and who does not
 
 

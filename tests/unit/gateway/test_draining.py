@@ -2,6 +2,7 @@
 
 import bisect
 import math
+import random
 from collections.abc import Callable
 
 import pytest
@@ -92,6 +93,45 @@ def test_nothing_is_refused_where_there_is_room():
     world.run()
 
     assert world.outcome.refused == 0
+
+
+@pytest.mark.parametrize("slots", [4, 64, 512])
+def test_a_gateway_that_has_just_begun_refuses_nothing_where_there_is_room(slots: int):
+    chance = random.Random(slots)
+    world = World(Executor(slots, lambda _: chance.uniform(5.0, 12.0)), 60.0, queue_seconds=10.0)
+    for _ in range(slots // 2):  # the streams of a gateway that has died, all at once
+        world.come(0)
+    world.load(0.4 * slots / 12.0, 0.0, 60.0)
+    world.run()
+
+    assert world.outcome.refused == 0
+
+
+@pytest.mark.parametrize("seconds", [1.0, 20.0])
+def test_many_at_once_after_a_few_are_not_refused_where_there_is_room(seconds: float):
+    chance = random.Random(1)
+    world = World(Executor(512, lambda _: seconds * chance.uniform(0.8, 1.2)), 120.0, queue_seconds=10.0)
+    for _ in range(5):
+        for _ in range(4):
+            world.come(0)
+        world.run()
+    for _ in range(200):
+        world.come(0)
+    world.load(200 / seconds, world.now, 10 * seconds)
+    world.run()
+
+    assert world.outcome.refused == 0
+
+
+@pytest.mark.parametrize("kind", EXECUTORS)
+def test_a_gateway_that_has_just_begun_admits_nothing_that_ends_late(kind: str):
+    executor = EXECUTORS[kind]()
+    full = executor.seconds(executor.slots)
+    world = World(executor, 6 * full)
+    world.load(5 * executor.capacity, 0.0, 75 * full)
+    world.run(75 * full)
+
+    assert world.late(since=6 * full) == 0
 
 
 def test_a_burst_is_not_refused_by_what_was_measured_one_by_one_where_requests_share_batches():

@@ -101,10 +101,9 @@ class Language(Simulated):
     async def write(self, job: Job, answer: Answer, tokens: int, draw: Draw, counts: dict[str, int]) -> None:
         """The text of ``answer`` as the device makes it, and rows for a talker where one follows.
 
-        Tokens that an earlier attempt has made are prefilled with the prompt, all but the last one.
+        Tokens that an earlier attempt has made are prefilled with the prompt, but for the last one of the answer.
         """
-        resumed = min(len(job.resume("text").get("ids", ())), answer.tokens) - 1
-        resumed = max(0, resumed)
+        resumed = min(len(job.resume("text").get("ids", ())), answer.tokens - 1)
         sequence = device.Sequence(
             tokens + resumed, self.jitter(draw), limit=answer.tokens - resumed, every=self._chunk
         )
