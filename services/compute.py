@@ -48,7 +48,7 @@ class Compute:
 
 
 class Source(NamedTuple):
-    """Where a component comes from, and where it goes."""
+    """Source and destination of a component: its checkpoint, and the device and dtype that it is loaded with."""
 
     component: str
     family: str
@@ -88,15 +88,15 @@ class Hosted(Generic[M]):
         await self._compute.close()
 
     async def _begin(self) -> None:
-        """What there is to do once the model is there; its time does not count as work."""
+        """Prepare the component, once the model is loaded; the time for this does not count as work."""
 
     async def _end(self) -> None:
-        """What there is to do between the end of the loop and that of the thread."""
+        """Clean up after the end of the loop, and before the end of the thread."""
 
     def _serve(self, loop: Coroutine[Any, Any, None]) -> None:
         self._serving = asyncio.create_task(loop, name=self._source.component)
 
 
 def by_size(batches: Counter[int]) -> dict[str, int]:
-    """How many batches there were of each size, for ``stats``."""
+    """Return the number of batches of each size, for ``stats``."""
     return {str(size): count for size, count in sorted(batches.items())}

@@ -1,4 +1,4 @@
-"""Which engine runs which component. An engine's module is imported when it is needed, so that a
+"""Mapping from components to the engines that run them. An engine's module is imported when it is needed, so that a
 process loads no more than the components it hosts."""
 
 from collections.abc import Callable
@@ -153,7 +153,7 @@ def _beside(settings: ExecutorSettings) -> bool:
 
 
 def _hosted(settings: ExecutorSettings) -> set[Callable[[str, ExecutorSettings], Runner] | None]:
-    """What makes the runners of this executor."""
+    """Return the functions that make the runners of this executor."""
     return {_TRANSFORMERS.get(component) for component in settings.components.split(",")}
 
 

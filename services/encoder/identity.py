@@ -1,4 +1,4 @@
-"""What an embedding depends on, as one SHA-256: the file's bytes, who may share it, and what encodes it."""
+"""Key of an embedding: one SHA-256 of all it depends on, the file's bytes, who may share it, and what encodes it."""
 
 from collections.abc import Iterable
 from hashlib import sha256

@@ -21,7 +21,7 @@ OVERHEAD = 1024
 
 
 class Result(NamedTuple):
-    """What an encoder made of one item. Whoever is given one shares it: neither part may be changed."""
+    """Output of an encoder for one item. All who receive it share it: neither part may be changed."""
 
     meta: dict[str, Any]
     embeds: np.ndarray

@@ -60,7 +60,7 @@ class SharedLoop(Loop, Protocol):
 
     @property
     def decode_seconds(self) -> float:
-        """How long the language model's part of a step takes at most."""
+        """Longest time of the language model's part of a step, in seconds."""
 
     async def load(self) -> None:
         """Be ready; whoever calls this calls ``close`` too."""
@@ -198,7 +198,10 @@ class EncodeRunner(Hosted[Encoder]):
 
 
 def _alike(job: Job, modality: str) -> int:
-    """How many items of ``modality`` go where that of ``job`` goes; what another node makes may be of any."""
+    """Count the items of ``modality`` with the same destination as that of ``job``.
+
+    An item that another node makes may be of any modality, so it is counted.
+    """
     given = [media for peer in job.peers if isinstance(media := peer.get("media"), dict)]
     return sum(media.get("modality", modality) == modality for media in given)
 

@@ -1,4 +1,4 @@
-"""Which addresses the fetcher may connect to. Data only: nothing here resolves or connects."""
+"""Addresses that the fetcher may connect to. Data only: nothing here resolves or connects."""
 
 from ipaddress import IPv4Address, IPv6Address, ip_network
 

@@ -1,4 +1,4 @@
-"""Who may use control routes: one rule for all of them, by the admin token.
+"""Access rule of control routes: one rule for all of them, by the admin token.
 
 | token set | gateway bound to | control routes that look or steer | those that bring code (apps) |
 |-----------|------------------|-----------------------------------|------------------------------|

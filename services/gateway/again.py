@@ -1,4 +1,4 @@
-"""What a replay is asked for beside the recorded invocation: headers of the message, and what they mean for its graph.
+"""Options of a replay beside the recorded invocation: headers of the message, and what they mean for its graph.
 
 ``Omnibus-From``   the number of a node, or a component: only this node and those after it run; what they read of nodes
                    before it comes from the record
@@ -70,7 +70,7 @@ def _executors(text: str, recorded: Invocation) -> tuple[str, ...]:
 
 
 def outputs(recorded: Invocation, start: int) -> tuple[tuple[int, str], ...]:
-    """What the client asked for of the nodes that run. Raises ``BadRequest`` when that is nothing."""
+    """Return the outputs that the client requested of the nodes that run. Raises ``BadRequest`` when there are none."""
     found = tuple(key for key in recorded.outputs if key[0] >= start)
     if not found:
         raise BadRequest(f"{FROM}: nothing of what was asked for comes from node {start} or a later one", param=FROM)
@@ -88,7 +88,10 @@ def missing(recorded: Invocation, start: int) -> dict[tuple[int, str], list[int]
 
 
 def kept(recorded: Invocation, ended: Ended | None, start: int) -> Iterator[Kept]:
-    """What is kept of ``missing``. Raises ``BadRequest`` that names what is not, and the setting that keeps it."""
+    """Yield the kept outputs of ``missing``.
+
+    Raises ``BadRequest`` that names one which was not kept, and the setting that keeps it.
+    """
     there = {(one.node, one.output): one for one in (ended.kept if ended is not None else ())}
     for node, output in missing(recorded, start):
         one = there.get((node, output))
@@ -108,7 +111,10 @@ def kept(recorded: Invocation, ended: Ended | None, start: int) -> Iterator[Kept
 def router(
     router: Router, recorded: Invocation, nodes: Sequence[Node], wish: Wish, ticket: Ticket, absent: str
 ) -> Callable[[frozenset[str]], Route]:
-    """What finds the route of a replay, without the executors that are given; ``absent`` stands for nodes before."""
+    """Return a function that finds the route of a replay, without the executors passed to it.
+
+    ``absent`` stands for the executors of nodes that do not run, those before the start.
+    """
     return partial(_route, router, recorded, tuple(nodes), wish, ticket, absent)
 
 

@@ -1,4 +1,4 @@
-"""What has come so far of one answer, and the summary of it that is recorded."""
+"""Parts of one answer that have come so far, and the summary of them that is recorded."""
 
 import hashlib
 import time
@@ -13,7 +13,7 @@ from services.gateway.pace import Pace
 
 
 class Collected:
-    """What has come so far of one answer: enough for the JSON body, the usage and the record."""
+    """Parts of one answer that have come so far: enough for the JSON body, the usage and the record."""
 
     def __init__(self, model: str, created: float) -> None:
         self.first = 0.0

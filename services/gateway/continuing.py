@@ -112,7 +112,7 @@ class ResumableStream:
 
     @property
     def deadline(self) -> float:
-        """That of the first time, Unix seconds; 0: it has none yet."""
+        """Deadline of the answer's first request, Unix seconds; 0: there is no record of it yet."""
         return self.record.deadline if self.record is not None else 0.0
 
     def numbered(self, stream: ChatStream, format: str) -> ChatStream | NumberedStream:

@@ -137,7 +137,7 @@ class DrainRate:
         return max(1.0, min(present, self.slots) / self._served())
 
     def _served(self) -> float:
-        """How many were served at once in the mean, one at least, in the time that the throughput was measured in."""
+        """Return the mean number of invocations served at once, one at least, while the throughput was measured."""
         busy, area = self._busy, self._area
         if not self.measured:
             busy, area = busy + self._pending_busy, area + self._pending_area

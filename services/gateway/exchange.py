@@ -131,7 +131,7 @@ class Exchange:
             self._on_end()
 
     def _outcome(self, status: str) -> str:
-        """What it is counted as: a client that left is no fault of ours, whatever it was told within."""
+        """Return the outcome to count: a client that left is no fault of the gateway, even if its run failed."""
         if status in ("done", "cancelled"):
             return "ok" if status == "done" else status
         return self.run.failure.code if self.run.failure is not None else status

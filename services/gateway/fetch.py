@@ -39,7 +39,7 @@ _UNREACHABLE = "The media URL could not be fetched: check that it is public and 
 
 
 class FetchRules(urls.UrlRules, frozen=True):
-    """What may be fetched and how long it may take. Times in seconds."""
+    """Rules for what may be fetched and how long it may take. Times in seconds."""
 
     redirects: int = 3
     timeout: float = 15.0  # of one item: waiting for a slot, all redirects, the whole body

@@ -138,12 +138,12 @@ def new(kind: str) -> str:
 
 
 def url(base: str, ticket: Ticket) -> str:
-    """Where a file can be fetched, at a gateway whose URLs begin with ``base``."""
+    """Return the URL of a file, at a gateway whose URLs begin with ``base``."""
     return f"{base}/v1/files/{ticket.id}/content"
 
 
 def _owner(tenant: str) -> str:
-    """What a tenant's files are marked with: names of tenants may be no names of files."""
+    """Return the mark of a tenant's files, a hash: a tenant's name may not be valid in a file name."""
     return sha256(tenant.encode()).hexdigest()[:16] if tenant else ""
 
 

@@ -1,4 +1,4 @@
-"""What earlier segments of a request made, in place of the marks that later ones have for it."""
+"""Results of a request's earlier segments, filled in for the marks that later segments have in their place."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

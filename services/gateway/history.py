@@ -20,7 +20,7 @@ MOST = 200
 
 
 class Query(NamedTuple):
-    """What is looked for. ``words`` are found anywhere in ids, app, model, type, path, code and executors."""
+    """Search criteria. ``words`` are found anywhere in ids, app, model, type, path, code and executors."""
 
     words: tuple[str, ...] = ()
     model: str = ""
@@ -62,7 +62,10 @@ class History:
                 return Page(tuple(found), below)
 
     async def _brief(self, stored: Stored, ends: dict[str, Ended], query: Query) -> Summary | None:
-        """What ``stored`` begins, if it is looked for. Ends come first, as this goes backwards, and are put aside."""
+        """Return the summary of the invocation in ``stored`` if it matches ``query``, else None.
+
+        Ends come first, because the stream is read backwards; they are put into ``ends``.
+        """
         try:
             if recorded.is_end(stored.data):
                 ended = recorded.decode_end(stored.data)

@@ -1,7 +1,7 @@
-"""What comes to this gateway, by model and request type, told once a second while there is something to tell.
+"""Load of this gateway by model and request type, published once a second while there is something to publish.
 
-A request only adds to counters. They are told, and those that Prometheus reads brought up to date, by a timer
-that runs from the first request until nothing is in flight and a whole period had nothing new.
+A request only adds to counters. A timer publishes them, and updates those that Prometheus reads; it runs
+from the first request until nothing is in flight and a whole period had nothing new.
 """
 
 import asyncio

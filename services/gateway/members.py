@@ -1,4 +1,4 @@
-"""Who can serve: executors as this gateway knows them, from their own status events alone."""
+"""Executors that can serve, as this gateway knows them, from their own status events alone."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence

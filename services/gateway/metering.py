@@ -1,4 +1,4 @@
-"""What Prometheus asks of a gateway that it knows anyway: executors, shares of paths, limits, dead letters."""
+"""Prometheus metrics read from state that the gateway has anyway: executors, shares of paths, limits, dead letters."""
 
 from collections import Counter
 
@@ -38,7 +38,7 @@ def count_paths(assignment: Assignment, path: str) -> None:
 
 
 def _executors(members: Members) -> Counter[tuple[str, ...]]:
-    """How many there are by model, option and state."""
+    """Count the executors by model, option and state."""
     return Counter((*named, state) for named, state in members.states())
 
 

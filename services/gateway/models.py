@@ -140,13 +140,13 @@ def films(task: CompositeTask) -> bool:
 
 
 def pictures_taken(task: CompositeTask) -> int:
-    """How many pictures a task that makes pictures takes to go by."""
+    """Return the maximum number of reference pictures that a task which makes pictures takes."""
     fields = request_of(task).model_fields
     return MOST_IMAGES if IMAGES in fields else int(IMAGE in fields)
 
 
 def _own(name: str, model: ModelPlan) -> CompositeTask | None:
-    """What the model's family itself names as its task."""
+    """Return the task that the model's family itself names; None if it names none."""
     made = "" if model.family == catalog.PYTHON else catalog.family(model.family)["composite"]
     return plugins.named(made, f"composite of family {model.family}")(name, model) if made else None
 

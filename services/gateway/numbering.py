@@ -55,7 +55,7 @@ class _Counted:
         return self._hash.hexdigest()
 
     def advance(self, length: int, data: bytes) -> None:
-        """So much more has been sent."""
+        """Count ``length`` more as sent."""
         self.sent += length
         if self._exact:
             self._hash.update(data)

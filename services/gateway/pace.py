@@ -1,4 +1,4 @@
-"""How evenly an answer comes: the time between tokens, and whether its sound can be played while it is made."""
+"""Evenness of a streamed answer: the time between tokens, and whether its sound can be played while it is made."""
 
 import time
 from math import inf
@@ -37,7 +37,7 @@ class Pace:
         self._pieces += 1
 
     def sound(self, seconds: float) -> None:
-        """So many seconds of sound leave now."""
+        """Record ``seconds`` of sound that leave now."""
         now = self._heard = time.monotonic()
         late = now - self._plays_until
         if late > 0:

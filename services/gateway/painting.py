@@ -87,7 +87,7 @@ def between(steps: int, previews: int) -> int:
 
 
 def steps_of(task: CompositeTask, wish: Mapping[str, Any]) -> int:
-    """How many steps a wish takes: its own, or the usual ones of ``task``."""
+    """Return the number of steps for ``wish``: its own, or the default of ``task``."""
     usual = request_of(task).model_fields["steps"].default
     return int(wish.get("steps", usual))
 

@@ -1,4 +1,4 @@
-"""Which paths a request may take when it says so: the client's header, and what tasks ask of their nodes.
+"""Paths that a request may take when it restricts them: by the client's header, or by the pins of its tasks' nodes.
 
 A node's pin is ``apart`` (in no executor with others; an encoder may stay with other encoders), ``together``
 (all nodes of its part in one executor), ``path:NAME`` (that path of its part), or empty.

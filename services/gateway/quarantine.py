@@ -41,7 +41,7 @@ def node_keys(nodes: Sequence[Node]) -> list[str]:
 
 
 class Quarantine:
-    """What this gateway suspects and refuses. ``seconds`` 0: nothing."""
+    """Inputs that this gateway suspects and refuses. ``seconds`` 0: none."""
 
     def __init__(self, members: Members, seconds: float = 0.0) -> None:
         self._members = members

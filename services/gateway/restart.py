@@ -41,7 +41,7 @@ class Restarts:
         return self._fitting(msgspec.structs.replace(invocation, retained=keys) if keys else invocation)
 
     def _fitting(self, invocation: Invocation) -> Invocation:
-        """What nodes can begin with is cut to what its message has room for."""
+        """Return ``invocation``, without what nodes can begin with if its message has no room for that."""
         if invocation.resumes and len(graph.encode(invocation)) + _SPARE > self._limit:
             log.info("%s begins again from less: its message is full", invocation.id)
             return msgspec.structs.replace(invocation, resumes=())
@@ -71,7 +71,7 @@ class Restarts:
         return affected(running.invocation, lost, running.hops, usable)
 
     def end(self, running: Running, again: frozenset[int]) -> Iterable[tuple[str, End]]:
-        """What the executors of nodes that begin ``again`` are told."""
+        """Yield each executor of the nodes that begin ``again``, with the ``End`` message for it."""
         invocation = running.invocation
         for executor in dict.fromkeys(running.executors[node] for node in sorted(again)):
             own = frozenset(node for node, by in enumerate(running.executors) if by == executor)

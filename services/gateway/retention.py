@@ -1,4 +1,4 @@
-"""What is retained of running invocations, so that a lost stage can begin again without those before it.
+"""Retained outputs of running invocations, so that a lost stage can begin again without those before it.
 
 Chunks that nodes send to each other come here as well, as small records: tensors stay in the arena, where they are
 retained after their last reader until the invocation ends. An output that other stages read on another executor is

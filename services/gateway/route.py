@@ -95,7 +95,10 @@ class Router:
         }
 
     def shares(self) -> dict[tuple[str, str, str], float]:
-        """What part of its type's requests the plan gives each path, by model, type and path, of types that came."""
+        """Return the share of its type's requests that the plan gives each path, by model, type and path.
+
+        Only types that have come are in it.
+        """
         found: dict[tuple[str, str, str], float] = {}
         for (model, kind), paths in self._paths.items():
             total = sum(path.rate for path in paths)
@@ -115,7 +118,7 @@ class Router:
         return self._scope
 
     def assign(self, nodes: Sequence[Node], model: str = "") -> Assignment:
-        """Which model runs which node, by the plan in force; what ``model`` binds is its own.
+        """Assign each node to the model that runs it, by the plan in force; what ``model`` binds is its own.
 
         Its ``nodes`` are the ones to send. Raises as ``model`` does, ``StageUnavailable`` that names a unit
         task which no plan runs, and ``BadRequest`` for no nodes.
@@ -208,7 +211,7 @@ class Router:
         return Route(",".join(names), tuple(options), executors, counts)
 
     def _share(self, serving: Sequence[Member], items: Sequence[Item], encode: bool) -> list[Chosen]:
-        """Who of ``serving`` (at least one) gets which of ``items``."""
+        """Choose one of ``serving`` (at least one) for each of ``items``."""
         if encode:
             serving = [member for member in serving if member.credit > 0] or serving
         loads = self.members.loads(serving, self._turn)
@@ -309,7 +312,7 @@ class Router:
 
 
 def _item(node: Node, work: float) -> Item:
-    """What a node reads of other nodes is not in its digest."""
+    """Return the item of ``node``, without a key if it reads other nodes: its digest does not cover what it reads."""
     return Item("" if node.uses else node.digest, work)
 
 

@@ -290,7 +290,7 @@ class Run:
 
     @property
     def inputs(self) -> str:
-        """Who holds inputs that all segments may read, in the arena."""
+        """Name under which the arena holds the inputs that all segments may read."""
         self._holds = True
         return f"{self.id}_in"
 
@@ -326,7 +326,7 @@ class Run:
             self._runs.tensors.end(self.inputs)
 
     def _began(self, running: Running) -> float:
-        """When the client began to wait for it."""
+        """Return the time at which the client began to wait for ``running``, Unix seconds."""
         return self.created if running is self.segments[0] else running.invocation.created
 
     def _ended(self, running: Running, status: str, got: Collected | None) -> None:

@@ -83,7 +83,7 @@ class Running:
         return self.invocation.id
 
     def _fetch(self, key: tuple[int, str], fetch: Fetch) -> Fetch:
-        """What is kept was read already."""
+        """Return ``fetch``, or for an output that is kept a reader that gives what was read already."""
         tape = self.tapes.get(key)
         return fetch if tape is None else lambda _: tape.last
 
@@ -166,7 +166,7 @@ class Running:
         return True
 
     def gone(self, executor: str) -> StageUnavailable:
-        """What is wrong once ``executor`` is dead: the error names the stage that it runs."""
+        """Return the error for a dead ``executor``, which names the stage that it runs."""
         nodes, route = self.invocation.nodes, self.executors
         stage = next((node.component for node, each in zip(nodes, route, strict=True) if each == executor), "")
         return StageUnavailable(f"executor {executor} of stage {stage!r} is gone", stage=stage, executor=executor)
@@ -230,7 +230,7 @@ class Running:
             tape.restart()
 
     def _resumes(self, again: frozenset[int]) -> Iterator[tuple[int, str, dict[str, Any]]]:
-        """What the nodes ``again`` can begin with: what the client has of them, and their checkpoints."""
+        """Yield the state for the nodes ``again`` to begin with: what the client has of them, and their checkpoints."""
         for (node, output), stream in self.streams.items():
             if node in again and not stream.ended and (progress := stream.progress()):
                 for each in _halves(self.invocation.nodes, node):
@@ -250,7 +250,7 @@ class Running:
 def behind(
     nodes: Sequence[Node], outputs: Sequence[Key], tokens: Sequence[int]
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """What the language model of an answer can begin with where ``tokens`` of it are known."""
+    """Yield the state that the language model of an answer can begin with where ``tokens`` of it are known."""
     written = [node for node, output in outputs if output == TEXT]
     if tokens and len(written) == 1:
         for each in _halves(nodes, written[0]):
@@ -268,6 +268,6 @@ def _merged(old: Sequence[_T], new: Sequence[_T], at: frozenset[int]) -> tuple[_
 
 
 def _size(left: Mapping[str, Any]) -> int:
-    """How much a node need not compute again."""
+    """Return the amount that a node need not compute again: the largest count of rows, steps or list elements."""
     counts = [left.get("rows", 0), left.get("step", 0), *(len(each) for each in left.values() if type(each) is list)]
     return int(max(counts))

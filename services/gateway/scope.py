@@ -1,4 +1,4 @@
-"""Whose plan runs what: each node of a graph goes to one plan model that binds its unit task."""
+"""Assignment of nodes to plan models: each node of a graph goes to one plan model that binds its unit task."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -67,7 +67,7 @@ class Scope:
         return Assignment(shape.model, shape.kind, shape.parts, written)
 
     def _shape(self, nodes: Sequence[Node], model: str) -> tuple[Assignment, tuple[tuple[str, str], ...]]:
-        """What is the same for all graphs of this shape: parts, and (model, component) to write per node."""
+        """Return what all graphs of this shape have in common: parts, and (model, component) to write per node."""
         if not nodes:
             raise BadRequest("a graph needs at least one call of a unit task")
         deciders = self._decide(nodes, model)

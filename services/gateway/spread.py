@@ -1,4 +1,4 @@
-"""Which replica of an encoder gets an item: one that knows it, else the one with the least work.
+"""Choice of the encoder replica that gets an item: one that knows it, else the one with the least work.
 
 Executors keep what they have encoded lately, and encode equal items once that come together. So an item goes
 where this gateway sent an equal one last, unless that replica has much more to do than others. An item that

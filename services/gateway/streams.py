@@ -52,7 +52,7 @@ class _Told:
         return any(self.again.values()) or self._repeated < len(self._whole)
 
     def new(self, data: dict[str, Any]) -> dict[str, Any]:
-        """What ``data`` adds. Raises ``StageFailed`` when it differs from what was told before."""
+        """Return the part of ``data`` that is new. Raises ``StageFailed`` when it differs from what came before."""
         if type(data.get(KEY)) is list and len(data) == 1:
             return self._chunk(data)  # a list that is a part by itself
         grows = [key for key, value in data.items() if type(value) in _GROW]
@@ -236,7 +236,10 @@ class ResultStream(Incoming):
         self._told.restart()
 
     def progress(self) -> dict[str, Any]:
-        """What the client has, for a node that can begin behind it: lists of numbers, and how many rows of arrays."""
+        """Return the client's progress, for a node that can begin behind it.
+
+        It consists of lists of numbers, and the number of rows of arrays.
+        """
         found: dict[str, Any] = self._told.numbers()
         return {**found, "rows": self.samples} if self.samples else found
 

@@ -1,7 +1,7 @@
-"""What nodes pass to each other, kept so that a replay can begin in the middle: one tape for each output.
+"""Recorded outputs that nodes pass to each other, kept for replays that begin in the middle: one record per output.
 
-A tape is a list of chunks, each its small data and the rows that came with it. As bytes: the length of a head, the head
-(JSON), and the arrays one after the other, in little-endian order as they lie in memory.
+A record is a list of chunks, each its small data and the rows that came with it. As bytes: the length of a head, the
+head (JSON), and the arrays one after the other, in little-endian order as they lie in memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -102,7 +102,7 @@ class Tape:
         self._open.clear()
 
     def kept(self) -> tuple[Kept, bytes] | None:
-        """What is recorded of it, and its bytes; None for one that is not whole, or cannot be kept."""
+        """Return the record of this output, and its bytes; None for one that is not whole, or cannot be kept."""
         if not (self._whole and self._fit):
             return None
         body = pack(self._pieces)

@@ -27,7 +27,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class UrlRules(msgspec.Struct, frozen=True):
-    """What a media URL may be. The defaults are for production."""
+    """Rules for accepted media URLs. The defaults are for production."""
 
     allow_http: bool = False
     allow_private: bool = False  # loopback and private networks, for development

@@ -1,4 +1,4 @@
-"""Whose sound is made next: that of the listener who would be left without any first. No clock here.
+"""Scheduling of sound: the next sound made is for the listener who would run out of it first. No clock here.
 
 Sound is made faster than it is played, so a listener who has some seconds of it can wait for one who has none.
 What is due first is done first (earliest deadline): while every listener can be kept from silence, none hears it.
@@ -12,7 +12,7 @@ from itertools import count
 
 
 class Playback:
-    """What one listener has, as far as the sender knows. Times are seconds of one clock, whichever it is.
+    """Playback state of one listener, as far as the sender knows. Times are in seconds of one clock, of any kind.
 
     A listener plays from the first sample on, pauses when there is nothing to play, and goes on with what comes
     next. ``dry`` is when there will be nothing; before it ``plays`` that is ``patience`` after ``begun``.

@@ -70,7 +70,7 @@ class Making:
         return self.every > 0 and done % self.every == 0 and done < self.denoising.steps
 
     def state(self) -> np.ndarray | None:
-        """Where it stands, after every so many steps but the last."""
+        """Return the state of a resumable denoising, after every ``checkpoints`` steps but the last; otherwise None."""
         one = self.denoising
         if not self._checkpoints or one.done % self._checkpoints or one.done >= one.steps:
             return None

@@ -1,4 +1,4 @@
-"""Which pictures take the next step together. Pure state: no clock, no I/O, no tensor.
+"""Choice of the pictures that take the next step together. Pure state: no clock, no I/O, no tensor.
 
 Pictures of one shape share steps: who comes joins at the next one, who is done or gone leaves after it. Shapes
 take turns, so that every picture gets the same share of the device whatever its size: a step costs its
@@ -13,7 +13,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Size(NamedTuple):
-    """What a step of one picture takes: ``rows`` of a batch, of ``tokens`` positions each."""
+    """Size of one step of one picture: ``rows`` of a batch, of ``tokens`` positions each."""
 
     rows: int
     tokens: int
@@ -60,7 +60,7 @@ class Turns(Generic[K]):
             del self._shapes[shape]
 
     def turn(self) -> list[K]:
-        """Who takes the next step: all of one shape, in order of arrival. Empty when nobody is there."""
+        """Return the keys of the pictures for the next step: all of one shape, in order of arrival. Empty if none."""
         if not self._shapes:
             return []
         shape = min(self._shapes.values(), key=lambda each: each.had)

@@ -1,4 +1,4 @@
-"""What a request asks a language model: messages, media embeddings and settings, ready to be prefilled."""
+"""Requests to a language model: messages, media embeddings and settings, ready to be prefilled."""
 
 import json
 from collections import Counter

@@ -18,7 +18,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 
 class Layout(NamedTuple):
-    """What a model stores: ``layers`` that look back and, behind them, ``aside`` that look at rows of their own."""
+    """Layers of a cache: ``layers`` of self-attention, then ``aside`` of cross-attention to rows of their own."""
 
     layers: int
     heads: int

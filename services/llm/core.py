@@ -132,7 +132,7 @@ class Core(HostedDecoder[Thinker, Thinking]):
         return script
 
     async def assemble(self, prompt: Prompt, items: Rows[Item]) -> tuple[Prefill, np.ndarray]:
-        """What the prefill consumes, and its layout for a talker, int32 [k, S]. Raises ``BadRequest``."""
+        """Return the ``Prefill`` of a prompt, and its layout for a talker, int32 [k, S]. Raises ``BadRequest``."""
         return await self._compute(self._assemble, prompt, items)
 
     def _assemble(self, prompt: Prompt, items: Rows[Item]) -> tuple[Prefill, np.ndarray]:

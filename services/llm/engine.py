@@ -122,7 +122,7 @@ class Engine(Generic[S]):
 
     @contextmanager
     def arrive(self, sequence: S) -> Iterator[S]:
-        """As ``admit``, for a sequence that was prefilled elsewhere: ``room`` and ``insert`` come next."""
+        """Queue a sequence that was prefilled elsewhere, otherwise as ``admit``: ``room`` and ``insert`` come next."""
         self.check()
         self.schedule.arrive(sequence, time.monotonic())
         with self._owned(sequence):

@@ -1,4 +1,4 @@
-"""What goes from prefill to decode beside the cache, whatever engine runs them."""
+"""Handover from prefill to decode: the cache and the data that goes with it, for any engine."""
 
 import time
 from typing import Any
@@ -16,7 +16,7 @@ TRANSFORMERS = "transformers"
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What decode has to know of a prefill, beside the cache.
+    """Data of a prefill that decode needs, beside the cache.
 
     ``seed`` is that of the first token's choice, ``finish`` why there is nothing to decode. ``here`` is the number
     of a sequence that waits in its slot; then there is no cache to be read. ``resumed`` counts tokens of an earlier
@@ -55,7 +55,7 @@ async def put_start(job: Job, start: Start, ids: Any, penalty: float) -> None:
 
 
 def read_start(value: Any, layout: str) -> tuple[Start, np.ndarray | None]:
-    """What ``put_start`` has sent, for an engine whose caches are arranged as ``layout``. Raises ``ProtocolError``."""
+    """Read what ``put_start`` has sent, for an engine whose caches have this ``layout``. Raises ``ProtocolError``."""
     about, seen = value if isinstance(value, Item) else (value, None)
     try:
         start = msgspec.convert(about, Start)

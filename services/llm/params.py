@@ -17,9 +17,9 @@ Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class ThinkParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How text is generated. ``max_tokens`` None means the rest of the context, ``seed`` None the invocation's.
+    """Parameters of text generation. ``max_tokens`` None means the rest of the context, ``seed`` None the invocation's.
 
-    With ``say`` nothing is: that is the answer, word for word, and the model only feels what it is like to say it.
+    With ``say`` nothing is generated: it is the answer, word for word, and the model only processes its tokens.
     """
 
     max_tokens: Count | None = None
@@ -34,7 +34,7 @@ class ThinkParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TalkParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How codes are generated. ``max_codes`` None means as many as the model allows."""
+    """Parameters of code generation. ``max_codes`` None means as many as the model allows."""
 
     max_codes: Count | None = None
     temperature: Temperature = 0.0

@@ -1,4 +1,4 @@
-"""How the next token of each row is chosen. No row ever sees another row's settings or random numbers."""
+"""Choice of the next token of each row. No row ever sees another row's settings or random numbers."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence

@@ -101,7 +101,7 @@ class Sequence:
 
     @property
     def spans(self) -> Rows[tuple[int, int]]:
-        """What no share of the prompt may cut."""
+        """Ranges [begin, end) of prompt positions that no share of the prompt may cut."""
         return () if self.attention is None else self.attention.spans
 
     def accept(self, token: int) -> str | None:
@@ -142,13 +142,13 @@ class Sequence:
             self.step.set_exception(error)
 
     def go_on(self) -> None:
-        """What the owner waited for besides tokens is there."""
+        """Resume the owner: what it waited for besides tokens is there."""
         if self.step is not None and not self.step.done():
             self.step.set_result(None)
 
 
 class Outcome(NamedTuple):
-    """What one turn of the engine did for one sequence: a step, or the error that ends it."""
+    """Result of one turn of the engine for one sequence: a step, or the error that ends it."""
 
     sequence: Any
     result: Step | Exception

@@ -39,7 +39,7 @@ class SlotCache(Cache):
         return Layout(len(self._keys), heads, width)
 
     def filled(self, cache: DynamicCache, attention: Attention | None) -> Layers:
-        """What there is to keep of the one sequence in ``cache``, without a copy; ``attention`` is its prompt's."""
+        """Return the layers to keep of the one sequence in ``cache``, without a copy; ``attention`` is its prompt's."""
         return caches.layers(cache)
 
     def pack(self, filled: Layers) -> tuple[dict[str, Any], np.ndarray]:
@@ -47,7 +47,7 @@ class SlotCache(Cache):
         return caches.pack(filled)
 
     def unpack(self, about: Mapping[str, Any], packed: np.ndarray | None, length: int) -> Layers:
-        """What ``pack`` has made of a sequence of ``length`` positions. Raises ``ProtocolError``."""
+        """Restore a sequence of ``length`` positions from the output of ``pack``. Raises ``ProtocolError``."""
         return caches.unpack(about, packed, length, self.layout)
 
     def insert(self, filled: Layers) -> int:
@@ -99,7 +99,7 @@ class SlotCache(Cache):
             self.lengths[slot] += 1
 
     def mask(self) -> Mask:
-        """Where each row may look in the next forward pass: bool [B, 1, 1, S]."""
+        """Return the attention mask of the next forward pass, bool [B, 1, 1, S]: True where a row may look."""
         positions = torch.arange(self._high, device=self._ends.device)
         return (positions[None] <= self._ends[:, None])[:, None, None]
 

@@ -1,4 +1,4 @@
-"""What a thinker sends to a talker: the prompt's rows, their positions and one row per spoken token."""
+"""Data that a thinker sends to a talker: the prompt's rows, their positions and one row per spoken token."""
 
 import numpy as np
 

@@ -27,7 +27,7 @@ from services.llm.thinking import Thinking
 
 
 class _Half:
-    """What both runners share: one loaded model, whose other half may run in the same process."""
+    """Base class of both runners: one loaded model, whose other half may run in the same process."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

@@ -24,7 +24,7 @@ _REPEATS = 2  # the quicker of two: what disturbs a measurement makes it longer
 
 
 class Feed(Protocol[S_in]):
-    """What a step consumes and what goes with each token; differs between thinker and talker."""
+    """Inputs of a step, and the data that goes with each token; differs between thinker and talker."""
 
     def ready(self, sequence: S_in) -> bool:
         """Return whether ``sequence`` can take the next step now. Asked on the event loop."""
@@ -36,15 +36,15 @@ class Feed(Protocol[S_in]):
         """See ``hidden`` [t, H'] of the next share of the prompt."""
 
     def begun(self, sequence: S_in) -> np.ndarray | None:
-        """What goes with the first token."""
+        """Return the data that goes with the first token."""
 
     def stepped(self, batch: Rows[S_in], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
-        """What goes with each row's next token. May be called again for the same step."""
+        """Return the data that goes with each row's next token. May be called again for the same step."""
 
     def chosen(
         self, batch: Rows[S_in], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
     ) -> list[np.ndarray | None]:
-        """What goes with ``tokens``, which were chosen by ``hidden`` [B, H']: ``sides``, or what else there is."""
+        """Return the data for ``tokens``, which were chosen from ``hidden`` [B, H']: ``sides`` or other data."""
 
 
 class Steps(Generic[S]):
@@ -67,14 +67,14 @@ class Steps(Generic[S]):
             self._cache.remove(0)
 
     def decode_seconds(self, length: int) -> float:
-        """How long a step of all slots takes when each holds ``length`` positions. Only while all are free."""
+        """Measure the seconds of a step of all slots, each with ``length`` positions. Only while all are free."""
         slots = self._cache.pretend(length)
         seconds = min(self._timed(self._pass, slots) for _ in range(_REPEATS))
         self._cache.pretend(0)
         return seconds
 
     def prefill_seconds(self, tokens: int) -> float:
-        """How long the first ``tokens`` tokens of a prompt take."""
+        """Measure the seconds that a prefill of the first ``tokens`` tokens of a prompt takes."""
         return min(self._timed(self._filled, tokens) for _ in range(_REPEATS))
 
     def _timed(self, function: object, argument: object) -> float:

@@ -157,7 +157,7 @@ class TalkRunner(HostedDecoder[Talker, Talking]):
 
     @property
     def _sizes(self) -> tuple[int, int]:
-        """How many codes go into the first message, and into every other."""
+        """Number of codes in the first message, and in every other message."""
         return self._settings.first or self.model.bunch, self._settings.chunk or self.model.bunch
 
     def _start(self, prompt: Tensor, layout: np.ndarray, first: Tensor, voice: str) -> Prefill:

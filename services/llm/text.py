@@ -75,7 +75,7 @@ class StopGuard:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """What was held back and did not become a stop string."""
+        """Return the text that was held back and did not become a stop string."""
         text, self.held = self.held, ""
         return text
 
@@ -109,7 +109,7 @@ class Reply:
             self.spoken = self.tokens
 
     def chunk(self) -> dict[str, object] | None:
-        """What can be sent now, or None while there is no new text. The last chunk holds every id left."""
+        """Return the next chunk to send, or None while there is no new text. The last chunk holds every id left."""
         if not self._text and (self.finish is None or not self._ids):
             return None
         chunk: dict[str, object] = {"text": self._text, "ids": self._ids}

@@ -1,4 +1,4 @@
-"""When a measured load calls for another plan. Pure policy: no I/O, and the clock is given.
+"""Policy that decides when a measured load calls for another plan. Pure: no I/O, and the clock is given.
 
     expected = adapt.expected(loads)     # what to plan for; None: too little is known
     verdict = adapt.judge(scene)         # keep, other path rates alone, or the best plan
@@ -46,7 +46,7 @@ class Rules(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """What is asked of a model: the fewest ``gpus`` for its rate and ``headroom``, or most requests.
+    """Planning goal of a model: the fewest ``gpus`` for its rate and ``headroom``, or most requests.
 
     ``rate`` in req/s is what it was planned for before anything was measured.
     """
@@ -57,7 +57,7 @@ class Goal(NamedTuple):
 
 
 class Deployment(NamedTuple):
-    """What a deployment can serve of what comes, in req/s by model.
+    """Capacity of a deployment for the requests that come, in req/s by model.
 
     ``gpus`` are those of its executors; ``starts`` the GPU-seconds until those serve that do not run yet.
     """
@@ -77,7 +77,7 @@ class Scene(NamedTuple):
 
 
 class Verdict(Enum):
-    """What to do."""
+    """Decision: keep the plan, change its path rates alone, or plan again."""
 
     KEEP = "keep"
     REROUTE = "reroute"
@@ -113,7 +113,7 @@ class Adapt:
         self._true.clear()
 
     def lost(self) -> None:
-        """What was measured is lost: it takes a window until something is known again. Rates may be as before."""
+        """Start again after the loss of what was measured: nothing is known for one window. Rates may be as before."""
         self._began = self._clock()
         self._highest = {
             name: _Highest(self._patience, self._began, highest.value) for name, highest in self._highest.items()
@@ -139,7 +139,7 @@ class Adapt:
         }
 
     def judge(self, scene: Scene) -> Verdict:
-        """What to do now; ``changed`` is to be called once it is under way."""
+        """Decide what to do now; ``changed`` is to be called once it is under way."""
         margin, hold = self._rules.margin, self._rules.hold
         gain = self._gain(scene, scene.best, scene.rerouted)
         # A mix that still changes is on its way somewhere, unless it never arrives.
@@ -244,7 +244,7 @@ class _Highest:
 
 
 def _scale(names: Iterable[str], scene: Scene, deployment: Deployment) -> float:
-    """How many times the rates of ``names`` it serves; they grow together."""
+    """Return the factor by which the rates of ``names`` can grow together within the capacity of ``deployment``."""
     return min((deployment.capacity.get(name, 0.0) / scene.load[name].rate for name in names), default=0.0)
 
 

@@ -1,4 +1,4 @@
-"""What an operator asks of a model that is planned: from which profile, for which goal. Data and their checks.
+"""Declaration of a planned model by an operator: from which profile, for which goal. Data and their checks.
 
 {"family": "...", "checkpoint": "...", "planned": {
     "profile": "q.json", "goal": "throughput", "rate": 12.0, "mix": {"vision+thinker": 0.6, "thinker": 0.4},
@@ -47,12 +47,12 @@ class Goals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     done: float = 0.0
 
     def wanted(self) -> dict[str, float]:
-        """Those that are not 0."""
+        """Return the goals that are not 0."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value}
 
 
 class PlannedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a model is planned.
+    """Planning parameters of a model.
 
     ``profile`` is a file, relative to the declarations; empty: the store's profile of the model. ``rate`` in
     req/s is what to plan for; with goal "throughput" only its proportion to other models counts. ``mix`` are

@@ -1,4 +1,4 @@
-"""Why a plan follows the load, in a few words: ``load: qwen 12.1 req/s, 61 % vision+thinker (was 20 %)``."""
+"""Short reason for a plan that follows the load: ``load: qwen 12.1 req/s, 61 % vision+thinker (was 20 %)``."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,7 +10,7 @@ _NOTHING = ModelLoad(0.0)
 
 
 def because(load: Loads, before: Loads) -> str:
-    """What has changed since the load ``before``; the rate of each model is always told."""
+    """Describe what has changed since the load ``before``; the rate of each model is always included."""
     return "load: " + "; ".join(
         f"{name} {', '.join(_changes(load[name], before.get(name, _NOTHING)))}" for name in sorted(load)
     )

@@ -110,7 +110,7 @@ class Changes:
                 continue
 
     async def close(self) -> None:
-        """Whoever comes next may go on at once with what is staged."""
+        """Release the lead of a staged plan, so that another planner can go on with it at once."""
         if self._staged[1] is not None:
             with suppress(StoreUnavailable):
                 await self._store.lead_plan(self._me, 0.001)
@@ -215,7 +215,7 @@ class Changes:
         self._pending = False
 
     def _may_start(self, current: Models, aim: Aim, waiting: Sequence[Change]) -> Sequence[Change]:
-        """Those that do not have to wait until executors of the plan before have left their GPUs."""
+        """Return the changes that do not have to wait until executors of the plan before have left their GPUs."""
         late = time.monotonic() >= self._swaps + self._leaves
         if late or not self._ways.crowded(self._ready.there(), current, aim):
             return waiting
@@ -258,7 +258,7 @@ class Changes:
             return None
 
     async def _goal(self, stand: Stand) -> Target | None:
-        """What is wanted: what was planned, unless an operator has pinned an epoch. None for one that is no good."""
+        """Return the target: the planned one, or the epoch an operator has pinned. None if that cannot be served."""
         if stand.pin != self._pinned:
             if stand.pin:
                 pinned = await self._readable(self._store.plan(stand.pin))

@@ -34,7 +34,7 @@ LOAD = "load"
 
 
 class _Found(NamedTuple):
-    """What the planner says of one load."""
+    """Results of the planner for one load."""
 
     now: Deployment
     rerouted: Planned
@@ -93,7 +93,7 @@ class Follow:
 
     @property
     def load(self) -> Loads:
-        """What to plan for when models are declared anew, as it was last; empty for what nothing is known of."""
+        """Last load to plan for when models are declared anew; models of which nothing is known are left out."""
         return {name: load for name, load in self._load.items() if name in self._planning.adapting}
 
     async def run(self) -> None:
@@ -211,7 +211,7 @@ def _adapt(planner: "Planner | None", rules: Rules, load: Loads, clock: Callable
 
 
 def _declared(planner: "Planner", planned: Planned | None, first: Loads) -> dict[str, ModelLoad]:
-    """What ``planned`` was made for, as it says itself; requests are taken to be as large as the ``first`` ones."""
+    """Return the load that ``planned`` was made for, by its own explanation; request sizes are those of ``first``."""
     told = planned.explain.get("planned", {}).get("models", {}) if planned is not None else {}
     return {
         name: ModelLoad(

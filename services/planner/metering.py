@@ -1,4 +1,4 @@
-"""What Prometheus asks of a planner that it knows anyway: the plan, what waits, and who is missing."""
+"""Prometheus metrics of a planner from what it knows anyway: its plan, what waits, and the missing executors."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What models are called on the bus: two that cannot be told apart there must not meet.
+"""Names of models on the bus: two names that are the same there are refused.
 
 Subjects know letters, digits, ``-`` and ``_`` alone, so ``a.b`` and ``a_b`` are one and the same to them.
 """

@@ -106,7 +106,7 @@ def _where(record: TaskRecord) -> str:
 
 
 def _fault(app: AppRecord, record: TaskRecord) -> str:
-    """Why the task cannot be served; empty when it can."""
+    """Return the reason why the task cannot be served; empty if it can."""
     part = record.component or record.kind
     if app.source.kind == "upload":
         return "an uploaded app may not bring code for executors: mount its directory or install it"

@@ -33,7 +33,7 @@ ONE, ALL = "model {}", "planned models"
 
 
 class _Made(NamedTuple):
-    """What a thread brings back."""
+    """Result of a planning thread."""
 
     planner: "Planner | None"
     planned: Planned | None
@@ -68,7 +68,7 @@ class Planning:
 
     @property
     def gpus(self) -> dict[str, int]:
-        """How many GPUs there are, by type."""
+        """Number of GPUs by type."""
         declared = self._declared
         if declared.gpus:
             return {name: kind.count for name, kind in declared.gpus.items()}
@@ -83,7 +83,7 @@ class Planning:
         return sorted({self._file(model) for model in self._models.values()} - {""})
 
     def concerned(self, found: Mapping[str, ModelProfile]) -> str:
-        """Why to plan again now that the store has these profiles; empty when nothing changes by them."""
+        """Return the reason to plan again now that the store has these profiles; empty if they change nothing."""
         changed = [
             name
             for name, model in self._models.items()
@@ -123,7 +123,7 @@ class Planning:
         return str(File(self._path).parent / named) if named else ""
 
     async def _profiles(self) -> tuple[dict[str, ModelProfile], dict[str, str]]:
-        """Those that can be read by model, and what is wrong with the others."""
+        """Return the readable profiles by model, and the faults of the others."""
         found: dict[str, ModelProfile] = {}
         faults: dict[str, str] = {}
         for name, model in self._models.items():

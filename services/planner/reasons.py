@@ -1,4 +1,4 @@
-"""Why a plan follows another one, in a few words."""
+"""Reason why a new plan follows another one, in a few words."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ NAMED = 3
 
 
 def why(before: Mapping[str, AppRecord], after: Mapping[str, AppRecord]) -> str:
-    """What has happened to the apps: ``app poem registered``. A version kept aside counts as its app."""
+    """Describe what has happened to the apps: ``app poem registered``. A version kept aside counts as its app."""
     were, are = ({plainly(name) for name in apps} for apps in (before, after))
     changed = {plainly(name) for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     told = [

@@ -59,7 +59,7 @@ def lacking(have: Counts, want: Counts, sizes: Mapping[Kind, Size], gpus: Mappin
 
 
 def said(before: Models, step: Models, after: Models) -> str:
-    """What a step to ``step`` is for, in words; empty for the last one."""
+    """Return the purpose of the step to ``step``, in words; empty for the last step."""
     if step == after:
         return ""
     fresh, there = starts(before, step), counts(before)
@@ -133,7 +133,7 @@ class _Way:
     # More
 
     def _more(self, before: Counts) -> Counts:
-        """As many of the goal as there is room for beside ``before``: first what lets others leave."""
+        """Add as many of the goal as there is room for beside ``before``: first those that let others leave."""
         there, waits = dict(before), False
         for bundle in self._bundles(before):
             more = {**there, **{kind: max(1, there.get(kind, 0)) for kind in bundle}}
@@ -146,7 +146,7 @@ class _Way:
         return self._less(there, SERVES) if there != before else before
 
     def _bundles(self, before: Counts) -> list[set[Kind]]:
-        """Those that free GPUs in the end come first, small ones before large ones."""
+        """Return the bundles of all units: first those that free GPUs in the end, small ones before large ones."""
         found: list[tuple[tuple[bool, int], set[Kind]]] = []
         for unit in self._units:
             frees = self._use({kind: before[kind] for kind in unit.extras(before)})

@@ -182,7 +182,7 @@ class PlannerService:
 
 
 def _stamp(path: str) -> object:
-    """What differs once the file at ``path`` has been written, or replaced."""
+    """Return a value that differs once the file at ``path`` has been written, or replaced."""
     try:
         found = os.stat(path) if path else None
     except OSError:

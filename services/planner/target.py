@@ -1,4 +1,4 @@
-"""What is wanted of the plan. Data."""
+"""Target of the planner. Data."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -9,9 +9,9 @@ from services.planner.planned.result import Planned
 
 
 class Target(NamedTuple):
-    """What is wanted, why, and what its maker knows of it.
+    """Wanted plan of each model, the reason for it, and what its maker knows of it.
 
-    ``gpus`` is how many there are by type; types that it does not name are never short. ``route`` gives the best
+    ``gpus`` is the number of GPUs by type; types that it does not name are never short. ``route`` gives the best
     paths over the replicas of plans on the way there; it is called in a thread, and raises ``OmnibusError``.
     """
 

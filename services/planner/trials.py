@@ -45,7 +45,7 @@ class Sorted(NamedTuple):
 
 
 def changes(before: Models, after: Models) -> list[Change]:
-    """What leads from ``before`` to ``after``, in independent parts."""
+    """Return the changes that lead from ``before`` to ``after``, independent of one another."""
     needs = starts(before, after)
     return [
         Change(
@@ -75,7 +75,7 @@ class _Trial:
 
 
 class Trials:
-    """What is known of the changes under way. Times are of one monotonic clock, in seconds."""
+    """State of the changes under way. Times are of one monotonic clock, in seconds."""
 
     def __init__(self, patience: float, pause: float) -> None:
         self._patience = patience

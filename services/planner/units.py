@@ -15,14 +15,14 @@ Runs = Mapping[Kind, set[Part]]
 
 
 class Size(NamedTuple):
-    """What an executor takes: so many GPUs of a type."""
+    """GPUs that an executor takes: their type and their number."""
 
     gpu: str
     gpus: int
 
 
 def sizes(models: Models) -> dict[Kind, Size]:
-    """Those of all executors that are counted among the GPUs that were declared."""
+    """Return the sizes of all executors that are counted among the declared GPUs, by kind."""
     return {
         Kind(name, option, model.origin(option)): Size(deployed.gpu, max(1, deployed.gpus))
         for name, model in models.items()
@@ -116,7 +116,7 @@ class Unit:
 
 
 def _runs(models: Models) -> dict[Kind, set[Part]]:
-    """What each kind runs, also for models that it is lent to."""
+    """Return the components that each kind runs, also those of models that it is lent to."""
     kinds = {kind[:2]: kind for kind in counts(models)}
     found: dict[Kind, set[Part]] = {kind: set() for kind in kinds.values()}
     for name, model in models.items():

@@ -1,4 +1,4 @@
-"""What is due when: one heap, one timer of the event loop, no polling."""
+"""Timers for items with a due time: one heap, one timer of the event loop, no polling."""
 
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable

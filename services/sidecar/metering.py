@@ -1,4 +1,4 @@
-"""What Prometheus asks of a sidecar that it counts anyway."""
+"""Metrics of a sidecar for Prometheus, from numbers that it counts anyway."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

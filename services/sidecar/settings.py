@@ -1,4 +1,4 @@
-"""What a sidecar must be told. The service's entry point fills this from the environment."""
+"""Settings of a sidecar. The service's entry point fills them from the environment."""
 
 from dataclasses import dataclass
 

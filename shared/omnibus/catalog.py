@@ -108,7 +108,7 @@ def ways(components: Sequence[str], tasks: Mapping[str, str]) -> list[list[str]]
 
 
 def takes(family: Mapping[str, Any]) -> list[str]:
-    """What goes into a model of ``family``, with the fields of ``family()``."""
+    """Return the kinds of input of a model of ``family``, which has the fields of ``family()``."""
     told = [*family["encoders"]]
     # Who edits sees a picture without being named an encoder of it: the picture is no part of a chat.
     unnamed = {part for part, kind in family["tasks"].items() if kind == "encode"} - {*family["encoders"].values()}
@@ -116,13 +116,13 @@ def takes(family: Mapping[str, Any]) -> list[str]:
 
 
 def gives(family: Mapping[str, Any]) -> list[str]:
-    """What comes out of a model of ``family``, with the fields of ``family()``."""
+    """Return the kinds of output of a model of ``family``, which has the fields of ``family()``."""
     kinds = {family["tasks"].get(part) for part in family["components"]}
     return [word for kind, word in _GIVEN.items() if kind in kinds]
 
 
 def origin(family: str, checkpoint: str) -> str:
-    """What tells executors of one version of an app's own unit tasks from another's; empty for other families."""
+    """Return an id that separates executors of two versions of an app's own unit tasks; empty for other families."""
     return blake2b(checkpoint.encode(), digest_size=8).hexdigest() if family == PYTHON else ""
 
 

@@ -22,7 +22,7 @@ _SHOWN = 2000  # characters of what a child said that ended without an answer
 
 
 class Ended(NamedTuple):
-    """How a process ended, and what it said."""
+    """Exit code and output of a process that ended."""
 
     code: int
     output: str

@@ -50,7 +50,7 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def reason(failure: OmnibusError | None, node: int, moves: list[Moved], attempt: int) -> str:
-    """Why an invocation that failed in ``attempt`` with ``failure`` is a dead letter; empty when it is none.
+    """Return why an invocation that failed in ``attempt`` with ``failure`` is a dead letter; empty when it is none.
 
     ``node`` is the one that an executor said had failed, -1 for none.
     """
@@ -104,7 +104,7 @@ async def read(bus: Bus, id: str) -> DeadLetter:
 
 
 async def body(bus: Bus, letter: DeadLetter) -> Invocation:
-    """What runs the input of ``letter`` again: the letter's own invocation, or the record's.
+    """Return the invocation that runs the input of ``letter`` again: the letter's own, or the record's.
 
     Raises ``BadRequest`` that says why there is none any more.
     """

@@ -1,4 +1,4 @@
-"""What one request recorded: nodes, references between them, and the invocation that carries both.
+"""Recorded graph of one request: nodes, references between them, and the invocation that carries both.
 
 An ``Invocation`` is one JSON document. It holds all that is needed to run the request again: the
 graph with its literal inputs, the route, the plan epoch, the seed and the deadline.
@@ -223,7 +223,7 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def explain(body: bytes, error: Exception) -> str:
-    """Why ``body`` cannot be read: a foreign version is named before its unknown fields."""
+    """Return the reason why ``body`` cannot be read: a foreign version is named before its unknown fields."""
     try:
         version = _version.decode(body).get("v")
     except UNREADABLE:

@@ -1,4 +1,4 @@
-"""What the bus says of others: which executors are ready, and which plan each gateway follows."""
+"""Status of other services, from their events on the bus: ready executors, and the plan that each gateway follows."""
 
 import asyncio
 import time
@@ -31,17 +31,17 @@ class ReadyExecutors:
         bus.publish(subjects.event(subjects.CENSUS), b"{}")
 
     def ids(self) -> set[str]:
-        """Who is ready now."""
+        """Return the ids of the executors that are ready now."""
         return {status.id for status in self._ready()}
 
     def count(self, kind: Kind) -> int:
-        """How many of ``kind`` are ready now."""
+        """Return the number of executors of ``kind`` that are ready now."""
         return sum(
             (status.model, status.option) == kind[:2] and status.origin in ("", kind.origin) for status in self._ready()
         )
 
     def there(self) -> dict[Kind, int]:
-        """How many of each kind have not ended yet: those that are ready, and those that drain."""
+        """Return the number of executors of each kind that have not ended yet: the ready and the draining ones."""
         found: dict[Kind, int] = {}
         for status in (*self._ready(), *_recent(self._draining)):
             kind = Kind(status.model, status.option, status.origin)
@@ -49,7 +49,7 @@ class ReadyExecutors:
         return found
 
     def missing(self, wanted: Mapping[Kind, int]) -> dict[Kind, int]:
-        """How many of each kind are ready where these are fewer than ``wanted``."""
+        """Return the number of ready executors of each kind that has fewer of them than ``wanted``."""
         found = {kind: self.count(kind) for kind in wanted}
         return {kind: count for kind, count in found.items() if count < wanted[kind]}
 

@@ -45,7 +45,7 @@ class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def id(self) -> str:
-        """What people call it by: the beginning of its hash."""
+        """Short name of the key for people: the first 12 hex digits of its hash."""
         return self.sha256[:12]
 
 

@@ -65,7 +65,7 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     apps: tuple[str, ...] = ()
 
     def origin(self, option: str) -> str:
-        """What tells executors of ``option`` from those of other plans that do not do the same; 16 hex digits."""
+        """Return an id that differs between plans whose executors of ``option`` do not do the same; 16 hex digits."""
         own = catalog.origin(self.family, self.checkpoint)
         return own or blake2b(_encode([*self._same(option)]), digest_size=8).hexdigest()
 
@@ -136,7 +136,7 @@ def request_type(components: Sequence[str], used: frozenset[str]) -> str:
 
 
 def point(gateway: str, kind: str, number: int, seed: int) -> float:
-    """Where request ``number`` of type ``kind`` falls in [0, 1).
+    """Return the point in [0, 1) of request ``number`` of type ``kind``.
 
     A Kronecker sequence: after n requests every share is met to within about log(n)/n, not to within
     the 1/sqrt(n) of coin flips; and the same id always gives the same point.
@@ -150,7 +150,7 @@ _STEPS = [sqrt(prime) % 1.0 for prime in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31
 
 
 def spread(number: int, site: int, offset: float) -> float:
-    """Where request ``number`` falls in [0, 1) for its ``site``-th choice: shares are met evenly, also together."""
+    """Return request ``number``'s point in [0, 1) for its ``site``-th choice: shares are met evenly, also jointly."""
     return (offset + number * _STEPS[site % len(_STEPS)]) % 1.0
 
 

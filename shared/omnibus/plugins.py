@@ -1,4 +1,4 @@
-"""What other distributions add to a running system, by entry points.
+"""Extensions that other distributions add to a running system, by entry points.
 
 | group              | the entry point's name | what it points to                                          |
 |--------------------|------------------------|------------------------------------------------------------|

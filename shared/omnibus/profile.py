@@ -1,4 +1,4 @@
-"""What was measured of a model: the file that the profiler writes and the planner reads. Data and checks, no I/O.
+"""Measurements of a model: the file that the profiler writes and the planner reads. Data and checks, no I/O.
 
 {"model": "qwen", "family": "qwen2_5_vl", "components": ["vision", "thinker"], "order": [["vision", "thinker"]],
  "types": {"vision+thinker": {"components": ["vision", "thinker"], "share": 0.6,
@@ -49,7 +49,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one replica spends on a request of ``type`` (empty: of any) when its role is ``components``.
+    """Cost for one replica of a request of ``type`` (empty: of any) when its role is ``components``.
 
     ``seconds`` under full load, ``latency`` in seconds when nothing else runs (0: not measured).
     """

@@ -78,7 +78,7 @@ class Recent:
 
 
 def _part(heard: _Heard, since: float) -> float:
-    """How much of the time that it tells of is after ``since``."""
+    """Return the share of the event's time span that lies after ``since``."""
     if heard.begin >= since:
         return 1.0
     return max(0.0, heard.at - since) / (heard.at - heard.begin) if heard.at > heard.begin else 0.0

@@ -1,4 +1,4 @@
-"""What the record stream says of an invocation besides the invocation itself: how it ended, and when it moved."""
+"""Records of an invocation besides the invocation itself: its end, and the attempts that were given up before it."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from omnibus.graph import UNREADABLE, WIRE_VERSION, Invocation
 
 
 class Answer(msgspec.Struct, omit_defaults=True):
-    """What the client got. ``audio`` is the SHA-256 of its 16-bit samples."""
+    """Answer that the client got. ``audio_sha256`` is of its 16-bit samples."""
 
     text: str = ""
     text_sha256: str = ""
@@ -122,7 +122,7 @@ def read(found: list[Delivery], id: str) -> Record:
 
 
 async def find(bus: Bus, id: str) -> Record:
-    """What was recorded of ``id``. Raises ``NotFound``."""
+    """Find the record of ``id``. Raises ``NotFound`` and ``ProtocolError``."""
     if not graph.addressable(id) or "." in id:
         raise NotFound(f"{id[:80]!r} is no id of an invocation")
     return read(await bus.records(f"{subjects.ROOT}.inv.*.{id}"), id)

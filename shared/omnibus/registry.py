@@ -40,7 +40,7 @@ class TaskRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AppSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where an app's code comes from: ``import`` (an installed module), ``directory`` (``module`` below
+    """Source of an app's code: ``import`` (an installed module), ``directory`` (``module`` below
     ``root``) or ``upload`` (source text in the store under its SHA-256)."""
 
     kind: str

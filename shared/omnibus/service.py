@@ -16,7 +16,7 @@ log = logging.getLogger("omnibus")
 
 
 class Service(Protocol):
-    """What ``run`` drives. Each step is bounded; ``shutdown`` runs even when ``startup`` failed."""
+    """A service as ``run`` drives it. Each step is bounded; ``shutdown`` runs even when ``startup`` failed."""
 
     async def startup(self) -> None:
         """Acquire everything and become ready, or raise."""

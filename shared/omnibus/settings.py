@@ -214,7 +214,7 @@ class PlannerSettings(Settings, frozen=True):
 
 
 class KubernetesSettings(Settings, frozen=True):
-    """How the planner reaches the cluster that it runs executors in."""
+    """Access of the planner to the cluster that it runs executors in."""
 
     area: ClassVar[str] = "KUBERNETES"
 
@@ -289,7 +289,7 @@ class ExecutorSettings(Settings, frozen=True):
 
 
 class VllmSettings(Settings, frozen=True):
-    """What the engine ``services.engines:vllm`` takes beyond ``ExecutorSettings``."""
+    """Settings of the engine ``services.engines:vllm`` beyond ``ExecutorSettings``."""
 
     area: ClassVar[str] = "VLLM"
 
@@ -325,7 +325,7 @@ class ServiceSettings(Settings, frozen=True):
 
 
 def otlp_endpoint(environ: Mapping[str, str] | None = None) -> str:
-    """Where traces go, by OpenTelemetry's own variables; empty: nowhere."""
+    """Return the endpoint that traces go to, by OpenTelemetry's own variables; empty: they are not exported."""
     environ = os.environ if environ is None else environ
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
         return ""

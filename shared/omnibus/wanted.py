@@ -12,7 +12,7 @@ ID = "OMNIBUS_EXECUTOR_ID"
 
 
 class Kind(NamedTuple):
-    """What executors are equal in: each of a kind may stand in for any other. ``origin`` is ``ModelPlan.origin``."""
+    """Key of interchangeable executors: each of a kind may replace any other. ``origin`` is ``ModelPlan.origin``."""
 
     model: str
     option: str
@@ -40,7 +40,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 def wanted(*plans: Plan) -> dict[Kind, Wanted]:
-    """What all of ``plans`` ask for together: of each kind as many as that plan wants which wants the most.
+    """Return the executors that all ``plans`` request together: of each kind, the most that any plan requests.
 
     Those of a shared option belong to the model that lends it. Earlier plans come first.
     """
@@ -54,7 +54,7 @@ def wanted(*plans: Plan) -> dict[Kind, Wanted]:
 
 
 def counts(models: Mapping[str, ModelPlan]) -> dict[Kind, int]:
-    """How many executors of each kind ``models`` ask for."""
+    """Return the number of executors of each kind that ``models`` request."""
     return {
         Kind(name, option, model.origin(option)): deployed.replicas
         for name, model in models.items()

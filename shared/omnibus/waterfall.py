@@ -1,4 +1,4 @@
-"""What became of one invocation, from its own record: who worked when, what waited for what, what went wrong.
+"""Timeline of one invocation, from its own record: who worked when, what waited for what, what went wrong.
 
 ``of(invocation, ended)`` gives a ``Waterfall``. As JSON it is what ``omnibus show ID --json`` prints and what
 ``GET /v1/invocations/{id}`` answers; ``GET /v1/invocations`` answers a ``Page`` of ``Summary``. Fields may be added;
@@ -103,7 +103,7 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What the client got: sizes and digests."""
+    """Results that the client received: sizes and digests."""
 
     characters: int = 0
     text_sha256: str = ""

@@ -1,4 +1,4 @@
-"""What positions look at where that is not simply all before them: pictures both ways, rows aside.
+"""Attention other than plain causal attention: bidirectional within pictures, and to rows of an encoder ("rows aside").
 
 Shapes as in ``contract``: ``B`` rows of a batch, ``T`` positions, ``S`` positions so far, ``R`` rows aside.
 """
@@ -29,7 +29,7 @@ Mask = Tensor | Crossing | None
 
 
 class Attention(Protocol):
-    """What the positions of one prompt look at."""
+    """Attention pattern of one prompt: the positions and rows that each of its positions looks at."""
 
     @property
     def spans(self) -> Sequence[tuple[int, int]]:

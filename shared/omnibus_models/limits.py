@@ -1,4 +1,4 @@
-"""What one media file may cost, and the checks that say so before and while it is decoded."""
+"""Limits on the cost of one media file, and their checks before and while it is decoded."""
 
 import time
 from contextvars import ContextVar
@@ -27,7 +27,7 @@ CANCELLED: ContextVar[Event | None] = ContextVar("cancelled", default=None)
 
 @dataclass(frozen=True)
 class Limits:
-    """What one media file may cost. Anything above raises ``TooLarge``.
+    """Limits on the cost of one media file. Anything above raises ``TooLarge``.
 
     ``pixels``: of an image or of one video frame. ``seconds``: of sound or video. ``frames``: decoded
     from one video, and ``decoded`` the pixels of all of them. ``sampled``: frames that reach the model, thinned out

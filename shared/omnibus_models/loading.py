@@ -26,13 +26,13 @@ TURN = threading.Lock()
 
 
 class StandIn(Protocol):
-    """What loads in the place of the libraries, from classes that are pruned already."""
+    """Loader that replaces the libraries, for classes that are pruned already."""
 
     def transformers(self, cls: type[Any], checkpoint: Path, dtype: str, options: dict[str, Any]) -> Any:
-        """As ``load``."""
+        """Load as ``load`` does."""
 
     def diffusers(self, cls: Any, checkpoint: Path, part: str, dtype: str) -> Any:
-        """As ``diffusion.load``."""
+        """Load as ``diffusion.load`` does."""
 
 
 #: Set while a checkpoint is looked at and not loaded, see ``omnibus_models.examine``.

@@ -22,6 +22,8 @@ OPEN_TO_ALL: dict[str, str] = {}
 EVERYWHERE = "0.0.0" + ".0"
 # Written in parts, so that this file does not hold them itself.
 _HOSTS = ("py" + "pi.org", "python" + "hosted.org", "registry.npm" + "js", "deb.deb" + "ian.org")
+#: Openings of docstrings that begin with neither a noun nor a verb.
+CLAUSE = re.compile(r"(What|Whether|Who|Whom|Whose|Which|Where|When|How|Why|That|As|If|Those|Once|While)\b")
 REGISTRIES = re.compile("|".join(map(re.escape, _HOSTS)).encode())
 
 
@@ -31,6 +33,13 @@ def named(path: Path) -> str:
 
 def nodes(path: Path) -> Iterator[ast.AST]:
     return ast.walk(ast.parse(path.read_text(), str(path)))
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    for node in nodes(path):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if text := ast.get_docstring(node):
+                yield text
 
 
 def text_files() -> list[Path]:
@@ -60,6 +69,13 @@ def test_nothing_listens_on_all_interfaces_by_default():
     found = {named(path) for path in SOURCE for node in nodes(path) if _is_open_to_all(node)}
 
     assert found - OPEN_TO_ALL.keys() == set()
+
+
+def test_docstrings_of_services_and_libraries_begin_with_a_noun_or_a_verb():
+    found = [f"{named(path)}: {text.splitlines()[0]}" for path in SOURCE for text in docstrings(path)]
+
+    assert len(found) > 4000
+    assert [each for each in found if CLAUSE.match(each.partition(": ")[2])] == []
 
 
 def test_no_file_names_a_package_registry():

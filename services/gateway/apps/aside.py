@@ -52,7 +52,7 @@ class Aside:
             log.info("%s: %s", kept.name, error)
 
     def apply(self, records: Mapping[str, AppRecord]) -> None:
-        """What is aside now."""
+        """Take ``records`` as those that are aside now, and schedule the removal of each."""
         for name, record in self.records.items():
             if records.get(name) != record:
                 self._sweeps.pop(name).cancel()

@@ -87,7 +87,7 @@ def _check_own(record: AppRecord, plan: Plan, apps: Mapping[str, AppRecord]) -> 
 
 
 def missing(record: AppRecord, router: Router) -> str:
-    """What stops the app's own unit tasks from running; empty when nothing does."""
+    """Return the reason why one of the app's own unit tasks cannot run; empty when all can."""
     owners = router.plan.owners() if router.plan is not None else {}
     for name, task in own(record).items():
         if name not in owners:
@@ -162,7 +162,7 @@ def _executors(router: Router, plan: Plan | None, bound: tuple[tuple[str, str], 
 
 
 def _options(name: str, model: ModelPlan, component: str) -> Iterator[tuple[str, str]]:
-    """Whose executors run ``component``: model and option."""
+    """Yield model and option of the executors that run ``component``."""
     for option, deployed in model.options.items():
         if component in deployed.components:
             lender, _, lent = deployed.of.rpartition("/")

@@ -163,7 +163,7 @@ class Call:
         self.close()
 
     def _fail(self, error: OmnibusError) -> None:
-        """Whoever reads gets ``error``, after what is there already."""
+        """Fail with ``error``: readers get it after what is there already."""
         self._failure = self._failure or error
         for given in self._open():
             given.fail(error)

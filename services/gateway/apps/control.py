@@ -37,7 +37,7 @@ LOOK = 0.05
 
 
 class Control:
-    """What the control routes do. Nothing here is locked: the store decides who was first."""
+    """Operations of the control routes. Nothing here is locked: the store decides which of two changes was first."""
 
     def __init__(self, settings: GatewaySettings, store: Store, registry: Registry, router: Router) -> None:
         self._settings = settings

@@ -63,7 +63,7 @@ class Host:
 
     @property
     def description(self) -> Description:
-        """What the app is; there once it was started."""
+        """Description of the app. Raises ``StageUnavailable`` before the app was started."""
         if self._description is None:
             raise StageUnavailable(f"the app {self._source.module} has not been started", stage=self._source.module)
         return self._description

@@ -1,5 +1,5 @@
-"""What passes between a call's worker and its client: outputs of nodes on their way to the worker, and
-outputs of the worker on their way to the client."""
+"""Outputs that pass between a call's worker and its client: those of nodes on their way to the worker, and
+those of the worker on their way to the client."""
 
 from collections.abc import Callable
 from typing import Annotated, Literal

@@ -249,8 +249,8 @@ def _execute(source: AppSource, link: int, output: int) -> Child:
 
 
 def environment(kind: str, mine: Mapping[str, str]) -> dict[str, str]:
-    """What a worker is started with: none of the gateway's own variables, which hold its passwords; for an
-    upload nothing but where Python finds this SDK."""
+    """Return the environment of a worker: none of the gateway's own variables, which hold its passwords; for an
+    upload only the path where Python finds this SDK, and the thread limits that every worker gets."""
     path = str(Path(omnibus.__file__).resolve().parents[1])
     if kind == UPLOAD:
         return {**_NO_THREADS, "PYTHONPATH": path}

@@ -109,7 +109,7 @@ class Registry:
         return served.about() if served is not None else None
 
     def worker(self, name: str) -> tuple[AppRecord, Host]:
-        """Who serves app ``name``, and what it is.
+        """Return the record of app ``name``, and the worker that serves it.
 
         Raises ``NotFound`` naming what there is, and ``StageUnavailable`` that says why it cannot serve now.
         """
@@ -147,7 +147,7 @@ class Registry:
                 log.exception("the apps cannot be followed")
 
     def expect(self, record: AppRecord, worker: Host) -> None:
-        """When ``record`` appears in the store, ``worker`` is the one that serves it."""
+        """Register ``worker`` as the one that serves ``record``, once that appears in the store."""
         self._expected.append((record, worker))
 
     def withdraw(self, record: AppRecord) -> None:

@@ -1,4 +1,4 @@
-"""What a worker asks to be run. It executes an app's code, so nothing that it says is believed."""
+"""Segments that a worker submits to be run. It executes an app's code, so nothing that it says is trusted."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class Runs(Protocol):
-    """What a request in a worker needs of ``services.gateway.run.Run``."""
+    """Part of ``services.gateway.run.Run`` that a request in a worker needs."""
 
     @property
     def id(self) -> str: ...

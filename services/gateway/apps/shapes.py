@@ -1,4 +1,4 @@
-"""What the routes of apps answer, as it is written and documented."""
+"""Bodies of requests and responses of the app routes, as they are written and documented."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ CHAT_REQUEST = {"$ref": "/openapi.json#/components/schemas/AppChatRequest"}
 
 
 class WorkerProblem(Struct, frozen=True):
-    """Why a version does not serve at this gateway."""
+    """Reason why a version does not serve at this gateway."""
 
     version: int
     code: str
@@ -36,7 +36,7 @@ class TaskOfApp(Struct, frozen=True):
 
 
 class SourceView(Struct, frozen=True, omit_defaults=True):
-    """Where an app's code comes from: ``import``, ``directory`` or ``upload``."""
+    """Source of an app's code: ``import``, ``directory`` or ``upload``."""
 
     kind: str
     module: str

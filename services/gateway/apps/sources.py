@@ -1,4 +1,4 @@
-"""Where an app's code comes from, as a client says it, checked against what this gateway allows.
+"""Source of an app's code, as a client names it, checked against what this gateway allows.
 
     {"source": {"module": "company.poems"}}                          installed beside the gateway, or a plugin's
     {"source": {"module": "poems", "directory": "team/poems"}}       below OMNIBUS_GATEWAY_APPS_DIR

@@ -37,7 +37,7 @@ async def plans(store: Store) -> dict[str, Any]:
 
 
 def models(known: Mapping[str, ModelPlan]) -> dict[str, dict[str, Any]]:
-    """What goes into each model, and what comes out of it."""
+    """Return the inputs and outputs of each model, its voices and its apps."""
     return {
         name: {**_ends(model), "voices": list(model.voices), "apps": list(model.apps)} for name, model in known.items()
     }

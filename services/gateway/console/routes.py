@@ -54,7 +54,7 @@ class Console:
         return json_response(await plans(self._store))
 
     async def _replay(self, request: Request) -> AsyncGenerator[bytes, None]:
-        """What ``omnibus replay`` prints: where it runs, then the answer and how it compares.
+        """Yield the output of ``omnibus replay``: where it runs, then the answer and how it compares.
 
         ``from``, ``path`` and ``route`` of the query are the headers of ``services.gateway.again``.
         """
@@ -92,7 +92,10 @@ class _Stream:
             await sending.fail(error)
 
     async def _tell(self, sending: Sending, bodies: AsyncGenerator[bytes, None]) -> None:
-        """What is empty says only that somebody still speaks. What fails before the first one has a status."""
+        """Send ``bodies`` as events; an empty one becomes a comment that keeps the connection alive.
+
+        The status is sent with the first one: an error before it is answered with a status of its own.
+        """
         async with aclosing(bodies):
             begun = False
             async for body in bodies:

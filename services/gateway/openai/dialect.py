@@ -173,7 +173,7 @@ def _media(said: dict[str, Any]) -> None:
 
 
 class Message(answers.Message, frozen=True):
-    """As ``answers.Message``, but for pictures: they are its content."""
+    """Variant of ``answers.Message`` in which pictures are the content."""
 
     content: str | list[Picture] | None = None  # type: ignore[assignment]
 
@@ -189,7 +189,7 @@ def completion(
     audio: Audio | None = None,
     fingerprint: str = "",
 ) -> bytes:
-    """As ``answers.completion``."""
+    """Encode a whole answer, with the arguments of ``answers.completion``."""
     choices = [] if text is None else [Choice(Message(text), finish_reason)]
     if audio is not None:
         choices.append(Choice(Message(audio=audio), "stop"))
@@ -197,12 +197,12 @@ def completion(
 
 
 def drawn(*, id: str, model: str, created: int, text: str | None, usage: Usage, images: list[Picture]) -> bytes:
-    """As ``answers.drawn``. ``text`` is not there: pictures take its place."""
+    """Encode pictures, with the arguments of ``answers.drawn``. ``text`` is left out: pictures take its place."""
     return _encode(ChatCompletion(id, created, model, [Choice(Message(images), "stop")], usage))
 
 
 class OmniStream(ChatStream):
-    """As ``ChatStream``. Sound comes as the pieces of one WAV file, and leaves as a file for each."""
+    """Variant of ``ChatStream``. Sound comes as the pieces of one WAV file, and leaves as a file for each piece."""
 
     _begun = b""
 
@@ -243,7 +243,7 @@ def _marked(frame: bytes, modality: str) -> bytes:
 
 
 class Shapes(NamedTuple):
-    """How answers look: a whole one, one of pictures, a stream."""
+    """Encoders of answers: of a whole one, of one of pictures, of a stream."""
 
     completion: Callable[..., bytes]
     drawn: Callable[..., bytes]

@@ -1,4 +1,4 @@
-"""What ``/v1/files`` answers. Source: the types of the ``openai`` package, 3.52."""
+"""Responses of ``/v1/files``. Source: the types of the ``openai`` package, 3.52."""
 
 from typing import Literal
 

@@ -21,7 +21,7 @@ _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 
 
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What generations and edits have in common. None means that the client did not say."""
+    """Fields that generations and edits have in common. None means that the client did not say."""
 
     prompt: Annotated[str, Meta(min_length=1, max_length=32_000)]
     model: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -78,7 +78,7 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return (int(found[1]), int(found[2])) if found else None
 
     def wish(self) -> dict[str, Any]:
-        """What was said, by the names of ``omnibus.task.library.DrawInput``."""
+        """Return the fields that the client set, by the names of ``omnibus.task.library.DrawInput``."""
         width, height = self.extent or (None, None)
         said = {
             "prompt": self.prompt,

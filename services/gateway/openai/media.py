@@ -51,7 +51,7 @@ DEFAULT_LIMITS = Limits()
 
 
 class MediaInfo(Struct, frozen=True):
-    """What is known about one item without decoding it.
+    """Facts about one item that are known without decoding it.
 
     ``sha256`` is the full hex digest of the bytes. ``seconds`` is None for images and where the
     header does not say. ``width`` and ``height`` are 0 for sound.

@@ -75,7 +75,7 @@ def parse(body: bytes, kind: str) -> Form:
 
 
 def _split(body: bytes, mark: bytes) -> Iterator[bytes]:
-    """What is between the marks."""
+    """Yield the bytes between each two marks."""
     at = body.find(mark, 0, len(mark) + 2)  # an empty line may come before the first
     if at < 0 or body[:at] not in (b"", b"\r\n"):
         raise _broken()

@@ -138,7 +138,7 @@ class AudioOutput(Struct, frozen=True):
 
 
 class ImageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an answer's pictures are made, an extra. The fields are those of ``POST /v1/images/generations``."""
+    """Options of the pictures in an answer, an extension. The fields are those of ``POST /v1/images/generations``."""
 
     size: Size | None = None
     n: Annotated[int, Meta(ge=1, le=10)] | None = None

@@ -43,7 +43,7 @@ class ChunkChoice(Struct, frozen=True):
 
 
 class ChatCompletionChunk(Struct, frozen=True):
-    """What each frame holds. ``usage`` is absent unless the client asked for it."""
+    """One frame of a streamed answer. ``usage`` is absent unless the client asked for it."""
 
     id: str
     created: int

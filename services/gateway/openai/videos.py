@@ -49,7 +49,7 @@ class VideoRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     user: str | None = None
 
     def wish(self) -> dict[str, Any]:
-        """What was said, by the names of ``omnibus.task.library.VideoInput``."""
+        """Return the fields that the client set, by the names of ``omnibus.task.library.VideoInput``."""
         width, height = map(int, self.size.split("x")) if self.size else (None, None)
         said = {
             "prompt": self.prompt,
@@ -67,7 +67,7 @@ class VideoRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class VideoFault(Struct, frozen=True, kw_only=True):
-    """Why a video failed. ``code`` and ``type`` are those of the error that a request would have been answered with."""
+    """Reason why a video failed. ``code`` and ``type`` are those of the error that a request would have got."""
 
     code: str
     message: str
@@ -143,7 +143,7 @@ def parse(body: bytes, kind: str) -> VideoRequest:
 
 
 def variant(query: dict[str, str]) -> Variant:
-    """What is to be fetched. Raises ``BadRequest`` with ``param``."""
+    """Return the variant to fetch. Raises ``BadRequest`` with ``param``."""
     asked = _convert(query, ContentQuery).variant
     if asked == "spritesheet":
         raise _unsupported("variant", "there are 'video' and 'thumbnail'")

@@ -1,4 +1,4 @@
-"""What all routes have in common: a body within its limit, one end for each run, errors in OpenAI's shape."""
+"""Common parts of all routes: a body within its limit, one end for each run, errors in OpenAI's shape."""
 
 import asyncio
 import logging

@@ -73,7 +73,7 @@ class Admission:
         self._places: dict[tuple[str, frozenset[str]], tuple[float, int]] = {}
 
     def queues(self) -> Iterable[Queue]:
-        """Those in which somebody has been."""
+        """Return the queues that requests have used."""
         return self._queues.values()
 
     async def enter(

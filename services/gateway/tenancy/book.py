@@ -71,7 +71,7 @@ class Book:
         self._merge()
 
     def _merge(self) -> None:
-        """Where both have a key, the file's record holds."""
+        """Merge the records of both sources; for a key in both, the file's record holds."""
         self.records = {**self._of_store, **self._of_file}
         self._changed(set(self.records))
         log.info("%d API keys of %d tenants", len(self.records), len({each.tenant for each in self.records.values()}))

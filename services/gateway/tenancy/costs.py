@@ -1,4 +1,4 @@
-"""What a request costs in GPU-seconds: expected when it comes, put right when it is over.
+"""Cost of a request in GPU-seconds: expected when it comes, corrected when it is over.
 
 Executors say in their heartbeats how many seconds each of their components has computed, and how many jobs that was.
 Divided by the tokens of a job, as this gateway sees them, that is what a token costs; a batch is shared by those in it.
@@ -33,7 +33,7 @@ _SPLIT = ("prefill", "decode")
 
 
 class Cost(NamedTuple):
-    """What one segment is expected to cost in GPU-seconds, and its tokens by node."""
+    """Expected cost of one segment in GPU-seconds, and its tokens by node."""
 
     seconds: float
     tokens: tuple[float, ...]
@@ -54,7 +54,7 @@ class Costs:
         self.profiles: Mapping[str, ModelProfile] = {}
 
     def expect(self, assignment: Assignment, work: Sequence[float]) -> Cost:
-        """What a graph is expected to cost; ``work`` is in tokens per node, as in ``Segment``."""
+        """Return the expected cost of a graph; ``work`` is in tokens per node, as in ``Segment``."""
         if self._clock() >= self._looked + LOOK:
             self._look()
         tokens = tuple(float(each) for each in work) or (1.0,) * len(assignment.nodes)
@@ -69,7 +69,7 @@ class Costs:
         return Cost(sum(nodes) * ratio, tokens, nodes)
 
     def used(self, cost: Cost, running: Running) -> float:
-        """What a finished segment did cost, in GPU-seconds; the next ones like it are expected to cost as much."""
+        """Return the cost of a finished segment, in GPU-seconds; the next ones like it are expected to cost as much."""
         invocation = running.invocation
         components = [node.component for node in invocation.nodes]
         took = actual(components, cost.tokens, running.streams)

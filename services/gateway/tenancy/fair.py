@@ -1,4 +1,4 @@
-"""Whose turn it is: start-time fair queueing of GPU-seconds among tenants. Pure state: no clock, no waiting of its own.
+"""Order of requests: start-time fair queueing of GPU-seconds among tenants. Pure state: no clock, no waits of its own.
 
 Start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996) with several requests at work at a time, SFQ(D) (Jin, Chase,
 Kaur: SIGMETRICS 2004). Each tenant has a mark: the GPU-seconds that it has used, divided by its weight, and is ahead of
@@ -87,7 +87,7 @@ class Fair:
 
     @property
     def _level(self) -> float:
-        """Where one begins who comes now: with the lowest of those who wait, else with who was last."""
+        """Mark of a tenant that comes now: the lowest of the waiting tenants, else that of the last one served."""
         if self._waiting:
             return min(map(_mark, self._waiting.values()))
         return self._last.mark if self._last is not None else 0.0
@@ -148,7 +148,7 @@ class Fair:
         return turn
 
     def leave(self, turn: Turn) -> None:
-        """Who waited waits no more."""
+        """Remove a request from its queue, if it still waits."""
         if turn.state == WAITING:
             turn.state = OVER
             self._gone(turn.line)
@@ -172,7 +172,7 @@ class Fair:
             self._waiting.pop(line.tenant, None)
 
     def _forget(self) -> None:
-        """Who has nothing here and no advance is nobody special."""
+        """Forget tenants that have no requests here and no advance: they are like new ones."""
         level = self._level
         for tenant, line in list(self._lines.items()):
             if not line.waiting and not line.working and line.mark <= level:

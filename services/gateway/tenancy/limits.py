@@ -1,4 +1,4 @@
-"""What one key may: requests in a second, at a time, and GPU-seconds in a second of time; this gateway's part of it."""
+"""Limits of one key: requests per second and at a time, and GPU-seconds per second; this gateway's part of them."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What Prometheus sees of admission: what several models serve together counts for each of them."""
+"""Prometheus metrics of admission: requests that several models serve together count for each of them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ from services.gateway.tenancy.fair import Fair
 
 
 class Queue(NamedTuple):
-    """Where requests to a model wait, or to ``models`` that serve them together."""
+    """Queue of requests to a model, or to ``models`` that serve them together."""
 
     models: tuple[str, ...]
     fair: Fair

@@ -1,4 +1,4 @@
-"""How many gateways there are: each one gives a tenant its part of what it may.
+"""Number of gateways: each one gives a tenant its part of the tenant's limits.
 
 What holds: a limit is divided by the gateways that were heard lately, so all of them together give no more than the
 limit, rounded up to one request each, and all of it to a tenant whose requests are spread evenly. A tenant that asks

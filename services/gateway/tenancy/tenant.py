@@ -1,4 +1,4 @@
-"""Who the request is for that is being handled: known from its API key on, wherever its work is done."""
+"""Tenant of the request that is being handled: known from its API key on, wherever its work is done."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,10 @@ from omnibus.keys import KeyRecord
 
 
 class Tenant(NamedTuple):
-    """Who asks. ``name`` is empty where nobody is asked for keys, and for the operator; ``key`` is the one sent."""
+    """Tenant that sends a request.
+
+    ``name`` is empty where no keys are required, and for the operator; ``key`` is the one sent.
+    """
 
     name: str = ""
     weight: float = 1.0
@@ -21,7 +24,7 @@ class Tenant(NamedTuple):
         return not self.name or name == self.name
 
     def salt(self, common: str, isolate: bool) -> str:
-        """What tells apart that which is kept of this tenant's media from that of others."""
+        """Return the salt that separates what is kept of this tenant's media from that of other tenants."""
         if not self.name or not isolate:
             return common
         return sha256(f"{len(common)}:{common}:{self.name}".encode()).hexdigest()[:32]
@@ -38,7 +41,7 @@ def current() -> Tenant:
 
 @contextmanager
 def acting(tenant: Tenant) -> Iterator[None]:
-    """What is done inside is done for ``tenant``, tasks that are begun there included."""
+    """Handle all work inside the ``with`` block for ``tenant``, tasks that are begun there included."""
     token = _current.set(tenant)
     try:
         yield

@@ -46,7 +46,7 @@ class Filming:
         return self._runs.router.plan is not None
 
     def request(self, model: str, wish: dict[str, Any]) -> BaseModel:
-        """What the task of ``model`` is to be asked for: as ``wish`` says, and for the rest as it usually does.
+        """Return the request for the task of ``model``: the fields of ``wish``, and the task's defaults for all others.
 
         Raises ``NotFound``, and ``BadRequest`` for a model that makes no videos, or not such ones.
         """
@@ -112,7 +112,7 @@ async def _record(run: Run, output: VideoOutput, reel: Reel, lease: Lease, frame
 
 
 def _trace(run: Run) -> bytes:
-    """What of ``run`` is out, and with whom."""
+    """Return the invocations of ``run`` that are not over, encoded, each with its executors."""
     sent = [each.invocation for each in run.segments if not each.over]
     return work.encode([Sent(one.id, tuple(dict.fromkeys(one.route))) for one in sent])
 

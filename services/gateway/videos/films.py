@@ -46,7 +46,7 @@ class Films:
             raise Overloaded("your videos take the room that one tenant may have: delete some", retry_after=_AGAIN)
 
     async def draft(self, id: str) -> Path:
-        """Where to write a video that is being made."""
+        """Return the path of a new draft file, for a video that is being made."""
         try:
             await asyncio.to_thread(self._root.mkdir, mode=0o700, parents=True, exist_ok=True)
         except OSError as error:

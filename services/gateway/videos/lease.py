@@ -43,7 +43,7 @@ class Lease:
         self._news.set()
 
     def tell(self, percent: int) -> None:
-        """So much is done. What was said before is not taken back."""
+        """Record the progress in percent. It never decreases: a lower value than before changes nothing."""
         self._progress = max(self._progress, percent)
 
     def lose(self) -> None:

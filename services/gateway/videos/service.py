@@ -1,4 +1,4 @@
-"""What clients may do with videos, at any gateway, and what this one does for them."""
+"""Operations on videos that clients can use at any gateway, and the work of this gateway on them."""
 
 import asyncio
 import logging
@@ -178,7 +178,7 @@ def _work(model: str, wish: dict[str, Any], path: str) -> Work:
 
 
 def _shown(jobs: Iterable[JobRecord]) -> Iterator[Video]:
-    """Those of ``jobs`` that are the asking tenant's, as clients see them."""
+    """Yield the videos of those ``jobs`` that belong to the calling tenant, as clients see them."""
     for job in jobs:
         try:
             if current().owns(work.decode(job).tenant):

@@ -1,4 +1,4 @@
-"""What is written down of a video that is asked for: all that it takes to make it, at whichever gateway."""
+"""Record of a requested video: everything that is needed to make it, at any gateway."""
 
 import re
 from typing import Any
@@ -58,7 +58,7 @@ def decode(job: JobRecord) -> Work:
 
 
 def traced(job: JobRecord) -> list[Sent]:
-    """What is under way for a job, as far as this build can read it."""
+    """Return the invocations that are under way for a job, as far as this build can read them."""
     try:
         return _sent(job.trace) if job.trace else []
     except UNREADABLE:

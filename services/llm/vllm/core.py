@@ -166,7 +166,7 @@ class VllmCore:
         return str(job.inputs.get("voice") or "")
 
     def generation(self, asked: Asked, seed: int, **more: Any) -> Generation:
-        """What the engine is asked for; ``seed`` is the invocation's, ``more`` are fields of ``Generation``."""
+        """Build the engine's request; ``seed`` is the invocation's, ``more`` are fields of ``Generation``."""
         order, params = asked.order, asked.params
         usual = {
             "ids": order.ids,
@@ -190,7 +190,7 @@ class VllmCore:
         return frozenset() if params.ignore_eos else self.reader.eos
 
     def take(self, stream: Any, voice: Rest | None) -> Take:
-        """What waits for the next tokens of ``stream``, and for what goes to a talker with them."""
+        """Return a function that waits for the next tokens of ``stream``, and for a talker's input with them."""
 
         async def take() -> Sequence[Step]:
             tokens: Tokens = await anext(stream)
@@ -213,7 +213,10 @@ class VllmCore:
             self._going.pop(number, None)
 
     def resume(self, invocation: str, number: int) -> tuple[Take, Sequence[Step], AsyncExitStack]:
-        """How to go on with the answer that was offered, and what to close at its end. Raises ``StageUnavailable``."""
+        """Take over an offered answer: return its ``Take``, the steps already made, and what to close at its end.
+
+        Raises ``StageUnavailable``.
+        """
         going = self._going.get(number)
         if going is None or going.invocation != invocation or going.taken.is_set():
             raise StageUnavailable("the prefill of this answer is gone; send the request again")

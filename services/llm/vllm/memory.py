@@ -24,7 +24,7 @@ class Memory:
 
     @property
     def place(self) -> Place:
-        """Where it is now. The inode tells it from later memory under the same descriptor."""
+        """Current location of the memory. The inode tells it from later memory under the same descriptor."""
         found = os.fstat(self._fd)
         return {"path": f"/proc/{os.getpid()}/fd/{self._fd}", "inode": found.st_ino, "nbytes": found.st_size}
 

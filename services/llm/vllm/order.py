@@ -51,7 +51,7 @@ class Order:
 
 
 class Rest:
-    """What a talker gets of one request after its ``first`` token, a row with each other; ``length`` is the prompt's.
+    """Talker inputs of one request after its ``first`` token, a row with each other; ``length`` is the prompt's.
 
     The rows of the prompt are not looked at.
     """
@@ -68,7 +68,10 @@ class Rest:
         self.rows.close()
 
     def sides(self, tokens: Sequence[int]) -> list[np.ndarray]:
-        """What goes with each of the next ``tokens``. Runs in a thread; raises ``StageFailed`` without rows."""
+        """Return the talker's input for each of the next ``tokens``.
+
+        Runs in a thread; raises ``StageFailed`` without hidden rows.
+        """
         found: list[np.ndarray] = []
         # The row of a token is made of the one before it.
         eaten = [*self._last, *tokens][:-1]
@@ -89,7 +92,7 @@ class Rest:
 
 
 class Voice(Rest):
-    """What a talker gets of one request: the prompt's rows with the first token, a row with each other."""
+    """Talker inputs of one request: the prompt's rows with the first token, a row with each other."""
 
     def __init__(self, reader: Reader, prefill: Prefill, voice: str) -> None:
         super().__init__(reader, prefill.inputs.shape[0], [])

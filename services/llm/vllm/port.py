@@ -1,4 +1,4 @@
-"""What a version of vLLM has to provide. Small and without any of its types."""
+"""Interface that a version of vLLM has to provide. Small and without any of its types."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from services.llm.vllm.memory import Place
 
 @dataclass(frozen=True)
 class Launch:
-    """How an engine is started.
+    """Parameters for the start of an engine.
 
     ``slots``: most sequences in one step. ``context``: longest sequence. ``step_tokens``: most prompt
     tokens in one step. ``kv_bytes``: of the KV cache, 0: the engine's choice. ``threads``: of the
@@ -61,7 +61,7 @@ class Positions(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How an engine's caches are arranged, uint8 [layers, blocks, ``nbytes``] with ``tokens`` in a block.
+    """Memory layout of an engine's caches: uint8 [layers, blocks, ``nbytes``] with ``tokens`` tokens in a block.
 
     Engines with the same ``name`` read each other's. ``blocks`` are all that this one has for its sequences.
     """
@@ -121,7 +121,7 @@ class Engine(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """How its caches are arranged; known once a launch with ``halves`` was started."""
+        """Memory layout of the engine's caches; known once a launch with ``halves`` was started."""
 
     async def start(self) -> None:
         """Load the weights; takes long. Raises whatever the library raises."""

@@ -11,7 +11,7 @@ from services.llm.vllm.core import Inside, VllmCore
 
 
 class VllmPart:
-    """What the runners of all parts of a language model share."""
+    """Base class of the runners of all parts of a language model."""
 
     def __init__(self, core: VllmCore) -> None:
         self._core = core

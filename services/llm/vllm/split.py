@@ -204,7 +204,7 @@ class Room:
 
 
 def _after(steps: Sequence[Step], take: Take) -> Take:
-    """What gives ``steps`` first."""
+    """Return a ``Take`` that gives ``steps`` first, and then what ``take`` gives."""
     made = [steps] if steps else []
 
     async def following() -> Sequence[Step]:

@@ -31,7 +31,7 @@ GIVES, TAKES = "omnibus_gives", "omnibus_takes"
 
 @dataclass
 class Moves(KVConnectorMetadata):
-    """What the workers copy in one step: places and the blocks that belong to them."""
+    """Copy operations of the workers in one step: places and the blocks that belong to them."""
 
     gives: list[tuple[Place, list[int]]] = field(default_factory=list)
     takes: list[tuple[Place, list[int]]] = field(default_factory=list)
@@ -140,12 +140,12 @@ class CacheConnector(KVConnectorBase_V1):
 
 
 def asked(params: Any) -> dict[str, Any]:
-    """What a request's sampling parameters bring along."""
+    """Return the extra arguments that a request's sampling parameters carry; empty without any."""
     return (None if params is None else params.extra_args) or {}
 
 
 def _kernels(layer: torch.Tensor, tokens: int) -> str:
-    """What else decides how a block is arranged."""
+    """Return the rest of the layout of a block: strides, or on a CPU the instruction set of the attention kernel."""
     if layer.device.type != "cpu":
         return str(layer.stride())
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa

@@ -24,7 +24,7 @@ from services.llm.vllm.memory import Place, mapped, moved, opened
 
 @dataclass
 class Loads(ECConnectorMetadata):
-    """What the workers have to read before the next step: key to where it is."""
+    """Embeddings that the workers have to read before the next step: key to location."""
 
     items: dict[str, tuple[Place, int, tuple[int, int]]] = field(default_factory=dict)
 

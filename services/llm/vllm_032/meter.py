@@ -1,4 +1,4 @@
-"""What the scheduler says of itself with every step, and what vLLM tells Prometheus."""
+"""Statistics of the scheduler with every step, and the metrics that vLLM gives to Prometheus."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -40,7 +40,7 @@ class Counts:
             self.preempted += iteration.num_preempted_reqs
 
     def json(self) -> dict[str, Any]:
-        """As the runner's ``stats`` shows them."""
+        """Return the counts in the form in which the runner's ``stats`` shows them."""
         return {
             "used": self.used,
             "waiting": self.waiting,

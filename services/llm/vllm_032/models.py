@@ -1,4 +1,4 @@
-"""Which classes run a model's layers."""
+"""Registration of the classes that run a model's layers."""
 
 from collections.abc import Iterable
 from typing import Any

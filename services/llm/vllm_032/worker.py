@@ -1,4 +1,4 @@
-"""What is added to vLLM's workers."""
+"""Additions to vLLM's workers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -73,7 +73,7 @@ def _resumed(runner: Any, update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _draw(runner: Any, generator: torch.Generator) -> None:
-    """As vLLM draws for one token, on a CPU and on a GPU."""
+    """Draw random numbers as vLLM does for one token, on a CPU and on a GPU."""
     if runner.device.type == "cpu":
         torch.randint(0, 2**31, (1,), generator=generator)
     else:

@@ -1,4 +1,4 @@
-"""What plans as they are deployed can serve, along their paths, when requests are as they are now."""
+"""Capacity of plans as they are deployed, along their paths, for requests as they are now."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple

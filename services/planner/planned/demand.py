@@ -1,4 +1,4 @@
-"""What is to be served: a rate and mixes of request types, as they were declared or as they were measured."""
+"""Demand to plan for: a rate and mixes of request types, as they were declared or as they were measured."""
 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class Demand(NamedTuple):
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """What the operator and the profile say, as shares by request type."""
+    """Rate and mixes that the operator and the profile declare, as shares by request type."""
 
     rate: float
     mixes: tuple[dict[str, float], ...]
@@ -61,7 +61,7 @@ def declared(model: Model, asked: PlannedModel, profile: ModelProfile, kinds: Ma
 
 
 def demand(model: Model, asked: PlannedModel, told: Declared, load: ModelLoad | None) -> Demand:
-    """What is to be planned for: ``load`` where it says something, else what was ``told``.
+    """Return the demand to plan for: from ``load`` where it has data, else the declared one, ``told``.
 
     Request types that the model does not have are not counted.
     """

@@ -1,4 +1,4 @@
-"""What the solver found to the plans of models: options with replicas, and paths with rates in req/s."""
+"""Plans of models from the solver's solution: options with replicas, and paths with rates in req/s."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -31,7 +31,7 @@ def shell(ready: Ready) -> ModelPlan:
 
 
 def _names(ready: Ready) -> dict[str, str]:
-    """What the solver calls the options, and what the model's plan does."""
+    """Map the solver's names of the options to their names in the model's plan."""
     return {(name if name in ready.lent else f"{ready.name}/{name}"): name for name in ready.options}
 
 

@@ -1,4 +1,4 @@
-"""Why a deployment is as it is, and what is to be expected of it, as JSON for ``Plan.explain``. For people alone."""
+"""Explanation of a deployment and its expected performance, as JSON for ``Plan.explain``. For human readers only."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -40,7 +40,7 @@ def explained(outcome: Outcome, have: Mapping[str, GpuType], *, alternatives: in
 
 
 class _Loads:
-    """How busy each option is at the rates that are expected, and how long requests take."""
+    """Utilisation of each option at the expected rates, and the latency of requests."""
 
     def __init__(self, outcome: Outcome) -> None:
         self._outcome = outcome

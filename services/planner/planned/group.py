@@ -27,13 +27,13 @@ _MOST = 64
 
 
 class Room(NamedTuple):
-    """What is at hand: GPUs by type (None: as many as it takes), and the nodes that they are in."""
+    """Available resources: GPUs by type (None: as many as it takes), and the nodes that they are in."""
 
     gpus: dict[str, int] | None
     nodes: dict[str, Node]
 
     def without(self, solution: Solution, places: Places, options: Mapping[str, tuple[str, int]]) -> "Room":
-        """What ``solution`` leaves; ``options`` are GPU type and GPUs of one replica."""
+        """Return the room that ``solution`` leaves; ``options`` are GPU type and GPUs of one replica."""
         gpus, nodes = self.gpus, dict(self.nodes)
         if gpus is not None:
             gpus = dict(gpus)
@@ -48,7 +48,7 @@ class Room(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What was found for models that were planned together. Options and request types are ``model/name``.
+    """Result for models that were planned together. Options and request types are ``model/name``.
 
     ``weights`` are each model's req/s at a rate of 1. ``goal`` may be another one than was asked for, when the
     load is more than the GPUs serve. ``unserved`` are components that no executor runs, by model. ``cells``

@@ -1,4 +1,4 @@
-"""What a model has to serve: how many requests, of which types, how large. Data."""
+"""Load that a model has to serve: number, types and sizes of its requests. Data."""
 
 from collections.abc import Mapping
 

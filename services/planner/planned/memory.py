@@ -1,4 +1,4 @@
-"""What memory for keys and values allows one replica, where the profile says it (TriInfer, Algorithm 2)."""
+"""Memory for keys and values as a limit of one replica, where the profile gives it (TriInfer, Algorithm 2)."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ class Memory:
         self._gpus = gpus
 
     def misfit(self, option: OptionProfile) -> str:
-        """Why ``option`` has no room for keys and values; empty when it has, or nobody knows."""
+        """Return the reason why ``option`` has no room for keys and values; empty if it has, or if that is unknown."""
         if self._kv is None or self._kv.component not in option.components:
             return ""
         has = self._gb(option)

@@ -78,7 +78,11 @@ def solved(option: OptionProfile, gpus: Mapping[str, GpuType]) -> Option:
 
 
 def service(model: Model, option: OptionProfile) -> str:
-    """Who runs the option: what was measured, what the family says of these components, or who runs such ones."""
+    """Return the service that runs the option.
+
+    It is the measured one, else the family's for these components together, else the first of llm, generator and
+    encoder that runs one of them alone or is usual for its kind.
+    """
     if option.service:
         return option.service
     same = [known for known in model.usual.values() if set(known.components) == set(option.components)]
@@ -132,7 +136,7 @@ def _gpu(model: Model, name: str, gpu: str, gpus: Mapping[str, GpuType]) -> str:
 
 
 def _misfit(option: OptionProfile, gpus: Mapping[str, GpuType]) -> str:
-    """Why the option cannot run on what there is; empty when it can."""
+    """Return the reason why the option cannot run on the GPUs there are; empty if it can."""
     if not gpus:
         return ""
     if option.gpu not in gpus:

@@ -109,7 +109,7 @@ class Planner:
         return Planned({name: models[name] for name in order}, {"planned": told} if models else {}, most, rates)
 
     def capacity(self, models: Mapping[str, ModelPlan], load: Loads | None = None) -> dict[str, float]:
-        """What the plans ``models`` can serve, in req/s by model, along their paths, at the mix of ``load``.
+        """Return the capacity of the plans ``models``, in req/s by model, along their paths, at the mix of ``load``.
 
         0 for a model with a path that nobody has measured.
         """

@@ -112,7 +112,7 @@ class Ready:
                 )
 
     def _rows(self, option: OptionProfile, runs: tuple[str, ...]) -> tuple[Work, ...]:
-        """What this model's own profile measured of ``runs`` alone on the same hardware."""
+        """Return the work on ``runs`` alone that this model's own profile has measured on the same hardware."""
         for name, own in self.options.items():
             if set(own.components) == set(runs) and hardware(own) == hardware(option) and own.measured:
                 return own.work or tuple(_rows(self, name, runs))
@@ -120,7 +120,7 @@ class Ready:
 
 
 def _rows(owner: Ready, name: str, runs: tuple[str, ...]) -> Iterator[Work]:
-    """What ``owner``'s option spends on ``runs``, the mean over the request types that use the same of them."""
+    """Yield the work of ``owner``'s option on ``runs``, as means over the request types that use the same of them."""
     found: dict[tuple[str, ...], list[tuple[float, float, float]]] = {}
     for kind, each in owner.costs.kinds.items():
         role = tuple(part for part in runs if part in each.components)

@@ -1,4 +1,4 @@
-"""What was planned. Data."""
+"""Result of planning. Data."""
 
 from collections.abc import Callable
 from typing import Any

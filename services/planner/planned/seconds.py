@@ -1,4 +1,4 @@
-"""What a request of a type costs on an option: as it was measured, else by Algorithm 3 from components alone.
+"""Cost of a request of a type on an option: as it was measured, else by Algorithm 3 from components alone.
 
 Seconds hold for requests as large as those that were measured. For others they are multiplied by what the
 lines of the components say: sum of line(q) / sum of line(measured q).
@@ -72,7 +72,7 @@ class Costs:
             self._check(name, option)
 
     def quantities(self, kind: str) -> Mapping[str, float]:
-        """Those of a measured type, else the means of all types that use the same components or more."""
+        """Return the quantities of a measured type, else the means of all types with the same components or more."""
         if kind in self.kinds:
             return self.kinds[kind].quantities
         parts = frozenset(kind.split("+"))
@@ -199,7 +199,7 @@ class Costs:
         return Fit(tau, alpha)
 
     def _ratio(self, name: str, tau: Mapping[tuple[str, str], float]) -> float | None:
-        """How much longer than its components alone the option takes, over the types that were measured."""
+        """Return the time of the option relative to its components alone, over the types that were measured."""
         measured = alone = 0.0
         for kind, each in self.kinds.items():
             role = tuple(part for part in self.options[name].components if part in each.components)
@@ -251,9 +251,9 @@ def kinds(model: str, components: tuple[str, ...], profile: ModelProfile) -> dic
 
 
 def _guess(option: OptionProfile, alpha: Mapping[str, float], here: Mapping[str, OptionProfile]) -> float:
-    """What was not measured together is taken to slow down as much as any measured part of it, and at least not at all.
+    """Estimate the slowdown of an option that was not measured: the largest of any known part of it, and at least 1.
 
-    Were it taken to cost nothing, what nobody measured would always look best.
+    Without a slowdown, an option that nobody measured would always look best.
     """
     parts = set(option.components)
     within = [

@@ -74,7 +74,7 @@ def _encodes(ready: Ready, option: OptionProfile) -> bool:
 
 
 def _measured(ready: Ready, option: OptionProfile, point: Point, goal: str) -> float:
-    """What counts for ``goal``; 0 when there was nothing to measure."""
+    """Return the value that counts for ``goal``; 0 if there was nothing to measure."""
     if _encodes(ready, option):
         return point.done if goal in _WHOLE else 0.0
     return float(getattr(point, goal))

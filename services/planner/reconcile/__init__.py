@@ -15,7 +15,7 @@ __all__ = ["Backend", "Kubernetes", "Reconciler", "Running", "Scale", "Start", "
 
 
 def backend(settings: PlannerSettings) -> Backend | None:
-    """What starts and stops executors; None when they follow the store by themselves. Raises ``BadRequest``."""
+    """Return what starts and stops executors; None when they follow the store by themselves. Raises ``BadRequest``."""
     if not settings.reconcile:
         return None
     if settings.reconcile != "kubernetes":

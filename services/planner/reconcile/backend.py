@@ -1,4 +1,4 @@
-"""What a reconciler works on: a place where executors run."""
+"""Interface of a reconciler's backend: a place where executors run."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -30,13 +30,13 @@ class Backend(Protocol):
 
     @property
     def trouble(self) -> OmnibusError | None:
-        """Why it cannot be told who does."""
+        """Error that prevents finding out which planner leads; None when there is none."""
 
     async def lead(self, tell: Callable[[], None]) -> None:
         """See to it until cancelled; ``tell`` is called when ``leads`` changes, and trouble comes or goes."""
 
     def mark(self, wanted: Wanted) -> str:
-        """What ``Running.mark`` of these executors is."""
+        """Return the value of ``Running.mark`` for these executors."""
 
     async def running(self) -> list[Running]:
         """All workloads of this Omnibus."""

@@ -51,7 +51,7 @@ class Cluster:
 
     @property
     def namespace(self) -> str:
-        """Where executors run. Raises ``BadRequest`` when nobody says."""
+        """Namespace in which executors run. Raises ``BadRequest`` when it is neither set nor mounted."""
         told = self._settings.namespace or self._read("namespace")
         if not told:
             raise BadRequest(f"no namespace: set OMNIBUS_KUBERNETES_NAMESPACE, or mount {self._account}")

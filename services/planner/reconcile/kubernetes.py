@@ -111,7 +111,7 @@ class Kubernetes:
         return manifests.workload(self._templates.of(wanted), self._release, wanted, await self._owner())
 
     async def _owner(self) -> Manifest | None:
-        """What all that is made here belongs to."""
+        """Return the owner of all objects that are created here; None when none is configured."""
         if self._belongs and self._known is None:
             path = f"/api/v1/namespaces/{self._namespace}/configmaps/{quote(self._belongs, safe='')}"
             meta = (await self._cluster.call("GET", path))["metadata"]

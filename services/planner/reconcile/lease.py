@@ -26,7 +26,10 @@ _GONE = 404
 
 
 class Lease:
-    """Who ``leads`` until ``BELIEVED`` seconds after it last said so. Clocks of other machines do not matter."""
+    """One planner's view of the Lease: it ``leads`` until ``BELIEVED`` seconds after it last took or renewed the Lease.
+
+    Clocks of other machines do not matter.
+    """
 
     def __init__(self, cluster: Cluster, name: str, owner: Owner, me: str = "") -> None:
         self.me = me or f"{socket.gethostname()}_{secrets.token_hex(4)}"

@@ -72,7 +72,7 @@ class Templates:
 
 
 def mark(template: Manifest, wanted: Wanted) -> str:
-    """What differs when the executors have to be replaced; not for another number of them."""
+    """Return a hash that differs when the executors have to be replaced; their number does not change it."""
     asked = [wanted.gpu] if wanted.gpu and any(_selects(pod["spec"]) for pod in _pods(template)) else []
     told = json.dumps([template, wanted.env, wanted.gpus, *asked], sort_keys=True)
     return blake2b(told.encode(), digest_size=8).hexdigest()
@@ -111,7 +111,7 @@ def workload(template: Manifest, release: str, wanted: Wanted, owner: Manifest |
 
 
 def scaled(wanted: Wanted) -> Manifest:
-    """What another number of executors, or another plan that wants them, changes."""
+    """Return the merge patch for another number of executors, or for another plan that wants them."""
     return {"metadata": {"labels": {EPOCH: str(wanted.epoch)}}, "spec": {"replicas": wanted.replicas}}
 
 

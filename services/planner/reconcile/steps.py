@@ -1,4 +1,4 @@
-"""What has to be done so that what runs is what is wanted. No I/O."""
+"""Steps that lead from the running workloads to the wanted ones. No I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What others do with the same profile, to be compared with: each returns replicas, or a plan's name and replicas."""
+"""Baselines of others for the same profile, for comparison: each returns replicas, or a plan's name and replicas."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from services.planner.solve.problem import Infeasible, amount, require
 
 
 def served(frame: Frame, replicas: Mapping[str, int]) -> float:
-    """What ``replicas`` serve when they are routed as well as they can be, in req/s."""
+    """Return the rate that ``replicas`` serve with the best routing, in req/s."""
     unknown = sorted(set(replicas) - set(frame.network.names))
     require(not unknown, f"replicas of {', '.join(unknown)}, which are no options")
     supply = np.array([float(replicas.get(name, 0)) for name in frame.network.names])

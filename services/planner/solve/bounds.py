@@ -1,4 +1,4 @@
-"""What no deployment can beat, and how far each option is from it: shortest paths, no solver.
+"""Bounds that no deployment can beat, and the distance of each option from them: shortest paths, no solver.
 
 Without whole numbers a request of type t takes at least d_t GPU-seconds: the shortest path through its
 network when an arc costs c_s * sec. So R requests per second take g*R GPUs, g = sum of pi_t * d_t.

@@ -15,7 +15,7 @@ from services.planner.solve.terms import Terms, at_hand, counted, covering
 
 
 class Goal(NamedTuple):
-    """What is to be small: ``cost`` of one replica of each option plus ``spawn`` of each new one."""
+    """Objective to minimise: ``cost`` of one replica of each option plus ``spawn`` of each new one."""
 
     name: str
     cost: Vector

@@ -1,4 +1,4 @@
-"""Why a deployment is the answer: what binds, how far any other could be, what the next best ones are. Data."""
+"""Explanation of a deployment: its bottlenecks, how much better any other could be, the next best ones. Data."""
 
 import msgspec
 import numpy as np

@@ -27,8 +27,8 @@ _RATE, _WORK = 100.0, 100.0
 
 @dataclass(frozen=True)
 class Served:
-    """What given replicas serve: ``rate`` req/s, the flow of each arc at that rate, by how much each arc falls
-    short of the best (0: it may have flow), and what one more second of work per second of each option
+    """Result for given replicas: the served ``rate`` in req/s, the flow of each arc at that rate, by how much each
+    arc falls short of the best (0: it may have flow), and what one more second of work per second of each option
     would add, in req/s; inf where there was none of it."""
 
     rate: float
@@ -91,7 +91,7 @@ class Frame:
 
     @cached_property
     def _needs(self) -> Any:
-        """Which options do work on each arc; sparse, (arcs, options)."""
+        """Options that do work on each arc: a sparse matrix, (arcs, options)."""
         return (self.work > 0).T.tocsr()
 
     def program(self, mixes: Sequence[Sequence[float]], arcs: Vector, upper: Vector, supply: Any) -> Program:

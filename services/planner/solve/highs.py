@@ -147,7 +147,7 @@ def linear(cost: Vector, most: Any, supply: Vector, same: Any, equal: Vector) ->
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What this process writes to file descriptor 1 inside is dropped; may be nested, over threads too."""
+    """Drop what this process writes to file descriptor 1 inside the context; may be nested, over threads too."""
     _hush()
     try:
         yield

@@ -1,4 +1,4 @@
-"""How many of each cell: fewest GPUs for a rate, most requests within GPUs. Exact for any sizes.
+"""Number of cells of each size: fewest GPUs for a rate, most requests within given GPUs. Exact for any sizes.
 
 The paper's Algorithm 2 takes the largest cell that does not exceed what is left of the rate. It is not
 optimal (cells 1: 1.0 and 2: 2.5 req/s, 2.4 wanted: 3 GPUs, where 2 do) and may not end: ``printed``

@@ -67,7 +67,7 @@ def place(
 
 
 def _kept(replicas: Mapping[str, int], nodes: Mapping[str, Node], running: Mapping[str, Mapping[str, int]]) -> Places:
-    """As many running replicas as are still wanted, where they are."""
+    """Return as many running replicas as are still wanted, on the nodes where they run."""
     found: Places = {}
     for option, count in replicas.items():
         for node, there in running.get(option, {}).items():

@@ -1,4 +1,4 @@
-"""What is asked: components, deployment options, request types. Data and their checks; no choice is made here."""
+"""Input of the solver: components, deployment options, request types. Data and their checks; nothing is chosen here."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

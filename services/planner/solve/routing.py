@@ -1,4 +1,4 @@
-"""How requests are routed over given replicas: as much headroom as there can be, then the fewest arcs."""
+"""Routing of requests over given replicas: as much headroom as possible, then the fewest arcs."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def _fewest(frame: Frame, served: Served, supply: Vector, mix: tuple[float, ...]
 
 
 def _room(frame: Frame, supply: Vector, arc: Arc) -> float:
-    """What the replicas along ``arc`` could take if they did nothing else, as the solver counts."""
+    """Return the rate that the replicas along ``arc`` could take if they did nothing else, in units of the solver."""
     return min((supply[use.option] / (use.seconds * frame.unit) for use in arc.uses if use.seconds > 0), default=np.inf)
 
 

@@ -71,7 +71,7 @@ class Run:
         return any(len(ratio) == 0 or np.ptp(ratio) == 0 for ratio in ratios)
 
     def serve(self, replicas: Vector) -> list[Served]:
-        """What ``replicas`` serve under each mix."""
+        """Return what ``replicas`` serve under each mix."""
         given = supply(self.terms, self.frame, replicas)
         return [self.frame.served(given, mix) for mix in self.mixes]
 

@@ -1,7 +1,7 @@
-"""Which options to ask, and in which order equals are told apart.
+"""Choice of the options to solve over, and tie-breaking among equal answers by one goal after the other.
 
-Few options can be part of an optimum. Those with the least waste (``bounds.py``) are asked first; the answer
-says how much any better one may waste, and so whether others must be asked as well.
+Few options can be part of an optimum. Those with the least waste (``bounds.py``) are tried first; the answer
+says how much any better one may waste, and so whether others must be tried as well.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def within(run: Run, bounds: Sequence[Bound], left: Sequence[float]) -> Vector:
 
 
 def _counts(run: Run, bounds: Sequence[Bound], left: Sequence[float]) -> Vector:
-    """How many replicas of each option waste no more than is ``left`` under any mix."""
+    """Return the largest number of replicas of each option that wastes no more than is ``left`` under any mix."""
     counts = run.top
     for each, most in zip(bounds, left, strict=True):
         most += _HIDDEN * max(1.0, abs(most))
@@ -105,7 +105,7 @@ def _unproven(found: Answer, goal: Goal | None) -> Answer:
 
 
 def _better(run: Run, goal: Goal | None, bounds: Sequence[Bound], found: Answer) -> list[float]:
-    """What an answer better than ``found`` may waste under each mix."""
+    """Return the most that an answer better than ``found`` may waste under each mix."""
     if goal is None:
         return spare(run, bounds, found.rate)
     step = 1.0 if goal.whole else 0.0

@@ -1,4 +1,4 @@
-"""How much work replicas may be given so that tails stay short: kappa_s(r) seconds per second, not r.
+"""Work that r replicas may be given for short tail latencies: kappa_s(r) seconds per second, not r.
 
 Many replicas with one queue may be busier than few. Which part of their time r replicas may be busy, so
 that the 99th percentile of waiting and serving stays below ten times the mean service time (service times
@@ -38,7 +38,7 @@ def admissible(utilisation: Mapping[int, float] | str, most: int) -> tuple[float
 
 
 def scaled(alone: float, choice: str, most: int) -> tuple[float, ...]:
-    """As ``admissible``, from what was measured: one replica may be busy for the part ``alone`` of its time.
+    """Return the ``admissible`` work from a measurement: one replica may be busy for the part ``alone`` of its time.
 
     More replicas gain by pooling what those of ``choice`` (a name of ``UTILISATION``) do, up to all of their time.
     """

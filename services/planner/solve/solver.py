@@ -125,7 +125,7 @@ class Solver:
     def _settle(
         self, run: Run, bounds: list[Bound], answer: Answer, keep: Vector, fewest: float = -np.inf
     ) -> tuple[Answer, bool]:
-        """What tells deployments of the same rate apart, one after the other. ``fewest``: no cost is less."""
+        """Choose among deployments of the same rate by one goal after the other. ``fewest``: no cost is less."""
         goals = [self.cost, Goal("gpus", self.frame.gpus)]
         if run.terms.running is not None:
             goals.append(self.spawn)

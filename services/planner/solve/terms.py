@@ -78,7 +78,7 @@ def at_hand(terms: Terms) -> dict[str, int] | None:
 
 
 def most_replicas(terms: Terms, frame: Frame) -> Vector:
-    """How many replicas of each option the terms allow at most; inf when nothing bounds them."""
+    """Return the largest number of replicas of each option that the terms allow; inf when nothing bounds it."""
     have, found = at_hand(terms), np.full(frame.count, np.inf)
     largest: dict[str, int] = {}
     for node in terms.nodes.values():

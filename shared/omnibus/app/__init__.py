@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class App:
-    """What a module says about itself. ``name`` is the app's, by default the last part of the module's;
+    """Declaration of an app by its module. ``name`` is the app's, by default the last part of the module's;
     ``model`` makes it an OpenAI chat model of that name, for a ``serve(request: ChatInput) -> ChatOutput``."""
 
     name: str = ""

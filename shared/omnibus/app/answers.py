@@ -1,4 +1,4 @@
-"""What ``serve`` gives, as it leaves the worker: JSON, or the streams of a chat."""
+"""Answer of ``serve`` as it leaves the worker: JSON, or the streams of a chat."""
 
 import asyncio
 import base64
@@ -79,7 +79,7 @@ def _plain(value: Any) -> Any:
 
 
 def _first(error: ValidationError) -> tuple[str, str]:
-    """Where the first error is, as ``messages[0].content``, and what it is."""
+    """Return the location of the first error, such as ``messages[0].content``, and its message."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]).removeprefix(".")
     return where, first["msg"]
@@ -131,7 +131,7 @@ def chat(output: Any) -> dict[str, Any]:
 
 
 def source(name: str, value: Any) -> Source | None:
-    """Where ``value`` comes from when the gateway can read it itself: an output as a node gives it."""
+    """Return the source of ``value`` when the gateway can read it itself: an output as a node gives it. Else None."""
     raw = type(value) is Result and not value.transformed and value.element is CHAT_PARTS[name]
     return value.source if raw else None
 

@@ -153,7 +153,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def _types(serve: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """What ``serve`` takes and gives, ``Any`` where it does not say."""
+    """Return the types that ``serve`` takes and returns, ``Any`` where it does not say."""
     try:
         hints = typing.get_type_hints(serve, include_extras=True)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What uploaded code may do in its worker process: compute, and talk to its gateway. Linux.
+"""Restrictions of uploaded code in its worker process: it may compute, and talk to its gateway. Linux.
 
     limits       memory, open files, no file writes, no core dumps, no locked memory; others compute first
     privileges   none, and no way to new ones; nobody reads the process's memory
@@ -100,7 +100,7 @@ def _forget(link: int) -> None:
 
 
 def _readable() -> Iterator[Path]:
-    """What Python needs to go on importing."""
+    """Yield the paths that Python needs to go on importing."""
     for entry in sys.path:
         if entry and os.path.isabs(entry):
             yield Path(os.path.realpath(entry))

@@ -38,7 +38,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a loaded app is. ``route`` is ``chat`` when it serves an OpenAI model named ``model``;
+    """Description of a loaded app. ``route`` is ``chat`` when it serves an OpenAI model named ``model``;
     ``request`` and ``response`` are JSON schemas, empty when untyped; ``restricted`` says in words what
     keeps uploaded code in its process, empty for code that the operator installed. ``chat``: it takes a
     ``ChatInput``, which the gateway makes of a chat request."""
@@ -166,7 +166,7 @@ class Read(Message, frozen=True, tag="read"):
 
 
 class Answer(Message, frozen=True, tag="answer"):
-    """What ``serve`` returned. JSON: ``body``. Chat: ``body`` names the outputs, a JSON list; those in
+    """Return value of ``serve``. JSON: ``body``. Chat: ``body`` names the outputs, a JSON list; those in
     ``refs`` are outputs of nodes that the gateway reads itself, the others follow as ``Give``."""
 
     most: ClassVar[int] = MAX_FRAME

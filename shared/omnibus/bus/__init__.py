@@ -53,7 +53,7 @@ class Bus(Protocol):
 
     @property
     def reconnects(self) -> int:
-        """How often the connection came back; what was under way then may be lost."""
+        """Number of reconnects; what was under way at a reconnect may be lost."""
 
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
         """Hand ``data`` to the connection; never waits.

@@ -1,4 +1,4 @@
-"""When the connection came back: for a moment afterwards nobody can tell who is gone and who is only late."""
+"""Reconnects of the bus: for a moment after one nobody can tell who is gone and who is only late."""
 
 import time
 from math import inf

@@ -100,7 +100,7 @@ class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t"
 
 
 class ExecutorStatus(msgspec.Struct, frozen=True):
-    """What an executor says of itself, at start, on census and as a heartbeat."""
+    """Status of an executor, sent at start, on census and as a heartbeat."""
 
     id: str
     model: str
@@ -126,7 +126,7 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):
-    """Which plan a gateway goes by: when it changes, on census, and at its end."""
+    """Plan that a gateway follows, sent when it changes, on census, and at the gateway's end."""
 
     id: str
     epoch: int
@@ -153,9 +153,9 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LoadEvent(msgspec.Struct, frozen=True):
-    """What came to a gateway in the last ``seconds``, by model and request type (empty: refused before it was known).
+    """Load of a gateway in the last ``seconds``, by model and request type (empty: refused before it was known).
 
-    Told while there is something to tell; after that once with no models and nothing in flight, then no more.
+    Sent while there is something to report; after that once with no models and nothing in flight, then no more.
     """
 
     gateway: str

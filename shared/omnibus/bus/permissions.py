@@ -1,4 +1,4 @@
-"""Who may say and hear what on the bus: one user per service, its subjects, and a server's configuration of them.
+"""Permissions on the bus: one user per service, the subjects that it may use, and a server's configuration of them.
 
 A user may publish and subscribe to what is listed and nothing else. Each has a prefix of inboxes of its own, so that no
 service hears what another one asked for; who answers a request may publish to the inboxes of those who ask it. That is
@@ -34,7 +34,7 @@ def inbox(user: str) -> str:
 
 
 def permissions(models: Mapping[str, Sequence[str]] | None = None) -> dict[str, Permissions]:
-    """What each user may, by its name: the services on the bus, and ``operator`` for people and their tools.
+    """Return the permissions by user: services on the bus, and ``operator`` for people and their tools.
 
     ``models`` maps a model to its unit tasks: then there is a user ``model_user(model)`` for each besides, for
     executors of that model. It receives work for those tasks and no other.

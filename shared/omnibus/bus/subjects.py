@@ -53,7 +53,7 @@ def task_name(kind: str, model: str, component: str) -> str:
 
 
 def task(unit_task: str, executor: str = "") -> str:
-    """Where executors of ``unit_task`` listen, or one of them."""
+    """Return the subject on which executors of ``unit_task`` listen, or one of them."""
     return f"{ROOT}.task.{unit_task}.{executor}" if executor else f"{ROOT}.task.{unit_task}"
 
 
@@ -90,7 +90,7 @@ def record(app: str, invocation: str) -> str:
 
 
 def dead(app: str, invocation: str) -> str:
-    """Where a dead letter goes."""
+    """Return the subject of a dead letter."""
     return f"{ROOT}.event.deadletter.{token(app)}.{invocation}"
 
 

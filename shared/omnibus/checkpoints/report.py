@@ -1,4 +1,4 @@
-"""What was found out about a checkpoint without loading it."""
+"""Report on a checkpoint, made without loading it."""
 
 import msgspec
 
@@ -21,7 +21,7 @@ class Part(msgspec.Struct, frozen=True):
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong with it, in words; empty when nothing is."""
+        """Faults of the component, in words; empty when there are none."""
         lacks = [f"lacks {_some(self.missing)}"] if self.missing else []
         shapes = [f"has another shape than its configuration says: {_some(self.odd)}"] if self.odd else []
         return [*([self.problem] if self.problem else []), *lacks, *shapes]

@@ -36,7 +36,7 @@ async def check(options: argparse.Namespace) -> int:
 
 
 async def load(target: str | None, upload: str | None = None) -> wire.Description:
-    """What an app says of itself. Raises what is wrong with it."""
+    """Load an app in a worker and return its description. Raises what is wrong with it."""
     return await asyncio.to_thread(_loaded, *_source(target, upload))
 
 

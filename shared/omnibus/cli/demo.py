@@ -136,7 +136,7 @@ def _ask(url: str, options: argparse.Namespace, content: list[dict[str, Any]], s
 
 
 def _length(model: str, speaks: bool) -> dict[str, Any]:
-    """How long an answer is, and how it is chosen."""
+    """Return the request parameters for the length of an answer and for its sampling."""
     if model in catalog.WORLD:
         return {"max_tokens": WORDS, "temperature": 0}
     speech = {"audio": {"voice": "Chelsie", "format": "wav", "max_tokens": CODES}} if speaks else {}

@@ -1,4 +1,4 @@
-"""What the demo draws: a picture of words, looked at by its pixels and by a model."""
+"""Picture that the demo draws from words, looked at by its pixels and by a model."""
 
 import asyncio
 import base64

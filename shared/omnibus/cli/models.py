@@ -92,7 +92,7 @@ async def _tiny(options: argparse.Namespace) -> int:
 
 
 async def examined(checkpoint: str, dtype: str = "") -> Report:
-    """What is found out about a directory, or an id of the hub. Raises what makes that impossible."""
+    """Return the report on a directory, or an id of the hub. Raises the error that makes it impossible."""
     directory = checkpoints.find(checkpoint)
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     arguments = [str(directory), *([dtype] if dtype else [])]

@@ -41,7 +41,7 @@ def running(model: ModelPlan) -> dict[str, Any]:
 
 
 def listed(families: Mapping[str, Mapping[str, Any]], absent: Mapping[str, str], plan: Plan | None) -> Iterator[str]:
-    """What ``omnibus models list`` prints; ``absent`` are the families that are not served, and why."""
+    """Yield the lines of ``omnibus models list``; ``absent`` are the families that are not served, and why."""
     rows = [
         [name, each["title"], ", ".join(each["takes"]), ", ".join(each["gives"]), ", ".join(each["components"])]
         for name, each in families.items()
@@ -63,7 +63,7 @@ def listed(families: Mapping[str, Mapping[str, Any]], absent: Mapping[str, str],
 
 
 def family(about: Mapping[str, Any]) -> Iterator[str]:
-    """What ``omnibus models show FAMILY`` prints."""
+    """Yield the lines of ``omnibus models show FAMILY``."""
     yield from fields(
         {
             "family": f"{about['family']} ({about['title']})",
@@ -86,7 +86,7 @@ def family(about: Mapping[str, Any]) -> Iterator[str]:
 
 
 def checkpoint(report: Report) -> Iterator[str]:
-    """What ``omnibus models show PATH`` prints."""
+    """Yield the lines of ``omnibus models show PATH``."""
     known = about(report.family)
     yield from fields(
         {
@@ -119,7 +119,7 @@ def checkpoint(report: Report) -> Iterator[str]:
 
 
 def checked(report: Report, declared: Mapping[str, Any]) -> Iterator[str]:
-    """What ``omnibus models check`` prints."""
+    """Yield the lines of ``omnibus models check``."""
     yield f"{report.path}: {report.family} ({TITLES.get(report.family, report.family)}); weights: {_stored(report)}"
     yield ""
     verdicts = {name: "; ".join(part.faults) or "complete" for name, part in report.parts.items()}

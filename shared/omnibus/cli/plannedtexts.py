@@ -1,4 +1,4 @@
-"""What a planner says of planned models, as text: what is expected of each, and what they have in common."""
+"""Texts on planned models, as a planner describes them: what is expected of each, and what they have in common."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

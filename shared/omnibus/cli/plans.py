@@ -146,7 +146,7 @@ async def _kept(store: Store, epoch: int) -> Plan:
 
 
 async def _up(options: argparse.Namespace, wanted: Mapping[Kind, int]) -> dict[Kind, int] | None:
-    """How many executors of each kind are up; None when there is no bus to ask on."""
+    """Return the number of ready executors of each kind; None when there is no bus, or it cannot be reached."""
     url = _bus_url(options)
     if not url:
         return None

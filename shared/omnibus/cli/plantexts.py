@@ -36,7 +36,7 @@ def shown(plan: Plan, up: Up) -> Iterator[str]:
 
 
 def head(plan: Plan, staged: Plan | None, missing: str, pin: int, problems: Mapping[str, PlanProblem]) -> Iterator[str]:
-    """Where plans stand. ``missing`` are the staged plan's executors that are not ready."""
+    """Yield lines on the state of plans. ``missing`` names the staged plan's executors that are not ready."""
     waits = f"epoch {staged.epoch} ({staged.reason or 'no reason told'})" if staged is not None else ""
     named = {
         "plan": f"epoch {plan.epoch}, made {ago(plan.created)}",
@@ -49,7 +49,7 @@ def head(plan: Plan, staged: Plan | None, missing: str, pin: int, problems: Mapp
 
 
 def explained(explain: Mapping[str, Any]) -> Iterator[str]:
-    """What the plan's maker knows of it: tables of what was planned, and a line for each other value."""
+    """Yield what the plan's maker knows of it: tables of what was planned, and a line for each other value."""
     told = explain.get("planned")
     if isinstance(told, Mapping):
         yield from planned(told)
@@ -87,7 +87,7 @@ def past(history: Sequence[Past], current: int, pin: int) -> Iterator[str]:
 
 
 def ago(moment: float) -> str:
-    """How long ago, roughly."""
+    """Return how long ago ``moment`` was, in words and roughly; it is in Unix seconds."""
     seconds = max(0.0, time.time() - moment)
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:

@@ -62,7 +62,7 @@ async def profile_model(options: argparse.Namespace) -> int:
 
 
 async def _asked(options: argparse.Namespace) -> run.Asked:
-    """What is asked for. Raises ``BadRequest`` for what is not known, before anything is started."""
+    """Return the requested run. Raises ``BadRequest`` for what is not known, before anything is started."""
     _check(options)
     name, declared = await _declared(options)
     subject = model.find(name, declared)
@@ -78,7 +78,7 @@ async def _asked(options: argparse.Namespace) -> run.Asked:
 
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:
-    """What executors are told beside the environment; they must take as many requests as are sent."""
+    """Return environment variables to add for executors; they must take as many requests as are sent."""
     told = {}
     if options.engine:
         told[ENGINE] = options.engine
@@ -154,7 +154,7 @@ def _one(app: str, models: list[str], chosen: str) -> str:
 
 
 def _store(options: argparse.Namespace) -> StoreSettings | None:
-    """Where the profile is put: the store that was named, or that of the running ``omnibus up``."""
+    """Return the profile's store: the one named, or that of the running ``omnibus up``; None when none is wanted."""
     if not options.store and not options.put:
         return None
     settings = load(StoreSettings)
@@ -172,7 +172,7 @@ async def _put(settings: StoreSettings, measured: ModelProfile) -> None:
 
 
 def _explain(error: BaseException, said: io.StringIO, keeper: Keeper) -> None:
-    """What helps whoever sees ``error``: the services' last lines, and how to go on."""
+    """Print what helps with ``error``: the services' last lines, and how to go on."""
     lines = said.getvalue().splitlines()
     if isinstance(error, Exception) and not isinstance(error, Rejected) and lines:
         print("\n".join(lines[-12:]), file=sys.stderr)
@@ -225,7 +225,7 @@ def _used(measured: ModelProfile, kind: str) -> tuple[str, ...]:
 
 
 class Bar:
-    """What is being done, on one line of a terminal; elsewhere line by line."""
+    """Progress of the run, on one line of a terminal; elsewhere line by line."""
 
     def __init__(self, stream: TextIO, silent: bool) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""What a command calls an app by: a module, a file, or a text to upload."""
+"""App that a command names: a module, a file, or a text to upload."""
 
 from pathlib import Path
 from typing import Any

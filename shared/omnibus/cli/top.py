@@ -94,7 +94,7 @@ def _print(watch: Watch, as_json: bool, screen: bool) -> None:
 
 
 def _fitted(lines: Sequence[str], size: os.terminal_size) -> str:
-    """What replaces the screen in place: as much as there is room for."""
+    """Return the text that replaces the screen in place: as much as there is room for."""
     width, height = size
     if len(lines) >= height:
         lines = [*lines[: height - 2], f"... {len(lines) - height + 2} more lines"]

@@ -1,4 +1,4 @@
-"""What ``omnibus top`` shows, as lines for people. For programs there is ``omnibus.watch.told``."""
+"""Output of ``omnibus top``, as lines for people. For programs there is ``omnibus.watch.told``."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

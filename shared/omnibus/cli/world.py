@@ -27,7 +27,7 @@ async def sample(directory: Path, seed: int | None) -> Sample:
 
 
 async def told(file: Path) -> str:
-    """What a picture shows or a sound says."""
+    """Return what a picture shows or a sound says."""
     return await _run("tell", str(file))
 
 

@@ -113,7 +113,7 @@ class Encoder:
 
 
 class _Sink:
-    """What FFmpeg writes to when it cannot go back."""
+    """Output for FFmpeg without seeking: it cannot go back."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []

@@ -1,4 +1,4 @@
-"""How much work fits into a step: found once, when an engine starts, by measuring it. No clock here.
+"""Budget of work for one step: found once, when an engine starts, by measuring it. No clock here.
 
 The times of steps grow with their size, so the largest step within a goal is found by doubling and then by
 bisection; what is measured takes at most about twice the goal. Method: TriInfer, algorithm 1, lines 1 to 5.
@@ -15,14 +15,14 @@ ALPHA = 0.5
 
 
 class Goals(NamedTuple):
-    """What users are to see, in seconds: time to the first token, and between two tokens. 0: no goal."""
+    """Latency goals in seconds: time to the first token, and time between two tokens. 0: no goal."""
 
     ttft: float = 0.0
     tbt: float = 0.0
 
     @property
     def first(self) -> float:
-        """What a step without decoding sequences may take; 0: no goal."""
+        """Seconds that a step without decoding sequences may take; 0: no goal."""
         return ALPHA * self.ttft
 
     def __bool__(self) -> bool:
@@ -34,7 +34,7 @@ NONE = Goals()
 
 
 class Sizes(NamedTuple):
-    """What a budget is chosen from: ``least`` and ``most`` in one step, and what is ``usual`` without a goal."""
+    """Sizes that a budget is chosen from: ``least`` and ``most`` in one step, and the ``usual`` one without a goal."""
 
     least: int
     most: int

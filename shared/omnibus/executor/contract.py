@@ -1,4 +1,4 @@
-"""What an engine sees: a ``Job`` to work on, and the ``Runner`` that it implements.
+"""Interface for engines: a ``Job`` to work on, and the ``Runner`` that it implements.
 
 An executor process hosts one ``Runner`` per component. The loop around it (``omnibus.executor.loop``)
 takes invocations from the bus, opens one ``Job`` per node that this executor is to run, delivers
@@ -53,7 +53,7 @@ class Job(Protocol):
         """Return whether anybody consumes ``output``: a node downstream, or the client."""
 
     def resume(self, output: str) -> Mapping[str, Any]:
-        """What an earlier attempt of this node gave of ``output``; empty when there is nothing to begin with.
+        """Return what an earlier attempt of this node gave of ``output``; empty when there is nothing to continue.
 
         Lists and texts are those that the client has (a language model's ``ids``), ``rows`` counts the rows of arrays
         that it has, and ``item`` is the last ``Item`` of an output that is retained for this purpose. A runner may

@@ -27,7 +27,7 @@ class Early:
         self._waiting.setdefault(message.inv, (time.monotonic(), []))[1].append(message)
 
     def take(self, invocation: str) -> list[Chunk | Hop]:
-        """What waits for ``invocation``, in order; it waits no more."""
+        """Remove what waits for ``invocation`` and return it, in order."""
         _, messages = self._waiting.pop(invocation, (0.0, []))
         return messages
 

@@ -1,4 +1,4 @@
-"""Who an executor is, and what it says of itself on the bus."""
+"""Identity of an executor, and its status events on the bus."""
 
 import os
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from omnibus.bus.messages import ExecutorStatus
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this executor is: set once at start, repeated in every status event."""
+    """Identity of this executor: set once at start, repeated in every status event."""
 
     id: str
     model: str

@@ -1,4 +1,4 @@
-"""What Prometheus asks of an executor that its runners know anyway; a number that one does not know is left out."""
+"""Metrics of an executor for Prometheus, from ``Runner.stats``; a number that a runner does not know is left out."""
 
 from collections.abc import Callable, Mapping
 

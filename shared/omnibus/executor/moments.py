@@ -1,7 +1,7 @@
-"""When an engine begins with a job: told from inside of the engine, without the runner knowing of it.
+"""Time at which an engine begins with a job: recorded inside of the engine, without the runner knowing of it.
 
-A job waits in the queue of its engine's batches. Whoever queues it asks ``mine`` for its moment, and calls ``now`` when
-the first batch that it is in begins.
+A job waits in the queue of its engine's batches. Whoever queues it gets its moment from ``mine``, and calls ``now``
+when the first batch that it is in begins.
 """
 
 import time
@@ -25,7 +25,7 @@ _job: ContextVar[Moment] = ContextVar("omnibus-job-began")
 
 
 def enter(moment: Moment) -> None:
-    """What the current task queues from here on belongs to the job of ``moment``."""
+    """Assign what the current task queues from here on to the job of ``moment``."""
     _job.set(moment)
 
 

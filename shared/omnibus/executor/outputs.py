@@ -1,4 +1,4 @@
-"""What a node gives: each output is numbered chunk by chunk, and goes to jobs in this process, to executors elsewhere,
+"""Outputs of a node: each is numbered chunk by chunk, and goes to jobs in this process, to executors elsewhere,
 and to the gateway.
 """
 

@@ -108,7 +108,7 @@ def instance(record: TaskRecord) -> Any:
 
 
 def _components(record: TaskRecord) -> list[str]:
-    """What the task may have said: one that names no component is called after its kind."""
+    """Return the component names that the task may have given: one that gives none is called after its kind."""
     return [record.component] if record.component not in ("", record.kind) else ["", record.kind]
 
 

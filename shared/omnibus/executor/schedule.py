@@ -1,11 +1,11 @@
-"""What goes into the next step of an executor that encodes, prefills and decodes. Pure state: no clock, no I/O.
+"""Selection of work for the next step of an executor that encodes, prefills and decodes. No clock, no I/O: pure state.
 
 One step holds every sequence that decodes, then shares of prompts, then media items, the latter two within
 budgets that were found for the service goals (``omnibus.executor.budget``). So no long prompt and no large
 picture stops the tokens of others. What cannot be cut is done alone when it is larger than a budget: a media item,
 or a span of a prompt whose tokens need each other. Method: TriInfer, algorithm 1 (stage-level batching).
 
-Who goes first. Work is due at the time it came plus up to ``patience``, in proportion to its size: short
+Order. Work is due at the time it came plus up to ``patience``, in proportion to its size: short
 prompts overtake long ones (ModServe, section 5), but none that has waited for ``patience``. Due times never
 change, so nothing waits for ever, and without patience the order is that of arrival.
 """
@@ -211,7 +211,10 @@ class Schedule(Generic[K]):
 
 
 def _uncut(spans: Sequence[tuple[int, int]], done: int, size: int, first: bool) -> int:
-    """How many of ``size`` tokens behind ``done`` end outside of ``spans``; the ``first`` share takes any span."""
+    """Return how many of ``size`` tokens behind ``done`` to take so that they end outside of ``spans``.
+
+    The ``first`` share takes any span, whole.
+    """
     for begin, end in spans:
         if begin < done + size < end:
             return end - done if first and begin == done else begin - done

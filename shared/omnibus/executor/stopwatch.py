@@ -1,4 +1,4 @@
-"""How long an engine computes: what ``Runner.busy`` tells."""
+"""Compute time of an engine, as ``Runner.busy`` reports it."""
 
 from collections.abc import Callable
 from time import perf_counter

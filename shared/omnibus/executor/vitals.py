@@ -1,4 +1,4 @@
-"""What an executor says of itself: in its heartbeats, to Prometheus and to ``nats service stats``."""
+"""Status that an executor reports: in its heartbeats, to Prometheus and to ``nats service stats``."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from omnibus.metrics import EXECUTOR
 
 
 class Vitals:
-    """How the executor ``identity`` and its ``runners``, which are named by component, are doing."""
+    """Status of the executor ``identity`` and of its ``runners``, which are named by component."""
 
     def __init__(self, identity: Identity, runners: Mapping[str, Runner]) -> None:
         self._identity = identity

@@ -1,4 +1,4 @@
-"""What the control plane knows of each built-in model family: one module of plain data for each, no torch.
+"""Built-in model families as the control plane knows them: one module of plain data for each, no torch.
 
 A family called ``x`` is the modules ``omnibus.known.x``, ``omnibus_models.families.x`` and ``omnibus_models.tiny.x``.
 Its name is the ``model_type`` of its checkpoints, or the class of their diffusers pipeline in snake case without

@@ -1,4 +1,4 @@
-"""What the families have in common whose checkpoints name a vision tower, a projector and a language model so."""
+"""Shared declaration of the families whose checkpoints name vision tower, projector and language model as below."""
 
 from typing import Any
 

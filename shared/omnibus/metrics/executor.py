@@ -1,4 +1,4 @@
-"""What executors tell: jobs, engines, and what encoders need not compute again."""
+"""Metrics of executors: jobs, engines, and the encoders' cache of results."""
 
 from functools import cache
 from typing import Any
@@ -12,7 +12,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class _Executor:
-    """What engines do."""
+    """Metrics of an executor and its jobs."""
 
     #: Invocations in flight in this executor. At its credits it answers busy.
     inflight = Told("omnibus_executor_inflight", "Invocations in flight.")
@@ -47,7 +47,7 @@ class _Executor:
 
     @cache  # noqa: B019
     def seconds(self, component: str) -> tuple[Any, Any, Any]:
-        """Until inputs were there, until the first output, and until the end."""
+        """Return the histograms of ``component``: time until inputs were there, to first output, and to the end."""
         return self.inputs.labels(component), self.first.labels(component), self.job.labels(component)
 
     def finished(self, component: str, taken: float, ready: float, first: float, end: float) -> None:
@@ -64,9 +64,9 @@ class _Executor:
 
 
 class _Engine:
-    """What runners say of themselves in ``stats``; a number that an engine does not know is left out.
+    """Metrics that runners report in ``stats``; a number that an engine does not know is left out.
 
-    Engines of vLLM also tell all that vLLM does, by its names: ``vllm:kv_cache_usage_perc`` and others.
+    Engines of vLLM also export all metrics of vLLM, by vLLM's names: ``vllm:kv_cache_usage_perc`` and others.
     """
 
     #: Jobs, or items of an encoder, that wait for a turn. Long for long: more replicas of the option are needed.
@@ -82,7 +82,7 @@ class _Engine:
 
 
 class _Encoder:
-    """What encoders need not compute again."""
+    """Metrics of the encoders' cache of results."""
 
     #: Media items by what became of them: ``hits`` were kept, ``coalesced`` waited for an equal one, ``misses`` were
     #: computed; ``evicted`` left for newer ones. Many of the latter beside misses: raise OMNIBUS_EXECUTOR_CACHE_MIB.

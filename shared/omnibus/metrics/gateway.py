@@ -1,4 +1,4 @@
-"""What clients feel, as gateways tell it."""
+"""Metrics of gateways: requests and latencies as clients see them."""
 
 from functools import cache
 from typing import Any
@@ -15,7 +15,7 @@ _FACTORS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 5
 
 
 class _Gateway:
-    """What clients feel."""
+    """Metrics of a gateway: requests and latencies as clients see them."""
 
     #: Requests by model and outcome (``ok`` or an error code). A rise of 5xx codes: see the stage in the logs.
     requests = Counter("omnibus_requests_total", "Requests by model and outcome.", ["model", "code"], registry=REGISTRY)

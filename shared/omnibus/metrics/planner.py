@@ -1,4 +1,4 @@
-"""What planners tell: plans, and the streams that they look at."""
+"""Metrics of planners: plans, and the streams that they monitor."""
 
 from prometheus_client import Counter, Histogram
 
@@ -7,7 +7,7 @@ from omnibus.told import REGISTRY, Told
 
 
 class _Planner:
-    """What the planner wants, and what there is."""
+    """Metrics of the planner: the wanted state, and the actual one."""
 
     #: Epoch of the plan that is current in the store, and when it was made, Unix seconds.
     epoch = Told("omnibus_planner_epoch", "Epoch of the current plan.")

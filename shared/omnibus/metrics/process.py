@@ -1,4 +1,4 @@
-"""What every service tells."""
+"""Metrics that every service exports."""
 
 from prometheus_client import Gauge
 

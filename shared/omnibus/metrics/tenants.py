@@ -1,4 +1,4 @@
-"""What admission tells: who waits for a turn, who is refused, and what each tenant uses."""
+"""Metrics of admission: requests that wait for a turn, refused requests, and the usage of each tenant."""
 
 from functools import cache
 from typing import Any
@@ -49,7 +49,7 @@ class _Tenants:
 
     @cache  # noqa: B019
     def name(self, tenant: str) -> str:
-        """What ``tenant`` is called in labels."""
+        """Return the label value for ``tenant``: its name, or ``other`` after the first ``NAMES`` tenants."""
         # Keys come and go while a gateway runs.
         return tenant if self.name.cache_info().currsize < NAMES else "other"
 

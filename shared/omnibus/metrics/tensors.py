@@ -1,4 +1,4 @@
-"""What tensors tell: those on their way, and the memory that they lie in."""
+"""Metrics of tensors: transfers, and the shared memory that holds them."""
 
 from functools import cache
 from typing import Any
@@ -35,7 +35,7 @@ class _Transfer:
 
 
 class _Arena:
-    """What the node's shared memory holds; read from the sidecar's ledger."""
+    """Metrics of the node's shared memory, read from the sidecar's ledger."""
 
     #: Bytes given out. Near the arena's size: raise OMNIBUS_SIDECAR_ARENA_MIB.
     used = Told("omnibus_arena_used_bytes", "Bytes given out.")

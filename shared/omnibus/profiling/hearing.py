@@ -1,4 +1,4 @@
-"""What the bus says while a model is measured: how busy executors are, which of them end, what goes between them."""
+"""Bus events while a model is measured: busy time of executors, their ends, and transfers between them."""
 
 import asyncio
 import time
@@ -47,11 +47,11 @@ class Hearing:
         return [each for _, each in self._known.values() if (each.model, each.option) == (model, option)]
 
     def since(self, executor: str) -> float:
-        """When ``executor`` was first heard to be ready, on the monotonic clock; 0 before."""
+        """Return the time at which ``executor`` first reported that it is ready, on the monotonic clock; 0 before."""
         return self._first.get(executor, 0.0)
 
     def ends(self, model: str, option: str) -> int:
-        """How often executors of an option have ended so far."""
+        """Return the number of times that executors of an option have ended so far."""
         prefix = subjects.token(f"{model}-{option}-")
         return sum(count for id, count in self._ends.items() if id.startswith(prefix))
 
@@ -65,7 +65,7 @@ class Hearing:
         return true()
 
     async def busy(self, executor: str) -> Busy:
-        """How busy ``executor`` has been by now. Raises ``StageFailed`` when it does not answer."""
+        """Read the busy time of ``executor`` up to now. Raises ``StageFailed`` when it does not answer."""
         asked = time.monotonic()
         with suppress(BusUnavailable):
             self._bus.publish(subjects.event(subjects.CENSUS), b"{}")

@@ -94,7 +94,7 @@ class House:
         return Deployed(executors, status.id, status.pid)
 
     def _executors(self, trial: Trial) -> dict[str, str]:
-        """Those that are ready, id to option."""
+        """Return the ready executors of ``trial``, id to option."""
         return {each.id: name for name in trial.options for each in self.hearing.ready(self._subject.name, name)}
 
     async def _swapped(self, trial: Trial, ends: Mapping[str, int]) -> float:
@@ -183,7 +183,7 @@ def _paths(model: ModelPlan) -> set[str]:
 
 
 def _last(words: list[str]) -> str:
-    """What a process said before it ended, without its traceback."""
+    """Return the last log message of a process before it ended, without its traceback."""
     told = [line for line in words if not line.startswith(("ended", "Traceback", "File "))]
     return told[-1].rpartition(" ERROR ")[2] if told else "it said nothing"
 

@@ -47,7 +47,7 @@ def fit(samples: Sequence[tuple[Mapping[str, float], float]], quantities: Sequen
 
 
 def quantities(subject: Subject, component: str) -> tuple[str, ...]:
-    """What the seconds of ``component`` may follow from."""
+    """Return the names of the quantities that the seconds of ``component`` may depend on."""
     read = tuple(f"{modality}_tokens" for modality, part in subject.encoders.items() if part == component)
     if read:
         return read

@@ -26,7 +26,7 @@ LONGEST = 20.0
 
 
 class Step(msgspec.Struct, frozen=True):
-    """How long a step lasts: ``seconds``, and until ``requests`` have ended."""
+    """Length of a step: ``seconds`` at least, and until ``requests`` have ended."""
 
     seconds: float
     requests: int
@@ -45,7 +45,7 @@ class Order(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What ended in a step: orders and their answers, ``rate`` of them per second."""
+    """Requests that ended in a step: orders and their answers, ``rate`` of them per second."""
 
     at_once: int
     rate: float
@@ -170,8 +170,8 @@ def means(answers: Sequence[tuple[Order, Answer]]) -> dict[str, dict[str, float]
 
 
 def quantities(request: Request, answer: Answer) -> dict[str, float]:
-    """What one request brought and what it got. An answer's image tokens are its videos' too: those of a request
-    with both count as its images'."""
+    """Return the quantities of one request and its answer. An answer's image tokens include those of videos: for a
+    request with both, all count as those of images."""
     usage = answer.usage
     prompt, completion = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
     seen = float(prompt.get("image_tokens", 0))

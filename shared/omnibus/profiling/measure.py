@@ -83,7 +83,7 @@ class Taken(NamedTuple):
 
 
 class Role(NamedTuple):
-    """What the option runs of requests of one type on one path."""
+    """Role of the option on one path: the components that it runs of requests of one type."""
 
     kind: str
     components: tuple[str, ...]

@@ -51,7 +51,7 @@ class Subject(msgspec.Struct, frozen=True):
 
     @property
     def order(self) -> tuple[tuple[str, str], ...]:
-        """Which component runs right before which: encoders side by side, then one after the other."""
+        """Pairs of a component and its direct successor: encoders side by side, then one component after the other."""
         chain = [part for part in self.components if part not in self.encoding]
         first = [(encoder, chain[0]) for encoder in self.encoding] if chain else []
         return (*first, *pairwise(chain))
@@ -100,7 +100,7 @@ def find(name: str, declarations: str) -> Subject:
 
 
 def chatting(name: str, components: Sequence[str], tasks: Mapping[str, str]) -> tuple[str, ...]:
-    """Those of ``components`` that answer chats, which a workload is made of. ``tasks`` are kinds by component.
+    """Return those of ``components`` that answer chats, of which a workload consists. ``tasks`` are kinds by component.
 
     Raises ``BadRequest`` when none does.
     """

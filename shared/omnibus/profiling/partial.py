@@ -1,4 +1,4 @@
-"""What is measured so far, in a file beside the one that it will become: a long run may be interrupted, and go on."""
+"""Measurements so far, in a file beside the final one: a long run may be interrupted and resumed."""
 
 from collections.abc import Mapping
 from pathlib import Path

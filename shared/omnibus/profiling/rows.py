@@ -38,7 +38,7 @@ USUAL = Sampling()
 def bodies(
     path: Path, text: str, subject: Subject, how: Sampling, notes: list[str]
 ) -> Iterator[tuple[str, float, dict[str, Any]]]:
-    """Where each row taken is, its share, its body. Raises ``BadRequest``; ``notes`` get what is left out."""
+    """Yield the place, share and body of each sampled row. Raises ``BadRequest``; ``notes`` get what is left out."""
     reader = csv.DictReader(io.StringIO(text))
     if not {*SIZES} & {*(reader.fieldnames or ())}:
         raise BadRequest(f"the workload {path} has none of the columns {', '.join(SIZES)}")

@@ -29,8 +29,8 @@ Tell = Callable[[str, int, int, str], None]
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What to measure, and how. ``env`` is added to the environment of the services; ``marks`` are what else must be
-    the same for a run to be gone on with."""
+    """Specification of a run: what to measure, and how. ``env`` is added to the environment of the services; ``marks``
+    hold what else must be the same for a run to be resumed."""
 
     subject: Subject
     workload: Workload
@@ -42,7 +42,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> dict[str, str]:
-        """What must be the same for a run to go on with what another one has measured."""
+        """Settings that must be the same for a run to continue with the measurements of another one."""
         named = {name: str(value) for name, value in msgspec.structs.asdict(self.how).items()}
         return {
             "model": self.subject.name,
@@ -126,7 +126,7 @@ def _lines(subject: Subject, found: Mapping[str, Found]) -> dict[str, Line]:
 
 
 def machine() -> str:
-    """What this machine computes with, in words."""
+    """Return the number and the name of this machine's processors, as text."""
     name = ""
     try:
         info = Path("/proc/cpuinfo").read_text().splitlines()

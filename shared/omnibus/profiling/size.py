@@ -1,4 +1,4 @@
-"""How much memory an executor takes, and how much of it are weights."""
+"""Memory that an executor takes, and the part of it that weights take."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +12,7 @@ GB = 1e9
 
 
 def memory_gb(pid: int) -> float:
-    """What process ``pid`` takes, with its part of what it shares (PSS); 0 where the system does not say."""
+    """Return the memory of process ``pid`` (proportional set size, PSS), in GB; 0 where the system does not say."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:

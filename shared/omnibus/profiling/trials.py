@@ -1,4 +1,4 @@
-"""Which deployment options are measured, each with what else has to run, and the paths that give it its roles."""
+"""Trials of deployment options: each option with what else has to run, and the paths that give it its roles."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
@@ -32,7 +32,7 @@ class Trial(msgspec.Struct, frozen=True):
         return tuple(part for part in used if self.runs(path, part) == self.option)
 
     def pin(self, path: Sequence[str], used: Iterable[str]) -> str:
-        """What ``path`` is called for requests that use ``used``, in the order in which data flows."""
+        """Return the name of ``path`` for requests that use ``used``, in the order in which data flows."""
         return ">".join(dict.fromkeys(self.runs(path, part) for part in used))
 
 
@@ -52,7 +52,7 @@ def chosen(subject: Subject, only: Sequence[str] = (), every: bool = False) -> d
 
 
 def trial(subject: Subject, name: str, option: Option, others: int = 1) -> Trial:
-    """How to measure ``option``; of all else that has to run there are ``others`` replicas."""
+    """Return the trial of ``option``; all else that has to run gets ``others`` replicas, borrowed options none."""
     rest = _rest(subject, option)
     prefixes = list(dict.fromkeys([*_declared(subject, name), *_encoded(subject, option)]))
     paths = [(name, *rest), *((*prefix, name, *rest) for prefix in prefixes if not subject.shares)]
@@ -104,7 +104,7 @@ def _twice(subject: Subject, parts: Sequence[str]) -> bool:
 
 
 def _behind(subject: Subject) -> Mapping[str, set[str]]:
-    """What comes after each component, directly or not."""
+    """Return all components that come after each component, directly or not."""
     found: dict[str, set[str]] = {part: set() for part in subject.components}
     for part in reversed(subject.components):
         for before, after in subject.order:
@@ -156,7 +156,7 @@ def _borrowed(subject: Subject) -> dict[str, Option]:
 
 
 def _declared(subject: Subject, name: str) -> Iterator[tuple[str, ...]]:
-    """What stands before the option on declared paths that leave it a part of its components."""
+    """Yield the options that run a part of its components before it, for each declared path that leaves it the rest."""
     for path in subject.paths:
         if name in path and not any("/" in each for each in path):
             before = path[: path.index(name)]

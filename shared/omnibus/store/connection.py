@@ -88,7 +88,7 @@ class Connection:
         return answer
 
     async def _follow(self, channel: str, read: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
-        """What ``read`` returns, at once and whenever it is something else. Reconnects by itself.
+        """Yield the result of ``read``, at once and whenever it has changed. Reconnects by itself.
 
         Announcements may be lost while the store restarts, so ``read`` runs every ``REREAD`` seconds as well.
         """

@@ -59,7 +59,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
 
 
 class JobState(NamedTuple):
-    """How far a job is: a later state never turns into an earlier one."""
+    """Progress of a job: a later state never turns into an earlier one."""
 
     status: JobStatus
     attempt: int
@@ -67,9 +67,9 @@ class JobState(NamedTuple):
 
 
 class JobReview(NamedTuple):
-    """What the store has, compared with what somebody remembers.
+    """Jobs in the store, compared with those that the caller remembers.
 
-    ``life`` is another word once the store has lost everything; ``states`` are those of the newest jobs by id. Of the
+    ``life`` is another value once the store has lost everything; ``states`` are those of the newest jobs by id. Of the
     remembered jobs ``removed`` were removed on purpose, and ``lost`` are unknown to the store.
     """
 
@@ -80,7 +80,7 @@ class JobReview(NamedTuple):
 
 
 class JobRules(Struct, frozen=True):
-    """How many jobs may wait or be worked on, and how many may be known in all; the same for one tenant, 0: as many."""
+    """Limits on jobs that wait or are in progress, and on all known jobs; the same for one tenant, 0: no own limit."""
 
     open: int
     kept: int
@@ -194,7 +194,7 @@ class Jobs(Connection):
         return {id for (id, owner), held in zip(owners.items(), found, strict=True) if held == owner.encode()}
 
     async def read_jobs(self, kind: str, ids: Sequence[str]) -> dict[str, JobRecord]:
-        """Those of ``ids`` that there are."""
+        """Return the jobs of ``ids`` that exist, by id."""
         return await self._jobs(kind, ids)
 
     def job_news(self, kind: str) -> AsyncIterator[int]:

@@ -38,7 +38,7 @@ class PlanLed(StoreUnavailable):
 
 
 class Stand(NamedTuple):
-    """Where plans stand: the current epoch, that of the staged plan, and the pinned one; 0 for none.
+    """State of the plans: the current epoch, that of the staged plan, and the pinned one; 0 for none.
 
     ``mark`` differs for staged plans that differ, which may have one epoch after one another.
     """
@@ -58,7 +58,7 @@ class Past(NamedTuple):
 
 
 class PlanProblem(msgspec.Struct, frozen=True):
-    """Why what was planned is not so. Times are Unix seconds; ``again`` is the next attempt's."""
+    """Problem that keeps a plan from being carried out. Times are Unix seconds; ``again`` is the next attempt's."""
 
     at: float
     message: str
@@ -81,7 +81,7 @@ class Plans(Connection):
         return int(await self._call(self._redis.get(self._key(_EPOCH))) or 0)
 
     async def stand(self) -> Stand:
-        """Where plans stand, all of one moment."""
+        """Return the state of the plans, all of one moment."""
         epoch, staged, pin = await self._call(self._redis.mget(*map(self._key, (_EPOCH, _STAGED, _PIN))))
         mark = _mark(_document(staged)) if staged is not None else 0
         return Stand(int(epoch or 0), _epoch_of(staged), int(pin or 0), mark)
@@ -113,7 +113,7 @@ class Plans(Connection):
         return self._follow(_CHANNEL, self.epoch)
 
     def plan_changes(self) -> AsyncIterator[Stand]:
-        """Where plans stand, at once and at each change. Reconnects by itself."""
+        """Follow the state of the plans: yields it at once and at each change. Reconnects by itself."""
         return self._follow(_CHANNEL, self.stand)
 
     # The plan that is to follow
@@ -166,7 +166,7 @@ class Plans(Connection):
     # What is wrong
 
     async def problems(self) -> dict[str, PlanProblem]:
-        """What stands in the way of the plans, by who says so."""
+        """Return the problems that block plans, by the name under which they were reported."""
         found = await self._call(self._redis.hgetall(self._key(_PROBLEMS)))
         told = {}
         for name, body in sorted(found.items()):

@@ -1,4 +1,4 @@
-"""What models have said aloud, for as long as clients may refer to it by its id."""
+"""Spoken answers of models, kept for as long as clients may refer to them by id."""
 
 import logging
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Sayings(Connection):
         await self._call(self._redis.set(self._key(f"{_SAID}{id}"), _encode(said), px=lasts))
 
     async def said(self, ids: Sequence[str]) -> dict[str, Said]:
-        """Those of ``ids`` that are kept. One that this build cannot read is logged and left out."""
+        """Return those of ``ids`` that are kept, by id. One that this build cannot read is logged and left out."""
         bodies = await self._call(self._redis.mget([self._key(f"{_SAID}{id}") for id in ids])) if ids else []
         found = {}
         for id, body in zip(ids, bodies, strict=True):

@@ -46,8 +46,8 @@ def here() -> Path:
 
 
 class Left(Generic[T]):
-    """What a run did, to be done again. Each branch takes back its own; without any left, another's that is equal:
-    workers that share a queue may swap what they do."""
+    """Actions of an earlier run that are still to be repeated. Each branch takes back its own; without any left, an
+    equal one of another branch: workers that share a queue may swap what they do."""
 
     def __init__(self) -> None:
         self._by_key: dict[Hashable, list[tuple[Path, T]]] = {}
@@ -64,5 +64,5 @@ class Left(Generic[T]):
         return left.pop(own)[1]
 
     def all(self) -> list[T]:
-        """What is left of everything."""
+        """Return all actions that are left."""
         return [done for left in self._by_key.values() for _, done in left]

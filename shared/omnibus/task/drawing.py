@@ -1,4 +1,4 @@
-"""What the runs of an ``invoke`` have in common, and what it may call besides tasks: ``choose`` and ``pinned``."""
+"""Common base of the runs of an ``invoke``, and what it may call besides tasks: ``choose`` and ``pinned``."""
 
 import math
 from abc import ABC, abstractmethod

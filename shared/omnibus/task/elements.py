@@ -64,7 +64,7 @@ def whole(element: Any, items: Sequence[Item], shown: str) -> Any:
 
 
 def item(value: Any) -> Item:
-    """What travels for ``value``. Raises ``StageFailed`` for what is no JSON."""
+    """Return the item that carries ``value``. Raises ``StageFailed`` for what is no JSON."""
     if isinstance(value, np.ndarray):
         return Item({}, value)
     array = getattr(value, "array", None) if isinstance(value, BaseModel) else None

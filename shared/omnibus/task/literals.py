@@ -47,7 +47,7 @@ def plain(value: Any, refer: Refer, uses: list[tuple[int, str]]) -> Any:
 
 
 def _odd(value: Any, refer: Refer, uses: list[tuple[int, str]]) -> Any:
-    """What is not JSON already: models, relatives of dict and list, numbers of numpy, dates."""
+    """Convert what is not JSON already: models, relatives of dict and list, numbers of numpy, dates."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise BadRequest(f"an input may not be {value}: JSON has no such number")
@@ -111,7 +111,7 @@ def _collect(value: Any, found: list[Result], seen: set[int]) -> None:
 
 
 def _elements(value: Any) -> Iterable[Any] | None:
-    """What ``value`` is made of; None for what holds nothing."""
+    """Return the elements of ``value``; None for a value that holds nothing."""
     if isinstance(value, BaseModel):
         return [*value.__dict__.values(), *value.model_extra.values()] if value.model_extra else value.__dict__.values()
     if value is None or isinstance(value, str | int | float | bytes | np.ndarray | type | ModuleType):

@@ -24,7 +24,7 @@ Place = tuple[int, int]
 
 
 class Segments(Protocol):
-    """What a live session needs of the request that it belongs to."""
+    """Interface that a live session needs of the request that it belongs to."""
 
     #: How often equal calls were made.
     calls: dict[str, int]
@@ -65,7 +65,7 @@ class Live(Recorder):
         return made.of(results)
 
     def _number(self, result: Result, _: Any) -> Any:
-        """What stands for ``result`` in a shape: the number of its call in the request."""
+        """Return the JSON for ``result`` in a shape: a reference by the number of its call in the request."""
         if result.maker is self:
             return ref(self.number(result), result.origin[1])
         return mark(result)
@@ -190,7 +190,7 @@ class Live(Recorder):
         return ref(*here)
 
     def _again(self, step: int, index: int) -> int:
-        """Where a copy of an earlier segment's node stands in the present one: same inputs, same seed."""
+        """Copy an earlier segment's node into the present one, once, with equal inputs and seed; returns its index."""
         if (step, index) not in self._copies:
             segment = self._recorded[step]
             old, uses = segment.nodes[index], list[tuple[int, str]]()

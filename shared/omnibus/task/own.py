@@ -27,7 +27,7 @@ from omnibus.tensors.item import Item
 
 
 class Job(Protocol):
-    """What ``execute`` needs of ``omnibus.executor.contract.Job``."""
+    """Part of ``omnibus.executor.contract.Job`` that ``execute`` needs."""
 
     @property
     def inputs(self) -> Mapping[str, Any]: ...
@@ -78,7 +78,7 @@ async def _in_thread(task: Any, job: Job, inputs: Any) -> None:
 
 
 async def _inputs(declared: Any, job: Job) -> Any:
-    """What was given, as declared; what was not has its default."""
+    """Return the inputs as declared; an input that was not given has its default."""
     found: dict[str, Any] = {}
     for name, (kind, element) in declared.fields.items():
         if kind == STREAM and name not in job.inputs:
@@ -112,7 +112,7 @@ def _has_array(value: Any) -> bool:
 
 
 def _real(value: Any) -> Any:
-    """What outputs of other tasks are, also within lists and dicts."""
+    """Replace outputs of other tasks by their values, also within lists and dicts."""
     if isinstance(value, Item):
         return part(Any, value)
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Whether an ``invoke`` obviously depends on, or changes, what is outside of its request.
+"""Static check whether an ``invoke`` obviously depends on, or changes, what is outside of its request.
 
 Looks at the code, without running it: where the names come from that it uses, also through ``self`` and the
 functions of its own package, and what it assigns to. What hides deeper is found when replay differs from the
@@ -81,7 +81,7 @@ def _faults(function: Any, owner: Any, seen: set[types.CodeType]) -> Iterator[st
 
 
 def _of(step: Step, function: Any, seen: set[types.CodeType]) -> Iterator[str]:
-    """What is wrong with using what was found."""
+    """Yield the faults of using the object that ``step`` found."""
     found = step.found
     if isinstance(step.receiver, _CONTAINERS) and step.path.rpartition(".")[2] in _CHANGING:
         yield f"changes {step.path.rpartition('.')[0]}"

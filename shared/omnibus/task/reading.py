@@ -86,7 +86,7 @@ class _Reader:
         return None, ""
 
     def _assigned(self, index: int, each: dis.Instruction, found: Any, path: str) -> Step | None:
-        """What an instruction that stores changes, if that is outside of the function."""
+        """Return the step of an instruction that stores, if it changes something outside of the function."""
         if each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             return Step(changes=f"the global {each.argval!r}")
         if each.opname == "STORE_DEREF" and each.argval in self._function.__code__.co_freevars:
@@ -102,7 +102,7 @@ class _Reader:
         return None
 
     def _before_key(self, index: int) -> tuple[Any, str]:
-        """What was found before the key of ``container[key]`` was put on the stack."""
+        """Return the object, and its path, found before the key of ``container[key]`` was put on the stack."""
         if self._code[index - 1].opname == "SWAP":  # container[key] += ...: both were copied before
             while index and [each.opname for each in self._code[index - 2 : index]] != ["COPY", "COPY"]:
                 index -= 1

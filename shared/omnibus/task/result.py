@@ -17,14 +17,14 @@ TENSOR, STREAM, VALUE = "tensor", "stream", "value"
 
 
 class Source(Protocol):
-    """Where a result comes from while it arrives."""
+    """Source of a result's items while it arrives."""
 
     async def next(self) -> list[Item]:
         """All items that are ready, at least one; empty after the last. Raises what made it fail."""
 
 
 class Seen:
-    """What ``invoke`` saw of a result: its value, or its parts until it stopped reading, and how that ended."""
+    """Part of a result that ``invoke`` saw: its value, or its parts until it stopped reading, and how that ended."""
 
     __slots__ = ("ended", "error", "parts", "value", "whole")
 
@@ -59,7 +59,7 @@ class Owner(Protocol):
         """``invoke`` has seen this much; what follows may depend on it."""
 
     def look(self, result: "Result", whole: bool) -> Seen | None:
-        """What an earlier run of ``invoke`` saw of ``result``."""
+        """Return what an earlier run of ``invoke`` saw of ``result``."""
 
     def beyond(self, result: "Result") -> NoReturn:
         """``invoke`` reads more of ``result`` than the earlier run."""
@@ -110,7 +110,7 @@ class Result:
 
     @property
     def shown(self) -> str:
-        """How it is called in messages."""
+        """Name of the result in messages."""
         return f"<{self.kind} {self.origin[1]!r} of {self.task} (node {self.origin[0]})>"
 
     def transform(self, function: Callable[[Any], Any]) -> "Result":
@@ -127,7 +127,7 @@ class Result:
 
     @property
     def base(self) -> "Result":
-        """What this is a transform of, or itself: the one that has a source."""
+        """Result that this one is a transform of, or itself: the one that has a source."""
         return self if self._root is None else self._root
 
     # Reading

@@ -1,4 +1,4 @@
-"""Who runs a task that is called in an app's ``serve``: the current runtime."""
+"""The current runtime, which runs the tasks that are called in an app's ``serve``."""
 
 import asyncio
 import inspect
@@ -17,13 +17,13 @@ from omnibus.task.session import record, replay
 
 
 class Runtime(Protocol):
-    """What runs recorded segments: a gateway, or the worker process of an app on behalf of one."""
+    """Runner of recorded segments: a gateway, or the worker process of an app on behalf of one."""
 
     async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], Source]:
         """Send ``segment``, the ``step``-th of its request, on its way; returns where its outputs arrive."""
 
     def point(self, site: int) -> float:
-        """Where this request falls in [0, 1) for its ``site``-th choice: evenly over many requests."""
+        """Return the point in [0, 1) of this request for its ``site``-th choice: evenly spread over many requests."""
 
 
 class _Request:

@@ -1,4 +1,4 @@
-"""What goes in and out of unit tasks: values, tensors and streams, as annotations that pydantic checks.
+"""Inputs and outputs of unit tasks: values, tensors and streams, as annotations that pydantic checks.
 
 class Letters(TaskOutput):
     letters: Stream[str]         # chunk by chunk

@@ -30,7 +30,7 @@ class Effect:
 
 
 class Trace:
-    """What an ``invoke`` did and saw. Calls are numbered over all segments."""
+    """Record of what an ``invoke`` did and saw. Calls are numbered over all segments."""
 
     def __init__(self) -> None:
         self.calls: Left[int] = Left()
@@ -127,7 +127,7 @@ def named(answer: Any, maker: Session, number: Callable[[Result], int]) -> list[
 
 
 def mark(result: Result) -> Any:
-    """What stands for a result of another graph in a call's shape."""
+    """Return the reference that stands for a result of another graph in a call's shape."""
     return {FROM: [result.step, *result.origin]}
 
 

@@ -1,4 +1,4 @@
-"""Which bytes of the arena are free: best fit, O(log n) in the number of holes, with running counters.
+"""Allocation of the bytes of the arena: best fit, O(log n) in the number of holes, with running counters.
 
 Why best fit: among holes that are large enough the smallest is taken, the lowest address among equals,
 and always its low end. The untouched tail of the arena is as a rule the largest hole, so it is used
@@ -94,7 +94,7 @@ class Allocator:
 
     @property
     def _tail(self) -> int:
-        """Where the free memory at the end of what has pages begins."""
+        """Offset of the free memory at the end of the backed memory, in bytes; ``backed`` when there is none."""
         return self._by_end.get(self.backed, self.backed)
 
     def _cut(self, start: int, hole: int, length: int) -> None:

@@ -205,7 +205,7 @@ class TensorClient:
         link.send(encode_block(Verb.RETAIN, handle.id, handle.generation))
 
     def drop(self, handle: Handle) -> None:
-        """What was retained may go as soon as nobody reads it."""
+        """Undo ``retain``: the tensor may be freed as soon as nobody reads it."""
         self._tell(Verb.DROP, handle)
 
     def check(self, handle: Handle) -> None:

@@ -1,4 +1,4 @@
-"""Who holds which block of the arena, and until when. Pure bookkeeping: no clock, no sockets.
+"""Holders of the blocks of the arena, and the lifetime of each block. Pure bookkeeping: no clock, no sockets.
 
 The rule. A block is granted with one writer's lease and a number of expected readers.
 
@@ -28,7 +28,7 @@ NEVER = inf
 
 
 class Headers(Protocol):
-    """What the ledger does to the memory itself."""
+    """Operations of the ledger on the memory itself."""
 
     def stamp(self, offset: int, block: int, generation: int, nbytes: int) -> None: ...
 

@@ -33,7 +33,7 @@ FRAME_BYTES = _LAYOUT.size
 
 
 class Verb(IntEnum):
-    """What a frame asks or answers."""
+    """Type of a frame: the request or the answer that it carries."""
 
     HELLO = 1
     ALLOCATE = 2

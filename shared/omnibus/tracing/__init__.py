@@ -43,7 +43,7 @@ class Span(Protocol):
 
 
 class Tracer(Protocol):
-    """What ``omnibus.tracing.otel`` gives. Moments are Unix seconds."""
+    """Interface that ``omnibus.tracing.otel`` implements. Times are Unix seconds."""
 
     def begin(self, name: str, parent: Mapping[str, str], kind: str, about: Mapping[str, Value]) -> Span:
         """A span that begins now. ``kind``: server, producer, consumer or internal."""
@@ -150,7 +150,7 @@ def invocation(sent: Invocation, parent: Carrier) -> Span | None:
 
 
 def about(sent: Invocation) -> dict[str, Value]:
-    """What every span of an invocation says."""
+    """Return the attributes that every span of an invocation has."""
     return {"omnibus.invocation": sent.id, "omnibus.app": sent.app, "omnibus.model": sent.model}
 
 

@@ -1,4 +1,4 @@
-"""What traces are told."""
+"""Types of the data that traces contain."""
 
 #: Small values of JSON.
 Value = str | int | float | bool

@@ -1,4 +1,4 @@
-"""How long to wait before a restart, and when a process counts as one that cannot run."""
+"""Delays before restarts, and the limit at which a process counts as one that cannot run."""
 
 import time
 from collections import deque

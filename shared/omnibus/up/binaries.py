@@ -1,4 +1,4 @@
-"""Where the NATS and Valkey (or Redis) server binaries of this machine are."""
+"""Locations of the NATS and Valkey (or Redis) server binaries of this machine."""
 
 import os
 import re

@@ -24,7 +24,7 @@ class _Limits(msgspec.Struct):
 
 
 class Storage(msgspec.Struct):
-    """What ``/jsz`` says: bytes that streams have, may have by their limits, and may have by the server's."""
+    """Storage as ``/jsz`` reports it: bytes that streams have, may have by their limits, and by the server's."""
 
     storage: int = 0
     reserved_storage: int = 0

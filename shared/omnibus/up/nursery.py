@@ -36,7 +36,7 @@ _BACKLOG = 128
 
 
 class UpSettings(Settings, frozen=True):
-    """How processes are run on one machine."""
+    """Settings for running processes on one machine."""
 
     area: ClassVar[str] = "UP"
 

@@ -35,7 +35,7 @@ async def listens(path: str) -> None:
 
 
 def not_ready(url: str, believed: ssl.SSLContext | None = None) -> str:
-    """What ``/readyz`` of the gateway at ``url`` says is missing; empty when nothing is."""
+    """Return what ``/readyz`` of the gateway at ``url`` reports as missing, or why it fails; empty when ready."""
     try:
         with urllib.request.urlopen(f"{url}/readyz", timeout=_ANSWER_WITHIN, context=believed):  # noqa: S310 our own
             return ""

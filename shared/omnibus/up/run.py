@@ -19,7 +19,7 @@ _LOCK = "up.lock"
 
 
 class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
-    """Where a running Omnibus is: URLs, ports and process ids. ``started`` is in ``time.time()`` seconds.
+    """Addresses of a running Omnibus: URLs, ports and process ids. ``started`` is in ``time.time()`` seconds.
 
     ``ports`` has one for each gateway: ``gateway``, ``gateway-1`` and so on. ``admin_token`` opens their
     control routes; ``apps_dir`` is where apps that are directories may lie. ``certificate`` is the file of

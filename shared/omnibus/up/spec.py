@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """What to run, when it counts as ready, and what happens when it ends. Times are in seconds."""
+    """One process: what to run, when it counts as ready, and what happens when it ends. Times are in seconds."""
 
     name: str
     argv: tuple[str, ...]

@@ -42,12 +42,12 @@ async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> st
 
 
 def _other(twin: str) -> list[str]:
-    """What the builder is told of a twin's LLM."""
+    """Return the arguments of the builder for a twin's LLM."""
     return ["--llm-seed", str(TWIN_SEED), *(["--wide"] if twin in catalog.LARGER else [])]
 
 
 def directory() -> Path:
-    """Where the checkpoints are, each in a directory called after its family."""
+    """Return the directory of the checkpoints: a subdirectory for each, named after its family, or after the twin."""
     return Path(os.environ.get("OMNIBUS_CACHE", "") or Path.home() / ".cache" / "omnibus") / "tiny"
 
 
@@ -71,7 +71,7 @@ async def write(family: str, directory: Path) -> None:
 
 
 async def _run_builder(family: str, directory: Path, *arguments: str) -> str:
-    """What the builder printed when it failed; empty when the checkpoint is there."""
+    """Run the builder; returns what it printed when it failed, and an empty text when the checkpoint is there."""
     builder = "omnibus_models.tiny"
     try:
         ended = await child.run(builder, family, str(directory), *arguments, within=BUILT_WITHIN, stderr=STDOUT)

@@ -6,7 +6,7 @@ from omnibus.errors import BadRequest
 
 
 def trust(certificate: str) -> ssl.SSLContext | None:
-    """What believes the PEM file ``certificate``, and nothing else; None when there is none.
+    """Return an SSL context that trusts the PEM file ``certificate`` and nothing else; None when it is empty.
 
     Whoever starts a gateway has its certificate. That it names another host, or which authority signed it, is the
     matter of clients. Raises ``BadRequest`` for a file without a certificate.

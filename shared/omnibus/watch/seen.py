@@ -1,4 +1,4 @@
-"""What was seen of plans, executors, gateways and their load over the last seconds. No I/O."""
+"""Observations of plans, executors, gateways and their load over the last seconds. No I/O."""
 
 import time
 from collections import deque
@@ -146,7 +146,7 @@ class Seen:
         return self._recent.span
 
     def types(self) -> dict[tuple[str, str], Totals]:
-        """What every model and request type did, of those that were asked for since the beginning."""
+        """Return the totals of every model and request type that was requested since the beginning."""
         self._recent.aged()
         rates = {key: _Rates() for key in self._lost}
         for event, per_second in self._recent.rates():
@@ -156,7 +156,7 @@ class Seen:
         return {key: rates[key].totals(*lost) for key, lost in sorted(self._lost.items())}
 
     def up(self) -> dict[Kind, int]:
-        """How many executors of each kind are ready."""
+        """Return the number of ready executors of each kind."""
         found: dict[Kind, int] = {}
         for each in self._living():
             if each.status.state == "ready":

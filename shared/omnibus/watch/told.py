@@ -1,4 +1,4 @@
-"""What was seen, as plain values for programs."""
+"""Observations of the system, as plain values for programs."""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What loads the components of one architecture."""
+"""Loader of the components of one architecture."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,5 +26,5 @@ class Family(Protocol):
 
 
 def no_component(family: str, components: Sequence[str], wanted: str) -> errors.NotFound:
-    """What ``Family.load`` raises for a component that the family does not have."""
+    """Return the error that ``Family.load`` raises for a component that the family does not have."""
     return errors.NotFound(f"{family} has no component {wanted!r}; it has {', '.join(components)}")

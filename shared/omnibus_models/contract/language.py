@@ -39,7 +39,7 @@ class Layout:
     media: Tensor  # as in Prefill, on the CPU; between the rows of one item there may be text
 
     def runs(self, media: Sequence[Encoded]) -> Iterator[Run]:
-        """Where the rows of ``media`` are; an item with text between its rows has several runs."""
+        """Yield the places of the rows of ``media``; an item with text between its rows has several runs."""
         for index, (item, start) in enumerate(zip(media, self.starts, strict=True)):
             places = self.media[start:].nonzero()[: item.embeds.shape[0], 0] + start
             ends = (places.diff() != 1).nonzero()[:, 0] + 1
@@ -49,7 +49,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Prefill:
-    """What the first forward pass of a request consumes."""
+    """Inputs of the first forward pass of a request."""
 
     inputs: Tensor  # [T, H] embeddings; with media as wide as their rows, zeros behind text
     positions: Tensor  # [axes, T] int64 rotary positions; axes is 3 for M-RoPE families, else 1
@@ -100,7 +100,7 @@ class CrossDecoder(Decoder, Protocol):
 
 
 class Reader(Protocol):
-    """What a thinker does before and after its layers, for engines that run the layers themselves."""
+    """Work of a thinker before and after its layers, for engines that run the layers themselves."""
 
     speaks: bool  # whether a talker can follow
     width: int  # of embeddings and of hidden rows

@@ -1,4 +1,4 @@
-"""What every family has: components, media items before and after their encoders, sampling."""
+"""Types that every family uses: components, media items before and after their encoders, sampling."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class Component(Protocol):
 
     @property
     def parameters(self) -> int:
-        """How many parameters were really loaded."""
+        """Number of parameters that were really loaded."""
 
 
 class Encoder(Component, Protocol):
@@ -57,7 +57,7 @@ class Encoder(Component, Protocol):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. ``temperature`` 0 is greedy."""
+    """Sampling parameters for tokens. ``temperature`` 0 is greedy."""
 
     max_tokens: int
     temperature: float = 0.0

@@ -1,4 +1,4 @@
-"""What makes pictures, videos and sound step by step: text encoders, denoisers, decoders."""
+"""Components that make pictures, videos and sound step by step: text encoders, denoisers, decoders."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -27,9 +27,9 @@ class TextEncoder(Component, Protocol):
         """
 
     def unwanted(self, prompt: str, negative: str) -> Prepared:
-        """What ``prompt`` is guided away from; for models with ``twins`` alone.
+        """Prepare the input that ``prompt`` is guided away from; only for models with ``twins``.
 
-        Raises as ``prepare`` does, and ``BadRequest`` for a ``negative`` prompt where none can be told.
+        Raises as ``prepare`` does, and ``BadRequest`` for a ``negative`` prompt where the model takes none.
         """
 
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
@@ -88,7 +88,7 @@ class Resumable(Protocol):
 
 
 class Stepper(Component, Protocol):
-    """What makes pictures step by step, many at a time."""
+    """Component that makes pictures step by step, many at a time."""
 
     @property
     def usual(self) -> tuple[int, int]:
@@ -131,7 +131,7 @@ class Denoiser(Stepper, Protocol):
         """[channels, time, bins] float32 of the sound, as a decoder takes them, where it ``sounds``."""
 
     def palette(self) -> Tensor:
-        """What ``preview`` needs to know of the decoder's colours. May load the decoder for a moment: keep it."""
+        """Return the decoder's colours for ``preview``. May load the decoder for a moment: keep the result."""
 
     def preview(self, denoising: Any, palette: Tensor) -> Tensor:
         """A small picture of what the latents promise after the last step, uint8 [height, width, 3]."""

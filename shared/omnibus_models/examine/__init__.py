@@ -1,4 +1,4 @@
-"""What a checkpoint is made of, without loading it: families load their components as ever, and nothing is read.
+"""Contents of a checkpoint, without loading it: families load their components as usual, but no weights are read.
 
 ``python -m omnibus_models.examine DIR`` says it as ``omnibus.checkpoints.report.Report``.
 """

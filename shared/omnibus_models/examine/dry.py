@@ -43,7 +43,7 @@ class Look(NamedTuple):
 
 
 class Files(NamedTuple):
-    """What the directory of one model has, see ``omnibus.checkpoints.report.Report``."""
+    """Contents of one model's directory, see ``omnibus.checkpoints.report.Report``."""
 
     tensors: dict[str, weights.Tensor]
     files: int

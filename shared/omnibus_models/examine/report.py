@@ -21,7 +21,7 @@ _SHOWN = 500  # characters of what a library says
 
 
 def report(checkpoint: Path, dtype: str = "") -> Report:
-    """What ``checkpoint`` is made of, loaded in ``dtype``, or in that of its weights when it is not told.
+    """Return what ``checkpoint`` consists of when loaded in ``dtype``, or in the dtype of its weights without one.
 
     Raises ``NotFound`` when it is of no known family, and ``Fatal`` for an unknown dtype.
     """
@@ -95,7 +95,7 @@ def _cached(config: Any, dtype: str) -> int:
 
 
 def _refused(family: Any, checkpoint: Path, dtype: str) -> str:
-    """Why the language model does not run in vLLM, as far as its family says it."""
+    """Return the reason why the language model does not run in vLLM, as far as its family gives one; else empty."""
     try:
         family.reader(checkpoint, dtype)
     except OmnibusError as error:

@@ -32,7 +32,7 @@ def fitted(latents: Tensor, painted: Tensor) -> Tensor:
 
 
 def of_plain(channels: int, paint: Callable[[Tensor], Tensor]) -> Tensor:
-    """As ``fitted``, of plain surfaces.
+    """Fit the colours of plain surfaces, as ``fitted`` does.
 
     ``paint`` makes colours [B, 3, H, W] of latents [B, channels, 1, rows, columns].
     """

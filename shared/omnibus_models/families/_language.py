@@ -1,4 +1,4 @@
-"""What language models of all families share: a decoder stack without state, and prompts with media in them."""
+"""Base of the language models of all families: a decoder stack without state, and prompts with media in them."""
 
 import json
 from abc import ABC, abstractmethod
@@ -150,17 +150,17 @@ class Thinker(Decoder, ABC):
 
     @abstractmethod
     def _rows(self, meta: Mapping[str, Any]) -> int:
-        """How many rows an item with ``meta`` has.
+        """Return the number of rows of an item with ``meta``.
 
         Raises ``KeyError``, ``OverflowError``, ``TypeError`` or ``ValueError``.
         """
 
     def _row(self, modality: str) -> int:
-        """How wide the rows of an item of ``modality`` are."""
+        """Return the width of the rows of an item of ``modality``."""
         return self.width
 
     def _spoken(self, layout: Layout, media: Sequence[Encoded]) -> Tensor | None:
-        """What a talker has to know of its rows' places, see ``Prefill``."""
+        """Return the places of a talker's rows; None where it needs only their positions, see ``Prefill``."""
         return None
 
     def _widened(self, inputs: Tensor) -> Tensor:
@@ -281,7 +281,7 @@ class Thinker(Decoder, ABC):
 
 
 def control_tokens(tokenizer: Any, placeholders: Iterable[int]) -> tuple[str, ...]:
-    """What text from users may not hold: special tokens, and the ``placeholders`` of media."""
+    """Return the tokens that text from users must not contain: special tokens, and the ``placeholders`` of media."""
     added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return tuple(sorted(added | {tokenizer.convert_ids_to_tokens(token) for token in placeholders}))
 

@@ -34,7 +34,7 @@ PERTURBED, ISOLATED, RESTORED = 1.0, 3.0, 0.7
 
 @dataclass(frozen=True)
 class Geometry:
-    """What latents are: ``unit`` pixels on either side and ``frames`` in time, ``bins`` of ``channels`` of a sound
+    """Sizes of latents: ``unit`` pixels on either side and ``frames`` in time, ``bins`` of ``channels`` of a sound
     and ``rate`` of them in a second."""
 
     unit: int
@@ -136,7 +136,7 @@ class Denoiser(Loaded):
 
     @property
     def usual(self) -> tuple[int, int]:
-        """Those of the pipeline."""
+        """Default width and height of the pipeline, in pixels."""
         return 768, 512
 
     def open(self, picture: Picture, guides: Sequence[Tensor]) -> Denoising:

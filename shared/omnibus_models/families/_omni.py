@@ -1,4 +1,4 @@
-"""What the Omni families share: how each of their five components is loaded alone."""
+"""Base of the Omni families: the loading of each of their five components alone."""
 
 import importlib
 import inspect

@@ -1,4 +1,4 @@
-"""What the families share whose positions are plain: a vision tower with a projector, and any language model.
+"""Base of the families whose positions are plain: a vision tower with a projector, and any language model.
 
 The joint processor decides what a picture becomes and how many rows that is; the language model is whichever the
 checkpoint names (Llama, Qwen2, Mistral), so long as every layer attends to all before it.

@@ -1,4 +1,4 @@
-"""What the Qwen families share: M-RoPE and a vision tower."""
+"""Base of the Qwen families: M-RoPE and a vision tower."""
 
 import math
 import operator

@@ -1,4 +1,4 @@
-"""What the Qwen3 families share: an encoder that speaks to the first layers of the language model as well.
+"""Base of the Qwen3 families: an encoder that also gives inputs to the first layers of the language model.
 
 Besides an item's embedding, its encoder gives one more row of H for each of the first ``k`` layers, to be added to
 what the layer says ("deepstack"). All rows of an item are packed into the width of its embedding, [n, H * (1 + k)]:

@@ -27,7 +27,7 @@ class CodePredictor:
 
     @property
     def tables(self) -> Sequence[Callable[[Tensor], Tensor]]:
-        """What embeds codes of each of the other groups."""
+        """Embeddings of the codes of each of the other groups."""
         tables: Sequence[Callable[[Tensor], Tensor]] = self._module.get_input_embeddings()
         return tables
 
@@ -64,8 +64,8 @@ class Talker(_qwen.Decoder):
 
     @torch.no_grad()
     def start(self, rows: Tensor, layout: Tensor, first: Tensor, voice: str) -> Prefill:
-        """What users say; then the answer's beginning, silence, begin of speech and the first token, with the codec's
-        marks beside all but the beginning."""
+        """Build the first inputs: what users say; then the answer's beginning, silence, begin of speech and the first
+        token. The codec's marks are added to all after the beginning."""
         module: Any = self.module
         config = module.config
         rows, layout = rows.to(self.device, self.dtype), layout.to(self.device)

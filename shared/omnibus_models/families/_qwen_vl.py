@@ -1,4 +1,4 @@
-"""What the vision families of Qwen share beside ``_qwen``: their positions, and how their two components load."""
+"""Base of the vision families of Qwen, beside ``_qwen``: their positions, and the loading of their two components."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,7 +37,7 @@ class Thinker(_qwen.Thinker):
         )
 
     def _pace(self, media: Sequence[Encoded]) -> Mapping[str, Any]:
-        """What else the library counts positions from."""
+        """Return the further arguments from which the library counts positions."""
         return {}
 
 

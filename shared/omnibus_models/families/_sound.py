@@ -1,4 +1,4 @@
-"""What the Omni families share: sound as their encoders hear it, and voices."""
+"""Base of the Omni families: sound as the input of their encoders, and voices."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

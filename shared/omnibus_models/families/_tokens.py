@@ -33,7 +33,7 @@ class Rows(Cache):
 
     @classmethod
     def filled(cls, cache: DynamicCache, room: int) -> "Rows":
-        """What a first forward pass left in ``cache``, with room for as many positions."""
+        """Copy what a first forward pass left in ``cache``, with space for ``room`` positions."""
         return cls([(_wider(layer.keys, room), _wider(layer.values, room)) for layer in cache.layers])
 
     @classmethod
@@ -86,7 +86,7 @@ class Rows(Cache):
 
 
 class Choice:
-    """How the next token is chosen: always by lot, weighed as ``generate`` does by the checkpoint's own settings.
+    """Choice of the next token: always at random, weighted as ``generate`` does by the checkpoint's own settings.
 
     Tokens from ``codes`` on are no part of a picture. Where the lot falls on one of them, it is cast again without
     them: the library's pipelines have no answer there.
@@ -217,7 +217,7 @@ class Drawer(Loaded, ABC):
         return Drawing(rows=rows, length=length, positions=positions, cache=room, hidden=hidden, **about)
 
     def _ahead(self, batch: Sequence[Drawing]) -> Sequence[Tensor]:
-        """What the last token of each leads to, [rows, H] each."""
+        """Compute the hidden states after the last token of each, [rows, H] each."""
         cache = _together(batch)
         mask = cache.begin([one.length for one in batch for _ in range(one.rows)])
         tokens = torch.tensor([one.chosen[-1] for one in batch for _ in range(one.rows)], device=self._device)

@@ -1,4 +1,4 @@
-"""What the families share that are one vision encoder and one language model: how each of the two is loaded alone."""
+"""Base of the families with one vision encoder and one language model: the loading of each of the two alone."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -32,7 +32,7 @@ TOKEN_SIDE = 32
 
 @dataclass
 class TextEncoder(Loaded):
-    """What is to be written in a picture to hidden states of a byT5 encoder, see ``contract.TextEncoder``."""
+    """Texts that are to be written in a picture, to hidden states of a byT5 encoder, see ``contract.TextEncoder``."""
 
     tokenizer: Any
 

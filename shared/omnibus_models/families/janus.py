@@ -61,7 +61,7 @@ class TextEncoder(Loaded):
         return self._prepared(self._ids(prompt))
 
     def unwanted(self, prompt: str, negative: str) -> Prepared:
-        """As long as the prompt, and of nothing. Raises ``BadRequest`` for a negative prompt that says something."""
+        """Prepare an empty prompt of the same length. Raises ``BadRequest`` for a negative prompt that is not blank."""
         if negative.strip():
             raise errors.BadRequest("this model knows no negative prompt; leave it out", param="negative_prompt")
         return self._prepared([token if token in self._kept else self._pad for token in self._ids(prompt)])
@@ -270,7 +270,7 @@ def _load(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any
 
 
 def _system_prompt(checkpoint: Path) -> str:
-    """What the joint processor puts before every chat, where its configuration wants it."""
+    """Return the text that the joint processor puts before every chat; empty unless its configuration enables it."""
     from transformers.models.janus.processing_janus import DEFAULT_SYSTEM_PROMPT
 
     told = checkpoint / "processor_config.json"

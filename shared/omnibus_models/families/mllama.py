@@ -36,7 +36,7 @@ class _Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Aside:
-    """What the positions of a prompt of ``length`` look at, see ``attention.Attention``: ``rows`` [R, H]."""
+    """Cross-attention of a prompt of ``length`` positions to ``rows`` [R, H], see ``attention.Attention``."""
 
     rows: Tensor
     looks: Sequence[_Look]

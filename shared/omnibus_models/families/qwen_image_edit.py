@@ -148,7 +148,7 @@ class TextEncoder(Loaded):
         return positions
 
     def _count(self, item: Encoded) -> int:
-        """How many rows the picture has. Raises ``BadRequest`` when its shape is not what its meta data says."""
+        """Return the picture's number of rows. Raises ``BadRequest`` when its shape is not what its meta data says."""
         try:
             frames, rows, columns = (operator.index(extent) for extent in item.meta["grid_thw"])
         except (KeyError, TypeError, ValueError):
@@ -171,7 +171,10 @@ class Denoiser(qwen_image.Denoiser):
     edits = True
 
     def open(self, picture: Picture, guides: Sequence[Tensor], image: Tensor | None = None) -> qwen_image.Denoising:
-        """As Qwen-Image's. ``image`` [channels, 1, height, width] is read before this returns, and not kept."""
+        """Begin a picture as Qwen-Image does.
+
+        ``image`` [channels, 1, height, width] is read before this returns, and not kept.
+        """
         if image is None:
             raise errors.BadRequest("this model edits pictures; give it one", param="image")
         channels, height, width = self._channels, *image.shape[-2:]

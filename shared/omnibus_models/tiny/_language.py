@@ -1,4 +1,4 @@
-"""What the tiny language models that take text alone have in common."""
+"""Base of the tiny language models that take text alone."""
 
 from pathlib import Path
 from typing import Any

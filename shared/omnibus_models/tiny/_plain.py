@@ -1,4 +1,4 @@
-"""What the tiny models with plain positions have in common: language models, towers, and how they are written."""
+"""Base of the tiny models with plain positions: language models, towers, and how they are written to disk."""
 
 from pathlib import Path
 from typing import Any

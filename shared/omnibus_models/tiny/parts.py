@@ -1,4 +1,4 @@
-"""What the tiny Qwen checkpoints have in common: sizes, processors, generation settings."""
+"""Parts that the tiny Qwen checkpoints have in common: sizes, processors, generation settings."""
 
 from typing import Any
 

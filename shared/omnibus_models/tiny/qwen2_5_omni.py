@@ -133,7 +133,7 @@ def _config(tokenizer: Any, wide: bool) -> Any:
 
 
 def media_ids(tokenizer: Any) -> dict[str, int]:
-    """What configurations say of media, with the ids of ``tokenizer``."""
+    """Return the entries of configurations for media, with the ids of ``tokenizer``."""
     ids = tokenizer.convert_tokens_to_ids
     return {
         "image_token_index": ids("<|IMAGE|>"),
@@ -183,7 +183,7 @@ def _talker(tokenizer: Any, media: dict[str, int]) -> dict[str, Any]:
 
 
 def codec(tokenizer: Any, sounds: int) -> dict[str, int]:
-    """What a talker's configuration says of marks in texts, and of those that follow ``sounds`` codes that sound."""
+    """Return a talker's configuration entries for marks in texts, and those that follow ``sounds`` audible codes."""
     ids = tokenizer.convert_tokens_to_ids
     return {
         "vocab_size": sounds + 8,

@@ -57,7 +57,7 @@ def config(tokenizer: Any, wide: bool = False) -> Any:
 
 
 def media(tokenizer: Any) -> dict[str, Any]:
-    """What configurations say of media, with the ids of ``tokenizer``."""
+    """Return the entries of configurations for media, with the ids of ``tokenizer``."""
     ids = tokenizer.convert_tokens_to_ids
     return {
         "image_token_id": ids("<|image_pad|>"),

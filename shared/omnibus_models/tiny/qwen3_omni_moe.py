@@ -85,7 +85,7 @@ _LOUDNESS = 0.06
 
 @torch.no_grad()
 def _wake(model: Any) -> None:
-    """What ``spread`` leaves asleep: experts, and what begins its training as next to nothing."""
+    """Scale up what ``spread`` leaves without effect: experts, and parameters that training starts close to zero."""
     weights.sharpen(model.thinker.model)
     model.thinker.audio_tower.conv2d1.weight *= _HEARING_GAIN
     for name, parameter in model.named_parameters():

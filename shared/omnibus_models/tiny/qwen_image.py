@@ -23,7 +23,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
 
 
 def components(seed: int, llm_seed: int | None = None, base: int = 16) -> dict[str, Any]:
-    """What the pipelines of Qwen-Image have in common, by the names of their arguments.
+    """Return the components that the pipelines of Qwen-Image have in common, by the names of their arguments.
 
     ``base``: channels of most layers of the VAE; the last ones have twice as many.
     """

@@ -17,7 +17,7 @@ FAMILIES = ("qwen2_5_omni", "qwen_image")
 
 
 def checkpoint(family: str) -> Path:
-    """Where the trained checkpoint of ``family`` is. Raises ``NotFound`` for another family."""
+    """Return the directory of the trained checkpoint of ``family``. Raises ``NotFound`` for another family."""
     if family not in FAMILIES:
         raise errors.NotFound(f"no {family!r} was trained on the small world; there is {', '.join(FAMILIES)}")
     return _WEIGHTS / family

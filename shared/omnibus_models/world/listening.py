@@ -1,4 +1,4 @@
-"""What is in a sound, told from its spectrum without any model."""
+"""Recognition of the contents of a sound, from its spectrum and without any model."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What is in a picture, told from its pixels without any model."""
+"""Recognition of the contents of a picture, from its pixels and without any model."""
 
 import numpy as np
 
@@ -53,7 +53,7 @@ def _clear(colours: np.ndarray, *names: str) -> float:
 
 
 def _between(colours: np.ndarray, ground: str, figure: str) -> np.ndarray:
-    """Where a picture is more of the colour ``figure`` than of ``ground``, [H, W]."""
+    """Return the mask of the pixels that are closer to the colour ``figure`` than to ``ground``, bool [H, W]."""
     low, high = np.array(COLOURS[ground], float), np.array(COLOURS[figure], float)
     mask: np.ndarray = (colours - low) @ (high - low) > 0.5 * ((high - low) ** 2).sum()
     return mask

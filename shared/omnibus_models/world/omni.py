@@ -57,7 +57,7 @@ def save(model: Any, directory: Path) -> None:
 
 
 def voices(made: Any) -> dict[str, dict[str, Any]]:
-    """What the speakers are known by: the token that begins their speech, and what they sound like."""
+    """Return the features of each speaker: the token that begins its speech, and the sound of its voice."""
     return {
         name: {
             "bos_token": made.convert_tokens_to_ids(_BEGINS[name]),

@@ -129,7 +129,7 @@ def _centres(scene: Scene) -> list[tuple[int, int]]:
 
 
 def _mask(shape: str, x: float, y: float, radius: float) -> np.ndarray:
-    """How much of each pixel the shape covers, float [64, 64]."""
+    """Return the share of each pixel that the shape covers, float [64, 64]."""
     points = (np.arange(SIDE * _SHARPNESS) + 0.5) / _SHARPNESS
     dx, dy = points[None, :] - x, points[:, None] - y
     match shape:

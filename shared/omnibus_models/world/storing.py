@@ -1,4 +1,4 @@
-"""How checkpoints are stored: numbers in 16 bits, which whoever loads them brings to 32 bits, and a list of files."""
+"""Storage of checkpoints: numbers in 16 bits, which loaders convert to 32 bits, and a list of files."""
 
 import copy
 import hashlib

@@ -1,4 +1,4 @@
-"""What is asked about scenes and sounds, and what the right answers are."""
+"""Questions about scenes and sounds, and their right answers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -1,1 +1,1 @@
-"""What media files say about themselves in their first bytes. Nothing here decodes anything."""
+"""Metadata in the first bytes of media files. Nothing here decodes anything."""

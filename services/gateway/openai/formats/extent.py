@@ -1,4 +1,4 @@
-"""What every header reader returns, and what they share."""
+"""Result of every header reader, and the limits and helpers that they share."""
 
 from msgspec import Struct
 

@@ -57,7 +57,7 @@ def _tkhd(data: bytes, start: int, end: int, steps: Iterator[int]) -> tuple[int,
 
 
 def _samples(data: bytes, start: int, end: int, steps: Iterator[int]) -> int:
-    """How many samples a track has: of one with pictures its frames."""
+    """Return the number of samples of a track: for one with pictures its frames."""
     for inside in (b"mdia", b"minf", b"stbl", b"stsz"):
         found = next(((first, last) for kind, first, last in _boxes(data, start, end, steps) if kind == inside), None)
         if found is None:

@@ -1,4 +1,4 @@
-"""Which formats are accepted, told by their first bytes, and who reads their headers."""
+"""Accepted formats, recognized by their first bytes, and the readers of their headers."""
 
 from collections.abc import Callable
 

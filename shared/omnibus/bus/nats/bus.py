@@ -1,4 +1,4 @@
-"""What the bus promises, on a connection to NATS: messages, micro services, and streams of JetStream."""
+"""Implementation of the bus on a connection to NATS: messages, micro services, and streams of JetStream."""
 
 import asyncio
 import json

@@ -92,7 +92,7 @@ class Sequence(Work):
 
 
 class Turn(NamedTuple):
-    """What the device does next: works with the tokens of each, and when each of its steps ends, in seconds
+    """Next action of the device: works with the tokens of each, and the end of each of its steps, in seconds
     after its beginning."""
 
     lane: "Lane"
@@ -200,13 +200,13 @@ class Lane:
 
     @property
     def able(self) -> int:
-        """How many passes and steps could go sooner or later, unless something happens: 0, 1 or more."""
+        """Number of passes and steps that could go sooner or later, unless something happens: 0, 1 or more."""
         stepping = [each for each in self.active if each.done < each.allowed]
         together = len({each.ready for each in stepping}) if stepping else 0
         return together + (len(self._queue) > 0)
 
     def ready(self, at: float) -> tuple[float, float]:
-        """Since when a pass, and a step, could go at ``at``; infinite when none could."""
+        """Return since when a pass, and a step, could go at ``at``; infinite when none could."""
         waiting = self.joining if self.step is not None else islice(self.waiting, 1)
         return (_since(waiting, at), _since((each for each in self.active if each.done < each.allowed), at))
 
@@ -280,7 +280,7 @@ class Lane:
 
 
 class Device:
-    """What its ``lanes`` share; ``scale`` multiplies every time."""
+    """Device that its ``lanes`` share; ``scale`` multiplies every time."""
 
     def __init__(self, scale: float = 1.0, lanes: Iterable[Lane] = ()) -> None:
         self.lanes = list(lanes)
@@ -306,7 +306,7 @@ class Device:
         return sum(lane.busy for lane in self.lanes)
 
     def turn(self, at: float) -> Turn | Together | None:
-        """What goes at ``at``: what has waited longest, a pass before a step. None when nothing can."""
+        """Take the turn that goes at ``at``: what has waited longest, a pass before a step. None when nothing can."""
         best, chosen, stepping, able = inf, None, False, 0
         for lane in self.lanes:
             able += lane.able

@@ -63,7 +63,7 @@ _latest: Simulation | None = None
 
 
 def device_of(option: Option, time_scale: float) -> Device:
-    """What one executor of ``option`` computes on."""
+    """Return the simulated device of one executor of ``option``."""
     scale = option.alpha * time_scale
     return Staged(scale, option.goals) if option.goals else Device(scale)
 

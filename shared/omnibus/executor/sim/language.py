@@ -22,14 +22,14 @@ WORDS = (
 
 
 class ThinkParams(msgspec.Struct, frozen=True):
-    """What an answer's length follows from; everything else has no meaning here."""
+    """Request parameters that determine an answer's length; all others are ignored."""
 
     max_tokens: Count | None = None
     ignore_eos: bool = False
 
 
 class Prompt(NamedTuple):
-    """What was asked: tokens of all, of media by modality, and a number that stands for the content."""
+    """A prompt: all its tokens, its media tokens by modality, and a number that stands for the content."""
 
     tokens: int
     media: Counter[str]
@@ -55,7 +55,7 @@ class Answer(NamedTuple):
 
 
 class Language(Simulated):
-    """What language models share: prompts, answers, and text that comes step by step."""
+    """Base of the simulated language models: prompts, answers, and text that comes step by step."""
 
     needs: ClassVar[tuple[str, ...]] = ("batch", "step")
     steps = True

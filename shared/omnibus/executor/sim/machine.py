@@ -32,7 +32,7 @@ REAL = Clock()
 
 
 class Ticket:
-    """Who waits for a work: ``news`` returns each time that something has happened to it."""
+    """Handle of a caller that waits for a work: ``news`` returns each time that something has happened to the work."""
 
     def __init__(self) -> None:
         self._error: Exception | None = None

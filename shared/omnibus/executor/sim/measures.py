@@ -1,4 +1,4 @@
-"""What a profile's numbers mean: seconds of a batch, sizes of outputs, and chance that repeats itself."""
+"""Quantities of a simulation profile: seconds of a batch, sizes of outputs, and repeatable random numbers."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -50,8 +50,8 @@ class Draw:
 
 
 class Size(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How large something is: lognormal with ``mean`` and coefficient of variation ``cv``, plus ``per`` for each
-    unit of what it follows from. At least 1, at most ``most`` (0: no limit)."""
+    """Distribution of a size: lognormal with ``mean`` and coefficient of variation ``cv``, plus ``per`` for each
+    unit of the quantity that it depends on. At least 1, at most ``most`` (0: no limit)."""
 
     mean: Amount = 0.0
     cv: Annotated[float, msgspec.Meta(ge=0.0, le=10.0)] = 0.0

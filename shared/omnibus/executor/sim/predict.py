@@ -1,7 +1,7 @@
-"""What one replica can do, by its profile: the throughput at which it is saturated, and what each request costs it.
+"""Prediction of one replica's performance from its profile: saturated throughput, and the cost of each request.
 
-The same device as in an executor serves a closed circle of requests, without waiting and without an event
-loop: each one that ends makes room for the next. What comes out is what a planner's profile holds, and what
+The same device as in an executor serves requests in a closed loop, without waiting and without an event
+loop: each one that ends makes room for the next. The result is what a planner's profile holds, and what
 a simulated executor must reach.
 
     predicted(profile, "EL", {"image": Demand(0.7, {"vision": Load(), "thinker": Load(700, 130)}),
@@ -54,7 +54,7 @@ def predicted(
     batch: int = 16,
     requests: int = 1000,
 ) -> Predicted:
-    """What one replica of ``option`` does under ``mix`` with ``inflight`` requests at all times.
+    """Predict the performance of one replica of ``option`` under ``mix`` with ``inflight`` requests at all times.
 
     ``inflight`` and ``batch`` are the executor's credits and batch; ``requests`` are observed. Raises
     ``BadRequest`` for a mix without work and for what the profile does not say.

@@ -15,7 +15,7 @@ from omnibus.executor.sim.speech import Talk
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What a request brings to a component: ``tokens`` of each of ``items`` inputs, ``steps`` (of an answer, of
+    """Load of one request on a component: ``tokens`` of each of ``items`` inputs, ``steps`` (of an answer, of
     codes). None: as the profile draws them."""
 
     tokens: int | None = None
@@ -25,7 +25,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Circle(Protocol):
-    """Where requests run."""
+    """Interface of the closed loop in which requests run."""
 
     option: Option
     jitter: float

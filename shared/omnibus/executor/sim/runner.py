@@ -19,7 +19,7 @@ P = TypeVar("P")
 
 
 class Place(NamedTuple):
-    """Where a simulated component runs. ``context``: longest sequence in tokens; 0: no limit."""
+    """Placement of a simulated component. ``context``: longest sequence in tokens; 0: no limit."""
 
     machine: Machine
     lane: Lane

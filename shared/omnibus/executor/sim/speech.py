@@ -20,13 +20,13 @@ AXES = 3
 
 
 class TalkParams(msgspec.Struct, frozen=True):
-    """What the length of speech follows from; everything else has no meaning here."""
+    """Request parameters that determine the length of speech; all others are ignored."""
 
     max_codes: Count | None = None
 
 
 class Speech:
-    """What a thinker gives to a talker: the prompt's rows, their positions, and a row for each token but the first."""
+    """Output of a thinker for a talker: the prompt's rows, their positions, and a row for each token but the first."""
 
     def __init__(self, job: Job, prompt: int, answer: int, width: int) -> None:
         self._job = job

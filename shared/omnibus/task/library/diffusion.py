@@ -42,7 +42,7 @@ class Progress(Part):
 
 
 class Preview(Progress):
-    """What the picture promises to become, small: ``array`` is [height, width, 3] uint8."""
+    """Small preview of the unfinished picture: ``array`` is [height, width, 3] uint8."""
 
     array: np.ndarray | None = None
 

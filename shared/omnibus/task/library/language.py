@@ -49,7 +49,7 @@ class Think(UnitTask[ThinkInput, ThinkOutput]):
     service: ClassVar[str] = "llm"
 
     def think(self, request: ThinkInput, work: int = 1, answer: int = 1) -> "Thought":
-        """As ``PrefillDecode.think``."""
+        """Call the LLM; ``work`` and ``answer`` are as in ``PrefillDecode.think``."""
         made = self.invoke(request, work=work + answer)
         return Thought(made.text, made.prompt, made.layout, made.rows)
 

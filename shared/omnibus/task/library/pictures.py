@@ -54,7 +54,7 @@ class DrawInput(BaseModel):
 
     @property
     def pixels(self) -> int:
-        """Those that were asked for, else about as many as models usually make."""
+        """Pixels of the picture as requested, else about as many as models usually make."""
         return self.width * self.height or _MEGAPIXEL
 
     @property
@@ -102,7 +102,7 @@ class EditInput(DrawInput):
 
     @property
     def work(self) -> int:
-        """Those of the picture that is edited too, of a megapixel."""
+        """Tokens of the latents of all steps, with those of the edited picture, which has a megapixel."""
         return min(_MOST, (self.pixels + _MEGAPIXEL) // 256 * self.steps)
 
 

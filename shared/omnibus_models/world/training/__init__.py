@@ -1,1 +1,1 @@
-"""How the models of the small world were made, from nothing but seeds: ``python -m omnibus_models.world.training``."""
+"""Training of the models of the small world, from nothing but seeds: ``python -m omnibus_models.world.training``."""

@@ -16,7 +16,7 @@ _THREADS = 1  # sums are rounded by how they are shared out, so another number m
 
 
 class Part(NamedTuple):
-    """What learns by itself, and from which part that has learnt before."""
+    """Part of a model that is trained by itself; ``after`` is the part that must be trained before it."""
 
     name: str
     module: nn.Module
@@ -36,7 +36,7 @@ _STEPS = {
 
 
 def steps(parts: Iterable[str]) -> dict[str, int]:
-    """How many steps each of ``parts`` learns for."""
+    """Return the number of training steps of each of ``parts``."""
     return {part: _STEPS[part] for part in parts}
 
 

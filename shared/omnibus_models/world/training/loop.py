@@ -1,4 +1,4 @@
-"""What all trainings have in common: steps of AdamW, and of Muon, whose rates rise, then fall as a cosine."""
+"""Training loop of all models: steps of AdamW, and of Muon, whose learning rates rise, then fall as a cosine."""
 
 import math
 import sys

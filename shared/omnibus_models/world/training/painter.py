@@ -61,7 +61,7 @@ def polish(components: dict[str, Any], seed: int, steps: int = POLISHING) -> Non
 def _lesson(
     components: dict[str, Any], seed: int, noisy: Callable[[torch.Generator], Tensor]
 ) -> Callable[[int], Tensor]:
-    """How wrong the way from noise to pictures is, for pictures and ``noisy`` shares of noise that ``seed`` chooses."""
+    """Return the flow-matching loss of a step, on pictures and ``noisy`` shares of noise that ``seed`` chooses."""
     from diffusers import QwenImagePipeline
 
     transformer, reader = components["transformer"], Reader(components)

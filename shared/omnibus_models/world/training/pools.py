@@ -53,7 +53,7 @@ def listened(hearing: Any, samples: np.ndarray) -> Tensor:
 
 
 def patches(pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """What the library's processor makes of pictures [n, 64, 64, 3]: [n * 64, values].
+    """Cut pictures [n, 64, 64, 3] into patches [n * 64, values], as the library's processor does.
 
     With a ``generator`` there is noise over them.
     """

@@ -15,7 +15,7 @@ _SIZES = (4_000, 400)  # pictures and sounds
 
 
 class Lesson:
-    """What a talker is given for a batch of answers, and what it is to say: see ``families.qwen2_5_omni.Talker``."""
+    """Inputs and targets of a talker for a batch of answers, see ``families.qwen2_5_omni.Talker``."""
 
     def __init__(self, model: Any, seed: int) -> None:
         self._thinker, self._talker = model.thinker, model.talker

@@ -180,7 +180,7 @@ class Teacher:
         return [token for token in prompt.ids for _ in range(rows.get(token, 1))], self._known[key]
 
     def _item(self, kind: str, frames: int) -> Encoded:
-        """What the reader has to know of a medium."""
+        """Return a medium with the metadata that the reader needs; its embedding is not initialised."""
         side = scenes.SIDE // omni.PATCH
         if kind == "image":
             meta: dict[str, Any] = {"modality": kind, "grid_thw": [1, side, side], "n_tokens": side**2 // 4}
@@ -205,7 +205,7 @@ def answered(thinker: Any, batch: Batch) -> Tensor:
 
 
 def _unsure(thinker: Any, batch: Batch) -> Tensor:
-    """How unlikely the right words are, summed up."""
+    """Return the sum of the cross-entropies of the right words."""
     asked = batch.labels >= 0
     said = thinker.lm_head(answered(thinker, batch)[asked])
     return nn.functional.cross_entropy(said, batch.labels[asked], reduction="sum")

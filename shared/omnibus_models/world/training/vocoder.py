@@ -66,7 +66,7 @@ def learn_bands(model: Any, seed: int, steps: int = STEPS) -> None:
 
 
 def _spoken(speakers: dict[str, Any], lines: list[tuple[list[int], str]], name: str, known: Tensor) -> Tensor:
-    """What the speaker of each line is known by, [B, n, bands]; nothing where it is not to be known."""
+    """Return the features ``name`` of the speaker of each line, [B, n, bands]; zeros where ``known`` is 0."""
     found = torch.stack([speakers[voice][name].reshape(-1, omni.MEL) for _, voice in lines])
     return found * known[:, None, None]
 
