@@ -37,9 +37,9 @@ def nodes(path: Path) -> Iterator[ast.AST]:
 
 def docstrings(path: Path) -> Iterator[str]:
     for node in nodes(path):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if text := ast.get_docstring(node):
-                yield text
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if documented and (text := ast.get_docstring(node)):
+            yield text
 
 
 def text_files() -> list[Path]:
