@@ -97,7 +97,7 @@ def _client() -> Any:
     try:
         import huggingface_hub
     except ImportError:
-        raise Fatal("huggingface_hub is missing, which knows the hub's cache: pip install 'omnibus[llm]'") from None
+        raise Fatal("huggingface_hub is missing, for the hub's cache: pip install 'omnibus-serve[llm]'") from None
     return huggingface_hub
 
 

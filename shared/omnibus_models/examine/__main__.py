@@ -14,7 +14,7 @@ def examine() -> Any:
     try:
         from omnibus_models.examine.report import report
     except ImportError as error:
-        raise Fatal(f"{error.name} is missing, which knows models: pip install 'omnibus[llm,generator]'") from error
+        raise Fatal(f"{error.name}, to read models, is missing: pip install 'omnibus-serve[llm,generator]'") from error
     return msgspec.to_builtins(report(Path(sys.argv[1]), *sys.argv[2:3]))
 
 

@@ -244,4 +244,4 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     tracing.start("test")
 
     assert tracing.tracer is None
-    assert "omnibus[otel]" in caplog.text
+    assert "omnibus-serve[otel]" in caplog.text

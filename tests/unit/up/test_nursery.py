@@ -20,7 +20,7 @@ import pytest
 
 from omnibus import catalog
 from omnibus.up import health, nursery, sprout
-from omnibus.up.stack import ROOT, SHARED, Stack
+from omnibus.up.stack import NURSERY_MODULES, ROOT, Stack
 from omnibus.up.tiny import tiny_models
 from tests.unit.up.births import Nursery, numbers
 from tests.unit.up.programs import WITHIN, Lines, all_gone, log_to
@@ -244,7 +244,7 @@ async def test_a_loading_executor_imports_nothing_that_the_nursery_could_have(ch
     await tiny_models([model], checkpoints)
     family = catalog.TINY[model]
 
-    loads = [sys.executable, "-c", LOADS, family, str(checkpoints / family), *SHARED]
+    loads = [sys.executable, "-c", LOADS, family, str(checkpoints / family), *NURSERY_MODULES]
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}", "OMP_NUM_THREADS": "1"}
     output = await asyncio.to_thread(subprocess.check_output, loads, env=environ, text=True, timeout=120)
     threads, imported = output.splitlines()

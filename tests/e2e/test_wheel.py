@@ -1,0 +1,132 @@
+"""The wheel and the source distribution: all that a machine needs without the checkout."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import site
+import subprocess
+import sys
+import tarfile
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.system import ROOT
+from tests.e2e.test_app_run import SHOUT, dedent
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+_PACKAGES = ("shared/omnibus", "shared/omnibus_models", "services")
+_METADATA = ("pyproject.toml", "README.md", "LICENSE")
+_LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info")
+_BUILD = "from setuptools import build_meta; import sys; build_meta.build_{}(sys.argv[1])"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a wheel and a source distribution of a copy of this checkout."""
+    copy, dist = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("dist")
+    for package in _PACKAGES:
+        shutil.copytree(ROOT / package, copy / package, ignore=_LEFT_OUT)
+    for name in _METADATA:
+        shutil.copy(ROOT / name, copy)
+    for kind in ("sdist", "wheel"):
+        build = [sys.executable, "-c", _BUILD.format(kind), str(dist)]
+        subprocess.run(build, cwd=copy, check=True, capture_output=True, timeout=120)
+    return dist
+
+
+@pytest.fixture(scope="module")
+def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command ``omnibus`` of an environment with the wheel, which borrows the libraries of this one."""
+    place = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=60)
+    packages = place / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    (packages / "libraries.pth").write_text("\n".join(site.getsitepackages()))
+    pip = [sys.executable, "-m", "pip", "--python", str(place / "bin" / "python"), "install", "--no-deps", "--no-index"]
+    subprocess.run([*pip, str(next(built.glob("*.whl")))], check=True, capture_output=True, timeout=120)
+    return place / "bin" / "omnibus"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A directory that holds an app and nothing else, far from the checkout."""
+    (tmp_path / "shout.py").write_text(dedent(SHOUT))
+    return tmp_path
+
+
+def environment(here: Path) -> dict[str, str]:
+    return {**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, "XDG_RUNTIME_DIR": str(here)}
+
+
+def test_both_have_every_file_of_the_packages(built: Path):
+    files = {
+        str(path.relative_to(ROOT))
+        for package in _PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel, tarfile.open(next(built.glob("*.tar.gz"))) as source:
+        in_wheel, in_source = set(wheel.namelist()), {name.partition("/")[2] for name in source.getnames()}
+
+    assert {"shared/omnibus/py.typed", "services/gateway/console/static/index.html"} <= files
+    assert {name for name in files if name.removeprefix("shared/") not in in_wheel} == set()
+    assert files - in_source == set()
+    assert not [name for name in in_wheel if name.startswith(("tests", "examples"))]
+
+
+def test_the_installed_command_uses_the_wheel_alone(installed: Path, here: Path):
+    code = "import omnibus as a, omnibus_models as b, services as c; print(*a.__path__, *b.__path__, *c.__path__)"
+    command = [str(installed.parent / "python"), "-c", code]
+    found = subprocess.run(command, cwd=here, env=environment(here), capture_output=True, text=True, check=False)
+
+    assert len(found.stdout.split()) == 3, found.stderr
+    assert all(path.startswith(str(installed.parents[1])) for path in found.stdout.split())
+
+
+def test_an_app_runs_from_the_wheel(installed: Path, here: Path):
+    done = subprocess.run(
+        [str(installed), "app", "run", "shout.py", '"hello"'],
+        cwd=here, env=environment(here), capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stdout) == (0, "HELLO!\n"), done.stderr
+
+
+@pytest.fixture
+def up(installed: Path, here: Path) -> Iterator[str]:
+    """URL of the gateway of ``omnibus up`` with one tiny model."""
+    process = subprocess.Popen(
+        [str(installed), "up", "--port", "0", "--only", "qwen2.5-vl-tiny"],
+        cwd=here, env=environment(here), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    lines: list[str] = []
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if found := re.search(r"http://127\.0\.0\.1:\d+", line) if line.startswith("Omnibus is up") else None:
+                yield found[0]
+                break
+        else:
+            pytest.fail("".join(lines))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+
+
+def test_a_model_answers_from_the_wheel(up: str):
+    body = {"model": "qwen2.5-vl-tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+    request = urllib.request.Request(f"{up}/v1/chat/completions", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        completion = json.load(answer)
+    with urllib.request.urlopen(f"{up}/console/", timeout=60) as page:
+        console = page.read()
+
+    assert 1 <= completion["usage"]["completion_tokens"] <= 4
+    assert b"<html" in console
