@@ -3,11 +3,15 @@
 import ast
 import re
 import subprocess
+import tomllib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
+
+import omnibus
 
 ROOT = Path(__file__).parents[2]
 LONGEST, LONG = 400, 300  # lines
@@ -85,6 +89,13 @@ def test_no_file_names_a_package_registry():
             found[named(path)] = match[0].decode()
 
     assert found == {}
+
+
+def test_the_package_its_metadata_and_the_chart_have_the_same_version():
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    chart = yaml.safe_load((ROOT / "deploy/helm/omnibus/Chart.yaml").read_text())
+
+    assert {metadata["version"], chart["version"], str(chart["appVersion"])} == {omnibus.__version__}
 
 
 @pytest.mark.parametrize(
