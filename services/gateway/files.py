@@ -16,7 +16,7 @@ from secrets import token_hex
 import msgspec
 from msgspec import Struct
 
-from omnibus.errors import BadRequest, Fatal, NotFound, TooLarge
+from omnibus.errors import BadRequest, NotFound, TooLarge, storage_error
 from omnibus.settings import GatewaySettings
 from services.gateway.keep import MediaKeep
 from services.gateway.tenancy.tenant import current
@@ -67,8 +67,8 @@ class Files:
     async def put(self, data: bytes, mime: str, id: str = "") -> Ticket:
         """Keep ``data``; whoever knows the ticket's ``id`` may fetch it at any gateway that shares the directory.
 
-        ``id`` is for who had to name it before; else it is new. Raises ``TooLarge``, and ``Fatal`` when the
-        directory takes no files.
+        ``id`` is for who had to name it before; else it is new. Raises ``TooLarge``, ``StorageFull``, and ``Fatal``
+        when the directory takes no files.
         """
         if len(data) > self._largest:
             raise TooLarge(f"the file has {len(data)} bytes, {self._largest} are kept: ask for b64_json")
@@ -80,7 +80,7 @@ class Files:
         try:
             await asyncio.to_thread(self._write, ticket)
         except OSError as error:
-            raise Fatal(f"the media directory takes no files: {error.strerror}") from error
+            raise storage_error("the media directory", error) from error
         return ticket
 
     async def about(self, id: str) -> Ticket:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from omnibus.errors import Fatal, NotFound
+from omnibus.errors import NotFound, storage_error
 
 #: A content hash as it is written. Records come back from outside: nothing else may become a path.
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -36,11 +36,11 @@ class MediaKeep:
             self._writer.submit(self._write, self._root / sha256[:2] / sha256, data)
 
     async def store(self, sha256: str, data: bytes, owner: str = "") -> None:
-        """Keep ``data``; it is there when this returns. Raises ``Fatal`` when the directory takes no files."""
+        """Keep ``data``; it is there when this returns. Raises ``StorageFull``, and ``Fatal`` if it takes no files."""
         try:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._write, self._path(sha256, owner), data)
         except OSError as error:
-            raise Fatal(f"the media directory takes no files: {error.strerror}") from error
+            raise storage_error("the media directory", error) from error
 
     async def get(self, sha256: str, owner: str = "") -> bytes:
         """Raises ``NotFound`` when the content was never kept or has left."""

@@ -20,6 +20,7 @@
     │   ├── ArenaFull         503  the node's shared memory is exhausted
     │   ├── BusUnavailable    503  NATS cannot be reached
     │   ├── StoreUnavailable  503  Redis or Valkey cannot be reached
+    │   ├── StorageFull       507  the disk for media is full
     │   └── HubUnavailable    503  the Hugging Face hub cannot be reached
     └── Fatal               a defect or a broken promise: HTTP 5xx
         ├── AppFailed         500  an app failed on this request; names the app
@@ -40,6 +41,7 @@ Each error says what happened and what to do, and carries data, not only text. `
 same error as it travels on the bus and in HTTP bodies.
 """
 
+import errno
 from typing import Any, ClassVar
 
 import msgspec
@@ -171,6 +173,10 @@ class StoreUnavailable(Retryable):
     code = "store_unavailable"
 
 
+class StorageFull(Retryable):
+    code, status = "storage_full", 507
+
+
 class HubUnavailable(Retryable):
     code = "hub_unavailable"
 
@@ -253,3 +259,10 @@ def from_problem(problem: Problem) -> OmnibusError:
     if kind is Overloaded:
         return Overloaded(problem.message, retry_after=problem.retry_after or 1.0, **where)
     return kind(problem.message, **where)
+
+
+def storage_error(target: str, error: OSError) -> OmnibusError:
+    """Return the error of a failed write to ``target``: ``StorageFull`` if there is no space left, else ``Fatal``."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageFull(f"{target} is full: free space, then try again")
+    return Fatal(f"{target} takes no files: {error.strerror}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from omnibus.encoding import film
-from omnibus.errors import Fatal, Forbidden, Overloaded
+from omnibus.errors import Forbidden, Overloaded, storage_error
 from omnibus.settings import GatewaySettings
 from services.gateway.openai.videos import Variant
 from services.gateway.videos.work import gone
@@ -50,7 +50,7 @@ class Films:
         try:
             await asyncio.to_thread(self._root.mkdir, mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise Fatal(f"the media directory takes no files: {error.strerror}") from error
+            raise storage_error("the media directory", error) from error
         return self._root / f"{id}.{token_hex(4)}{_DRAFT}"
 
     async def keep(self, id: str, draft: Path, thumbnail: bytes, seconds: float) -> None:
@@ -58,7 +58,7 @@ class Films:
         try:
             await asyncio.to_thread(self._keep, id, draft, thumbnail, time.time() + seconds + _GRACE)
         except OSError as error:
-            raise Fatal(f"the media directory takes no files: {error.strerror}") from error
+            raise storage_error("the media directory", error) from error
 
     async def find(self, id: str, variant: Variant) -> Path:
         """The file of a video that is made. Raises ``NotFound``."""

@@ -18,6 +18,7 @@ from omnibus.errors import (
     ProtocolError,
     Retryable,
     StageFailed,
+    StorageFull,
     StoreUnavailable,
 )
 from omnibus.metrics import GATEWAY
@@ -162,7 +163,7 @@ class Worker:
         later = isinstance(error, Retryable | ProtocolError) and job.until > time.time()
         if error is not None and later:  # those of another build may read what this one cannot
             log.info("%s is tried again: %s", job.id, error)
-            counts = lease.begun and not isinstance(error, Overloaded)
+            counts = lease.begun and not isinstance(error, Overloaded | StorageFull)
             await self._free(job, lease.owner, getattr(error, "retry_after", _LATER), counts)
             return
         _count(job, error)

@@ -1,5 +1,6 @@
 """Frames and sound to a video file, MP4 with H.264 and AAC, written while they come. By PyAV."""
 
+import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from fractions import Fraction
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibus.errors import BadRequest, Fatal
+from omnibus.errors import BadRequest, Fatal, StorageFull
 
 MIME = "video/mp4"
 
@@ -134,7 +135,9 @@ class Film:
         try:
             yield
         except (OSError, self._av.error.FFmpegError) as error:
-            raise Fatal(f"the film cannot be written ({type(error).__name__}): is the media directory full?") from error
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageFull("the directory of the video is full: free space, then try again") from error
+            raise Fatal(f"the video cannot be written: {type(error).__name__}") from error
 
 
 def _shown(array: NDArray[Any]) -> str:

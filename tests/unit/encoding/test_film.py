@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from omnibus.encoding.film import Film
-from omnibus.errors import BadRequest, Fatal
+from omnibus.errors import BadRequest, Fatal, StorageFull
 
 RATE = 8000
 
@@ -161,6 +161,6 @@ def test_a_place_that_takes_no_files_is_said(tmp_path: Path):
 def test_a_full_disk_is_said():
     film = Film(Path("/dev/full"), 24.0)
 
-    with pytest.raises(Fatal, match="directory full"):
+    with pytest.raises(StorageFull, match="is full"):
         film.frames(np.random.default_rng(0).integers(0, 255, (64, 64, 256, 3), np.uint8))
     film.drop()

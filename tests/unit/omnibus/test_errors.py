@@ -35,6 +35,7 @@ STATUSES = {
     "arena_full": 503,
     "bus_unavailable": 503,
     "store_unavailable": 503,
+    "storage_full": 507,
     "hub_unavailable": 503,
     "internal_error": 500,
     "app_failed": 500,

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -210,19 +211,24 @@ async def test_a_job_that_cannot_be_read_stops_no_other(
     assert "cannot be taken" in caplog.text
 
 
-async def test_a_full_disk_fails_the_video_and_leaves_nothing_there(place: Studio, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(films, "token_hex", lambda _: "here")
+async def test_a_video_is_made_once_the_disk_has_room_again(
+    place: Studio, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(worker, "_LATER", 0.05)
+    caplog.set_level(logging.INFO)
+    full, names = [f"full-{number}" for number in range(worker.ATTEMPTS + 2)], map(str, count())
+    monkeypatch.setattr(films, "token_hex", lambda _: full.pop(0) if full else next(names))
     await place.first.videos.shutdown()
     id = (await asked(place.first))["id"]
     (place.media / "videos").mkdir(parents=True, exist_ok=True)
-    (place.media / "videos" / f"{id}.here.draft").symlink_to("/dev/full")
+    for name in full:
+        (place.media / "videos" / f"{id}.{name}.draft").symlink_to("/dev/full")
 
     place.first.videos.startup()
 
-    failed = await becomes(place.first, id, status="failed")
-    assert failed["error"]["code"] == "internal_error"
-    assert "is the media directory full?" in failed["error"]["message"]
-    assert place.files == []
+    await becomes(place.first, id, status="completed")
+    assert caplog.text.count(f"{id} is tried again: the directory of the video is full") == worker.ATTEMPTS + 2
+    assert not [name for name in place.files if name.endswith(".draft")]
     await place.first.emptied()
 
 
