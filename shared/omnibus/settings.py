@@ -24,9 +24,13 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class BusSettings(Settings, frozen=True):
+    """Connection to NATS, and what JetStream keeps."""
+
     area: ClassVar[str] = "BUS"
 
+    #: ``nats://host:port``, ``tls://host:port`` for TLS.
     url: str = "nats://127.0.0.1:4222"
+    #: User of the NATS server and its password; empty: those of the URL, or none.
     user: str = ""
     password: str = ""
     #: PEM file of the authority that signed the server's certificate; empty: no TLS. A certificate of this service and
@@ -34,41 +38,52 @@ class BusSettings(Settings, frozen=True):
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""
-    connect_timeout: float = 10.0  # seconds
+    #: Seconds until an attempt to connect is given up.
+    connect_timeout: float = 10.0
     #: Bytes that one message may have. Larger inputs travel by handle.
     max_payload: int = 64 * 1024
     #: Seconds that recorded invocations are kept.
     record_seconds: float = 24 * 3600.0
     #: Bytes that the record stream may take on disk.
     record_bytes: int = 1 << 30
-    #: The same of dead letters: inputs that crashed or failed an engine.
+    #: Seconds and bytes that dead letters are kept: inputs that crashed or failed an engine.
     dead_seconds: float = 7 * 24 * 3600.0
     dead_bytes: int = 64 << 20
 
 
 class StoreSettings(Settings, frozen=True):
+    """Connection to Redis or Valkey."""
+
     area: ClassVar[str] = "STORE"
 
     #: ``rediss://user:password@host:port/0`` for TLS.
     url: str = "redis://127.0.0.1:6379/0"
-    #: As those of the bus; without ``tls_ca`` the authorities of this machine are believed.
+    #: PEM file of the authority that signed the server's certificate; empty: those that this machine trusts. A
+    #: certificate of this service and its key, for a server that asks for one.
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""
     #: Signs plans and app records, which decide what code runs; the same for gateways and planners. Where it is set,
     #: those that are not signed with it are refused; empty: whatever is in the store is believed.
     secret: str = ""
+    #: Begins the names of all keys, so that several Omnibus may share a server.
     prefix: str = "omnibus"
-    timeout: float = 2.0  # seconds per command
+    #: Seconds that one command may take.
+    timeout: float = 2.0
     #: Plans that are kept: the current one and those before it.
     history: int = 100
 
 
 class SidecarSettings(Settings, frozen=True):
+    """The node's arena: read by the sidecar, and by all services that use it."""
+
     area: ClassVar[str] = "SIDECAR"
 
+    #: Unix socket at which the sidecar listens.
     socket: str = "/tmp/omnibus/sidecar.sock"
+    #: Name of this node; empty: its host name.
     node: str = ""
+    #: MiB of shared memory for tensors.
     arena_mib: int = 256
     #: Overwrite freed blocks with zeros: slower, for nodes that several tenants share.
     clear: bool = False
@@ -79,8 +94,11 @@ class SidecarSettings(Settings, frozen=True):
 
 
 class GatewaySettings(Settings, frozen=True):
+    """HTTP, limits, records, media, tenants and apps."""
+
     area: ClassVar[str] = "GATEWAY"
 
+    #: Address and port at which HTTP requests are taken.
     host: str = "127.0.0.1"
     port: int = 8000
     #: PEM files of this server's certificate and its key; empty: plain HTTP.
@@ -113,7 +131,7 @@ class GatewaySettings(Settings, frozen=True):
     #: ``full``: inputs and media are kept, so that replay is exact. ``stages``: also what nodes pass to each other, so
     #: that a replay may begin at any of them; it costs memory and time. ``digest``: sizes and digests only.
     record: str = "full"
-    #: What dead letters keep of inputs, in the same words.
+    #: What dead letters keep of inputs: ``full``, ``stages`` or ``digest``, as ``record``.
     deadletters: str = "digest"
     #: What is retained of running requests, so that a lost stage begins again without those before it. ``auto``: what
     #: stages on other executors read, and checkpoints of images and videos. ``all``: also what is read on the same
@@ -125,8 +143,9 @@ class GatewaySettings(Settings, frozen=True):
     quarantine: float = 600.0
     #: Directory of recorded media, by content hash; empty: none is kept.
     media_dir: str = ""
+    #: Bytes of recorded media that are kept; the oldest are removed first.
     media_bytes: int = 1 << 30
-    #: Seconds that files are kept which clients were given a URL of, below the same directory; bytes of one, and of
+    #: Seconds that files are kept which clients were given a URL of, below ``media_dir``; bytes of one, and of
     #: all of them. When there are more, the oldest of the tenant that has most leave.
     file_seconds: float = 3600.0
     file_largest: int = 64 << 20
@@ -155,7 +174,7 @@ class GatewaySettings(Settings, frozen=True):
     #: Their requests are kept in the store until their deadline; no longer ones than so many bytes.
     continue_streams: str = "requested"
     continue_bytes: int = 256 << 10
-    #: What those URLs begin with, as ``https://api.example.com``; empty: what the client called this gateway.
+    #: Begins the URLs of files, as ``https://api.example.com``; empty: what the client called this gateway.
     public_url: str = ""
     #: Kept embeddings of media are shared by gateways with the same salt alone. Else the time that a request
     #: takes would tell one tenant that another one has sent the same file.
@@ -190,6 +209,8 @@ class GatewaySettings(Settings, frozen=True):
 
 
 class PlannerSettings(Settings, frozen=True):
+    """Declared models, and when a plan is changed."""
+
     area: ClassVar[str] = "PLANNER"
 
     #: JSON file that declares the models and their deployments; empty: apps bring all there is.
@@ -218,6 +239,7 @@ class KubernetesSettings(Settings, frozen=True):
 
     area: ClassVar[str] = "KUBERNETES"
 
+    #: URL of the API server.
     url: str = "https://kubernetes.default.svc"
     #: Directory with the ``token``, ``ca.crt`` and ``namespace`` of the service account.
     account: str = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -231,24 +253,29 @@ class KubernetesSettings(Settings, frozen=True):
     owner: str = ""
     #: Lease that the one planner holds which starts and stops executors; empty: the release's name.
     lease: str = ""
-    timeout: float = 10.0  # seconds per request
+    #: Seconds that a request to the API server may take.
+    timeout: float = 10.0
     #: Seconds between two looks at what runs when nothing changes.
     resync: float = 30.0
 
 
 class ExecutorSettings(Settings, frozen=True):
+    """One executor. Under ``omnibus up`` and in a cluster most of them are set by the plan."""
+
     area: ClassVar[str] = "EXECUTOR"
 
     #: Unique id of this replica; empty: made from model, option and a random tail.
     id: str = ""
+    #: Name of the model in the plan, and its family.
     model: str = ""
     family: str = ""
     #: A directory, or an id of the Hugging Face hub that its cache has, ``Qwen/Qwen2.5-VL-7B-Instruct``.
     checkpoint: str = ""
     #: Whether an id whose checkpoint is not there is downloaded when the executor starts. Off: it does not start.
     download: bool = False
-    #: Seconds that this may take.
+    #: Seconds that the download may take.
     download_seconds: float = 3600.0
+    #: Name of the option that it runs.
     option: str = ""
     #: What tells it from executors of other plans that do not do the same; empty: it stands for any.
     origin: str = ""
@@ -264,6 +291,7 @@ class ExecutorSettings(Settings, frozen=True):
     engine: str = "services.engines:transformers"
     #: JSON file with the times and sizes that a simulated executor follows; empty: ``checkpoint`` is that file.
     profile: str = ""
+    #: Device of torch, and the type of weights and activations.
     device: str = "cpu"
     dtype: str = "float32"
     #: CPU threads per engine; 0: the library's choice.
@@ -299,19 +327,24 @@ class VllmSettings(Settings, frozen=True):
     kv_mib: int = 0
     #: Share of a GPU's memory for weights, activations and KV cache.
     memory: float = 0.9
+    #: GPUs that the model is split over.
     tensor_parallel: int = 1
     #: Leave out compilation and CUDA graphs: a faster start, slower steps. Always so on a CPU.
     eager: bool = False
 
 
 class ServiceSettings(Settings, frozen=True):
+    """Settings that all services have."""
+
     area: ClassVar[str] = "SERVICE"
 
     #: Port of the metrics and health endpoint; 0: none, or a free one where ``metrics_dir`` is set.
     metrics_port: int = 0
     #: Directory in which the service says where that is, in a file as Prometheus reads them (``file_sd_configs``).
     metrics_dir: str = ""
+    #: Address of that endpoint.
     metrics_host: str = "127.0.0.1"
+    #: Least severity that is logged: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``.
     log_level: str = "INFO"
     #: Seconds a stopping service may take to finish what it has accepted. Unset: 30 for a gateway, whose answers take
     #: longest, and 10 for every other service.

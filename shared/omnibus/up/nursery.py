@@ -36,7 +36,7 @@ _BACKLOG = 128
 
 
 class UpSettings(Settings, frozen=True):
-    """Settings for running processes on one machine."""
+    """Processes of ``omnibus up``."""
 
     area: ClassVar[str] = "UP"
 
