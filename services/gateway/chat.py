@@ -238,7 +238,7 @@ def _voice(request: ChatRequest, model: ModelPlan | None) -> str:
 
 def _chosen(name: str, model: ModelPlan, called: str) -> str:
     if not model.speaks:
-        raise BadRequest(f"{called} does not speak", param="model")
+        raise BadRequest(f"{called} has no audio output", param="model")
     if name in model.voices or not model.voices:
         return name
     if name in OPENAI_VOICES:

@@ -104,7 +104,7 @@ class Files:
             raise _gone() from None
 
     async def remove(self, id: str) -> None:
-        """Make ``id`` good for nothing. Raises ``NotFound``."""
+        """Revoke ``id``. Raises ``NotFound``."""
         await self.about(id)
         with suppress(OSError):
             await asyncio.to_thread((self._tickets / id).unlink)
@@ -158,4 +158,4 @@ def _digest(data: bytes) -> str:
 
 
 def _gone() -> NotFound:
-    return NotFound("there is no such file: its id is wrong, or it was kept long enough", param="file_id")
+    return NotFound("file not found: unknown or expired id", param="file_id")

@@ -45,7 +45,7 @@ class Painters:
         """Send a wish on its way; returns the results, which are still to be read.
 
         ``wish`` has the fields of ``DrawInput`` that were said. Raises ``BadRequest`` for one that the model
-        cannot be told, and whatever ``Run.submit`` raises, with ``param`` in a client's words.
+        does not support, and whatever ``Run.submit`` raises, with ``param`` in a client's words.
         """
         task = self.task(run.model)
         check_count(run.model, task, len(images))
@@ -136,5 +136,7 @@ def _refused(model: str, error: ValidationError) -> BadRequest:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     name = str(first["loc"][0]) if first["loc"] else ""
     if first["type"] == "extra_forbidden":
-        return BadRequest(f"{model} cannot be told {name!r}: leave it out", param=_CALLED.get(name, name))
+        return BadRequest(
+            f"{model} does not support the parameter {name!r}: leave it out", param=_CALLED.get(name, name)
+        )
     return BadRequest(f"{name}: {first['msg']}", param=_CALLED.get(name, name))

@@ -79,6 +79,6 @@ def references(request: ChatRequest) -> Iterator[tuple[int, str]]:
 def forgotten(index: int) -> BadRequest:
     """Nobody knows what was said in message ``index``."""
     return BadRequest(
-        "No earlier answer has this audio id, or it was kept long enough: send its transcript as content.",
+        "Unknown or expired audio id: send the transcript of that answer as content.",
         param=f"messages[{index}].audio.id",
     )

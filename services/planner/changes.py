@@ -189,7 +189,7 @@ class Changes:
             return min(found.look, time.monotonic() + LEASE / 3)
         if stand.staged:
             faults = "; ".join([*aim.faults, *found.faults])
-            log.info("staged plan %d is given up: %s", stand.staged, faults or "nobody wants it")
+            log.info("staged plan %d is dropped: %s", stand.staged, faults or "it is no longer requested")
             await self._store.unstage_plan(self._me)
             self._staged = (0, None)
         self._pending = False

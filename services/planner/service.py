@@ -192,4 +192,4 @@ def _stamp(path: str) -> object:
 
 def _stopped(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        log.error("this planner follows no change any more: start it again", exc_info=task.exception())
+        log.error("a background task of the planner failed: restart the planner", exc_info=task.exception())

@@ -107,7 +107,7 @@ def checked(body: bytes) -> bytes:
         body.decode()
         msgspec.json.decode(body, type=msgspec.Raw)
     except UNREADABLE as error:
-        raise ProtocolError(f"an answer is no JSON: {error}") from error
+        raise ProtocolError(f"the answer is not valid JSON: {error}") from error
     if b"\n" in body or b"\r" in body:
         raise ProtocolError("an answer has several lines: it would break the stream that carries it")
     return body

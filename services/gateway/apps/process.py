@@ -221,7 +221,7 @@ class Process:
 
     def _lost(self, error: OmnibusError | None) -> None:
         if error is not None:
-            log.error("app %s is ended, for it spoke strangely: %s", self.name, error)
+            log.error("killing the worker of app %s after a protocol violation: %s", self.name, error)
             self.kill(f"it sent what no app sends ({error})"[:300])
         elif not self.gone.is_set():
             # Nothing can be said to it any more; it is on its way out, and must not stay there.

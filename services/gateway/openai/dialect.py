@@ -85,7 +85,7 @@ def _object(body: bytes) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
     if not isinstance(found, dict):
-        raise BadRequest("The request body is no JSON object.")
+        raise BadRequest("The request body must be a JSON object.")
     return found
 
 
@@ -110,7 +110,7 @@ def _pictures(said: dict[str, Any]) -> None:
         value = said.pop(name, None)
         if value is not None and isinstance(wish, dict):
             if called in wish:
-                raise BadRequest(f"'{name}' is said twice: send it once.", param=name)
+                raise BadRequest(f"Duplicate field '{name}': send it once.", param=name)
             wish[called] = value
 
 
@@ -160,7 +160,7 @@ def _those(stage: dict[str, Any]) -> dict[str, Any]:
 def _add(said: dict[str, Any], more: dict[str, Any]) -> None:
     for name, value in more.items():
         if said.setdefault(name, value) != value:
-            raise BadRequest(f"'{name}' is said twice, and differs.", param="sampling_params_list")
+            raise BadRequest(f"'{name}' has two different values.", param="sampling_params_list")
 
 
 def _media(said: dict[str, Any]) -> None:

@@ -103,7 +103,7 @@ def _rest_of_chat() -> dict[str, Any]:
     rest = {"description": "The events after that one.", "content": _events("ChatCompletionChunk")}
     failures = {status: _failure(text) for status, text in _FAILURES.items()}
     failures |= {
-        "404": _failure("No streamed answer has this token, or it was kept long enough."),
+        "404": _failure("No streamed answer has this token, or it has expired."),
         "409": _failure("The answer is continued on another connection."),
         "502": _failure("The answer came out differently: send the request again."),
     }
@@ -176,7 +176,7 @@ def _models() -> dict[str, Any]:
 
 def _files() -> dict[str, Any]:
     bytes_ = {"description": "The file.", "content": {"application/octet-stream": {"schema": _FILE}}}
-    gone = {"404": _failure("There is no such file, or it was kept long enough.")}
+    gone = {"404": _failure("The file was not found, or has expired.")}
     about = {"description": "About the file.", "content": _json("FileObject")}
     removed = {"description": "It is gone.", "content": _json("FileDeleted")}
     return {
@@ -193,7 +193,7 @@ def _files() -> dict[str, Any]:
 
 
 def _videos() -> dict[str, Any]:
-    gone = {"404": _failure("There is no such video, or it was kept long enough.")}
+    gone = {"404": _failure("The video was not found, or has expired.")}
     job = {"description": "The video, and how far it is.", "content": _json("Video")}
     page = {"description": "Videos in the order in which they were asked for.", "content": _json("VideoList")}
     removed = {"description": "It is gone; if it was being made, that has stopped.", "content": _json("VideoDeleted")}

@@ -90,7 +90,7 @@ async def _send(sending: Sending, run: Run, request: ChatRequest, made: Drawn, s
 def _asked(request: ChatRequest) -> tuple[str, list[MediaRef]]:
     """The prompt, and the pictures that go with it."""
     if not any(isinstance(message, UserMessage) for message in request.messages):
-        raise BadRequest("A picture is made of what a user says: send a message of one.", param="messages")
+        raise BadRequest("Image generation needs at least one user message.", param="messages")
     messages, refs = conversation(request)
     for ref in refs:
         if ref.modality != "image":
@@ -102,7 +102,7 @@ def _asked(request: ChatRequest) -> tuple[str, list[MediaRef]]:
             said.append(words)
         elif words.strip() or given.audio is not None:
             raise BadRequest(
-                "A picture is made of what users say: leave answers in words out.", param=f"messages[{place}]"
+                "Image generation does not accept assistant messages with text.", param=f"messages[{place}]"
             )
     prompt = "\n".join(each for each in said if each.strip())
     if not prompt:

@@ -56,7 +56,7 @@ class Speech(Route):
     async def _speak(self, wanted: SpeechRequest, pinned: str, sending: Sending) -> None:
         if self.apps is not None and self.apps.app(wanted.model):
             raise BadRequest(
-                f"{wanted.model} is an app's, which says words of its own: ask it in a chat", param="model"
+                f"{wanted.model} is an app, which has no text-to-speech: use chat completions", param="model"
             )
         run = self._chat.open(wanted.model, wanted.seed, pinned)
         sending.model = wanted.model

@@ -125,7 +125,7 @@ def _request(model: str, task: CompositeTask, wish: dict[str, Any]) -> BaseModel
         name = str(first["loc"][0]) if first["loc"] else ""
         param = _CALLED.get(name, name)
         if first["type"] == "extra_forbidden":
-            raise BadRequest(f"{model} cannot be told {name!r}: leave it out", param=param) from None
+            raise BadRequest(f"{model} does not support the parameter {name!r}: leave it out", param=param) from None
         raise BadRequest(f"{name}: {first['msg']}", param=param) from None
     return made
 

@@ -94,7 +94,7 @@ def check(id: str) -> str:
 
 
 def gone() -> NotFound:
-    return NotFound("there is no such video: its id is wrong, or it was kept long enough", param="video_id")
+    return NotFound("video not found: unknown or expired id", param="video_id")
 
 
 def _fault(outcome: bytes) -> VideoFault:

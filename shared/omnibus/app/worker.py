@@ -67,7 +67,7 @@ class Worker:
     def _lost(self, error: OmnibusError | None) -> None:
         """Without a gateway there is nothing left to do, and nobody to hear of it."""
         if error is not None:
-            log.error("the gateway spoke strangely: %s", error)
+            log.error("protocol error from the gateway: %s", error)
         if not self._stop.is_set():
             os._exit(1)
 

@@ -74,7 +74,7 @@ def _json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except ValueError as error:
-        raise Fatal("what answers there is no gateway of Omnibus: it sends no JSON") from error
+        raise Fatal("the server is not an Omnibus gateway: its response is not JSON") from error
 
 
 def _refusal(refused: urllib.error.HTTPError) -> OmnibusError:

@@ -45,7 +45,7 @@ def _add_keys(commands: Any) -> None:
     )
     create = own.add_parser("create", help="make a key for a tenant; prints it once")
     listed = own.add_parser("list", help="the keys there are, without what they are")
-    revoke = own.add_parser("revoke", help="make a key good for nothing")
+    revoke = own.add_parser("revoke", help="revoke a key")
     create.add_argument("tenant", metavar="TENANT", help="whose it is; keys of one tenant share its place")
     add = create.add_argument
     add("--weight", type=float, default=1.0, help="share of the GPU-seconds when others wait too (default 1)")

@@ -27,7 +27,7 @@ async def keys_of(options: argparse.Namespace) -> int:
             _say_new(key, record, options)
         elif options.keys_command == "revoke":
             gone = await store.drop_key(options.id)
-            print(_json(gone) if options.json else f"the key {gone.id} of {gone.tenant} is good for nothing any more")
+            print(_json(gone) if options.json else f"the key {gone.id} of {gone.tenant} is revoked")
         else:
             _list(sorted((await store.keys()).values(), key=lambda each: (each.tenant, each.created)), options)
     finally:

@@ -42,7 +42,7 @@ class Keys(Connection):
         return found[0]
 
     async def keys(self) -> dict[str, KeyRecord]:
-        """All keys by their hash. One that this build cannot read is logged and good for nothing."""
+        """All keys by their hash. One that this build cannot read is logged and not valid."""
         return (await self._read_keys())[1]
 
     async def key_changes(self) -> AsyncIterator[dict[str, KeyRecord]]:

@@ -136,11 +136,11 @@ class Thinker(Decoder, ABC):
 
     def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
         """This family has no talker: always ``BadRequest``."""
-        raise errors.BadRequest("this model does not speak; ask for text", param="modalities")
+        raise errors.BadRequest("this model has no audio output; request text", param="modalities")
 
     def talker_row(self, inputs: Tensor, hidden: Tensor) -> Tensor:
         """This family has no talker: always ``BadRequest``."""
-        raise errors.BadRequest("this model does not speak; ask for text", param="modalities")
+        raise errors.BadRequest("this model has no audio output; request text", param="modalities")
 
     # What families differ in
 

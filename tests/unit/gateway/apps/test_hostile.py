@@ -41,10 +41,10 @@ PLAIN = "async def serve(request):\n"
         ("wire.Submit(1, -1, SEGMENT)", "segment -1 comes"),
         ("wire.Submit(1, 5, SEGMENT), wire.Submit(1, 5, SEGMENT)", "segment 5 comes twice"),
         ("wire.Answer(1, b'1'), wire.Answer(1, b'2')", "answered twice"),
-        ("wire.Answer(1, b'{')", "an answer is no JSON"),
-        ("wire.Answer(1, b'\"\\xff\"')", "an answer is no JSON"),
+        ("wire.Answer(1, b'{')", "the answer is not valid JSON"),
+        ("wire.Answer(1, b'\"\\xff\"')", "the answer is not valid JSON"),
         ("wire.Answer(1, b'[1,\\n2]')", "an answer has several lines"),
-        ("wire.Part(1, b'1 2')", "an answer is no JSON"),
+        ("wire.Part(1, b'1 2')", "the answer is not valid JSON"),
         (
             "wire.Part(1, b'\"' + b'x' * 200_000 + b'\"'), wire.Part(1, b'\"' + b'x' * 200_000 + b'\"')",
             "faster than they are taken",
