@@ -15,7 +15,7 @@ import omnibus
 
 ROOT = Path(__file__).parents[2]
 LONGEST, LONG = 400, 300  # lines
-PYTHON = sorted(path for room in ("shared", "services", "tests") for path in (ROOT / room).rglob("*.py"))
+PYTHON = sorted(path for room in ("shared", "services", "tools", "tests") for path in (ROOT / room).rglob("*.py"))
 SOURCE = [path for path in PYTHON if "tests" not in path.relative_to(ROOT).parts]
 
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}

@@ -11,9 +11,11 @@ from safetensors import safe_open
 
 from omnibus import errors
 from omnibus_models import world
-from omnibus_models.world import listening, looking, omni, painter, scenes, sounds, storing, talks
-from omnibus_models.world.training import __main__ as making
+from omnibus_models.world import listening, looking, scenes, sounds, storing, talks
 from tests import models_oracle as oracle
+from tools.world_training import __main__ as making
+from tools.world_training import omni
+from tools.world_training import painter_model as painter
 
 UNSEEN = scenes.unseen()
 _LARGEST = 6 * 1024**2  # bytes of all weights together

@@ -9,10 +9,11 @@ import torch
 
 from omnibus_models.families import qwen2_5_omni
 from omnibus_models.families.qwen_image import SKIPPED, TEMPLATE
-from omnibus_models.world import omni, painter, scenes, sounds, talks
-from omnibus_models.world.training import loop, pools, thinker, vae, vocoder
-from omnibus_models.world.training.painter import Reader
-from omnibus_models.world.training.talker import Lesson
+from omnibus_models.world import scenes, sounds, talks
+from tools.world_training import loop, omni, pools, thinker, vae, vocoder
+from tools.world_training import painter_model as painter
+from tools.world_training.painter import Reader
+from tools.world_training.talker import Lesson
 
 FAMILY = qwen2_5_omni.FAMILY
 

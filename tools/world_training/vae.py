@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from omnibus_models.world import scenes
-from omnibus_models.world.training import loop, pools
+from tools.world_training import loop, pools
 
 STEPS, BATCH, RATE = 2500, 32, 3e-3
 _CROP = 32  # pixels on a side: so small that steps are quick, and nothing looks farther

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from omnibus_models.world import omni, scenes, sounds
-from omnibus_models.world.training import loop, thinker
-from omnibus_models.world.training.thinker import Batch
+from omnibus_models.world import scenes, sounds
+from tools.world_training import loop, omni, thinker
+from tools.world_training.thinker import Batch
 
 STEPS, BATCH, RATE = 1300, 24, 2e-3
 _SIZES = (4_000, 400)  # pictures and sounds

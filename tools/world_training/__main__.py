@@ -1,4 +1,4 @@
-"""``python -m omnibus_models.world.training DIR``: make both checkpoints; what is in ``DIR`` is not made again."""
+"""``python -m tools.world_training DIR``: make both checkpoints; what is in ``DIR`` is not made again."""
 
 import argparse
 from collections.abc import Callable, Container, Iterable
@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from omnibus_models.world import omni, painter, storing
-from omnibus_models.world.training import loop, talker, thinker, vae, vocoder
-from omnibus_models.world.training import painter as painting
+from omnibus_models.world import storing
+from tools.world_training import loop, omni, talker, thinker, vae, vocoder
+from tools.world_training import painter as painting
+from tools.world_training import painter_model as painter
 
 _THREADS = 1  # sums are rounded by how they are shared out, so another number makes other weights
 
@@ -41,7 +42,7 @@ def steps(parts: Iterable[str]) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="omnibus_models.world.training", description="Train the small models.")
+    parser = argparse.ArgumentParser(prog="tools.world_training", description="Train the small models.")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=[*SPEAKING, *PAINTING], action="append", help="parts, to train some at once")

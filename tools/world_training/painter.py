@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from omnibus_models.families.qwen_image import SKIPPED, TEMPLATE
-from omnibus_models.world import painter, scenes, talks
-from omnibus_models.world.training import loop, pools, vae
+from omnibus_models.world import scenes, talks
+from tools.world_training import loop, pools, vae
+from tools.world_training import painter_model as painter
 
 STEPS, BATCH, RATE = 4000, 48, 1.5e-3
 POLISHING, POLISHING_RATE = 1200, 1e-3

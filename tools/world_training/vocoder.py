@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from omnibus_models.world import omni, sounds
-from omnibus_models.world.training import loop
+from omnibus_models.world import sounds
+from tools.world_training import loop, omni
 
 STEPS, BATCH, RATE = 1500, 8, 1.5e-3
 SOUND_STEPS, SOUND_BATCH, SOUND_RATE = 800, 4, 2e-3

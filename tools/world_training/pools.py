@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omnibus_models.world import omni, scenes, sounds, talks
+from omnibus_models.world import scenes, sounds, talks
 from omnibus_models.world.scenes import Scene
+from tools.world_training import omni
 
 _NOISE = 8.0  # most deviation of noise over a whole picture, of 255
 

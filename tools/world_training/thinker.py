@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from omnibus_models.contract import Encoded
 from omnibus_models.families import qwen2_5_omni
-from omnibus_models.world import omni, scenes, talks
+from omnibus_models.world import scenes, talks
 from omnibus_models.world.scenes import Scene
 from omnibus_models.world.talks import Talk
-from omnibus_models.world.training import loop, pools
+from tools.world_training import loop, omni, pools
 
 BATCH, RATE = 48, 2e-3
 _PARTS = 3  # of a batch

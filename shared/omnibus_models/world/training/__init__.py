@@ -1,1 +1,0 @@
-"""Training of the models of the small world, from nothing but seeds: ``python -m omnibus_models.world.training``."""

@@ -1,0 +1,1 @@
+"""Programs that make what the project ships. They are not part of the package."""
