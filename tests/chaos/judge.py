@@ -25,6 +25,8 @@ class Bounds:
     frozen_seconds: float = 30.0
     #: Seconds after a fault of a gateway in which its connections may break, or be refused.
     gateway_seconds: float = 20.0
+    #: Seconds that a gateway which is asked to end answers what it has, before it ends and starts again.
+    drain_seconds: float = 30.0
     #: Growth in the second half of a run, per process, and the least length of a run that is judged by memory.
     growth_bytes: int = 64 << 20
     growth_descriptors: int = 32
@@ -113,6 +115,7 @@ def gateway_hit(outcome: Outcome, events: Sequence[Event], bounds: Bounds) -> bo
         if event.gateway != outcome.gateway or event.skipped:
             continue
         until = event.at + event.seconds + bounds.gateway_seconds
+        until += bounds.drain_seconds if event.verb == "term" else 0.0
         meanwhile = event.at <= outcome.end and outcome.begin <= until
         if meanwhile and (event.verb != "term" or outcome.broken == REFUSED or outcome.begin > event.at):
             return True

@@ -94,6 +94,10 @@ def test_a_gateway_that_is_asked_to_end_answers_what_it_has():
     ]
     late = replace(GOOD, begin=10.3, end=10.4, status=0, broken=REFUSED)
     assert promises(record(late, replace(GOOD, begin=20.0, end=21.0), events=[term])) == []
+    drained = replace(late, begin=10.2 + 45, end=10.3 + 45)  # it had answers to finish, then it started again
+    assert promises(record(drained, replace(GOOD, begin=20.0, end=21.0), events=[term])) == []
+    gone = replace(late, begin=10.2 + 55, end=10.3 + 55)
+    assert promises(record(gone, replace(GOOD, begin=20.0, end=21.0), events=[term])) == ["no untyped error"]
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,8 @@ class Host:
 
     def _call(self, run: Runs, body: bytes, kind: str, issued: frozenset[bytes]) -> Call:
         process = self._process
-        if process is None or self._draining:
+        # A worker that is gone has failed its requests already, and would never fail one more.
+        if process is None or process.gone.is_set() or self._draining:
             state = "is being replaced" if self._draining else "starts again after a crash"
             raise StageUnavailable(f"the app {self._name} {state}: try again in a moment", stage=self._name)
         call = Call(process, run, kind, issued, self._rules.cancel_within)

@@ -105,6 +105,18 @@ async def test_a_worker_that_is_killed_starts_again_and_only_its_requests_fail(t
         assert hung.pid != pid
 
 
+async def test_a_request_that_comes_as_the_worker_ends_does_not_wait_for_its_deadline(tmp_path):
+    async with hosted(written(tmp_path, ECHO)) as host:
+        process = host._process
+        os.kill(host.pid, signal.SIGKILL)
+        while not process.gone.is_set():  # the keeper of the worker learns of it one turn of the loop later
+            await asyncio.sleep(0)
+
+            if process.gone.is_set():
+                with pytest.raises(StageUnavailable, match="starts again"):
+                    host.invoke(Abacus(), b"1")
+
+
 async def test_a_worker_that_starts_again_serves_what_its_file_says_now(tmp_path):
     source = written(tmp_path, ECHO)
     async with hosted(source) as host:
