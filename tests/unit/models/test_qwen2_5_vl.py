@@ -203,7 +203,7 @@ def test_a_model_without_a_talker_does_not_speak(vl_parts: dict[str, Any]) -> No
     prefill = thinker.assemble(thinker.prompt([user(text("hello"))]), [])
 
     assert not thinker.speaks
-    with pytest.raises(BadRequest, match="speak"):
+    with pytest.raises(BadRequest, match="no audio output"):
         thinker.talker_prompt(prefill, prefill.inputs, "Chelsie")
-    with pytest.raises(BadRequest, match="speak"):
+    with pytest.raises(BadRequest, match="no audio output"):
         thinker.talker_row(prefill.inputs, prefill.inputs)
