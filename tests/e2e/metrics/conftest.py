@@ -128,11 +128,14 @@ async def _streamed(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
 async def _lost(system: System, http: httpx.AsyncClient) -> None:
     """One of two thinkers dies in the middle of a long answer, which the other one finishes."""
     pids = await system.whole()
+    first = next(pids[id] for id in sorted(pids) if "-L-" in id)
+    process = next(one for one in system.processes() if one.pid == first)
     long = [ask(f"tell me of {number}") for number in range(INFLIGHT)]
     begun = asyncio.Event()
 
     async def tell(one: Question) -> None:
-        body = {**wanted(one), "max_tokens": 200, "modalities": ["text"], "audio": None, "stream": True}
+        text = {"modalities": ["text"], "audio": None, "max_tokens": 1000, "ignore_eos": True}
+        body = {**wanted(one), **text, "stream": True}
         async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
             async for line in answer.aiter_lines():
                 if '"content":"' in line and '"content":""' not in line:
@@ -142,9 +145,6 @@ async def _lost(system: System, http: httpx.AsyncClient) -> None:
         for one in long:
             group.create_task(tell(one))
         await begun.wait()
-        [process] = [
-            one for one in system.processes() if one.pid == next(pids[id] for id in sorted(pids) if "-L-" in id)
-        ]
         process.kill()
     await system.whole()
 

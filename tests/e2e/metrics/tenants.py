@@ -82,7 +82,7 @@ async def _full(system: System) -> None:
 @contextlib.asynccontextmanager
 async def _held(system: System, tenant: str) -> AsyncIterator[httpx.AsyncClient]:
     """A long answer to ``tenant`` that has begun; it is given up in the end. What it was asked through."""
-    body = {**_text("tell me all of it"), "max_tokens": LONG, "stream": True}
+    body = {**_text("tell me all of it"), "max_tokens": LONG, "ignore_eos": True, "stream": True}
     async with door(system, tenant) as http, http.stream("POST", CHAT, json=body) as answer:
         assert answer.status_code == 200
         lines = answer.aiter_lines()  # whoever lets go of it leaves
