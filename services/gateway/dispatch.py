@@ -192,16 +192,16 @@ class Dispatcher:
     def stop(self, invocation: str, executors: Iterable[str]) -> None:
         """End what another gateway sent to ``executors`` and did not live to end. Ending twice is harmless."""
         end = End(invocation, "cancelled", ATTEMPTS)
-        self._tell(end, ((executor, end) for executor in executors))
+        self._publish_end(end, ((executor, end) for executor in executors))
 
     def _end(self, running: Running, status: str) -> None:
         """Tell the executors that may still hold something, and whoever watches."""
         invocation = running.invocation
         holders = () if status == "done" and running.reported else dict.fromkeys(invocation.route)
         over = End(invocation.id, status, invocation.attempt)
-        self._tell(over, ((executor, over) for executor in holders))
+        self._publish_end(over, ((executor, over) for executor in holders))
 
-    def _tell(self, over: End, holders: Iterable[tuple[str, End]]) -> None:
+    def _publish_end(self, over: End, holders: Iterable[tuple[str, End]]) -> None:
         try:
             for executor, end in holders:
                 (frame,) = messages.frames([messages.encode(end)], self._limit)
@@ -344,7 +344,7 @@ class Dispatcher:
         GATEWAY.moved.labels(reason).inc()
         GATEWAY.restarts.labels("again").inc(len(again))
         GATEWAY.restarts.labels("spared").inc(len(running.attempts) - len(again))
-        self._tell(End(running.id, "moved", running.invocation.attempt), self._restarts.end(running, again))
+        self._publish_end(End(running.id, "moved", running.invocation.attempt), self._restarts.end(running, again))
         running.moved(route, again, resumes=self.retention.policy != OFF)
         self._restarts.reset(running, again)
         log.info("%s moves to attempt %d: %s", running.id, running.invocation.attempt, error)

@@ -69,11 +69,11 @@ class PrefillRunner(_Half):
         # Its slot is free by now: who waits for memory of the arena must not keep a decode from making room there.
         if first.finish is None:  # before the start: who has heard of that may give the cache a slot
             await put_cache(job, *sequence.goes)
-        await _tell(job, asked, first, resumed, None)
+        await _send_start(job, asked, first, resumed, None)
 
     async def _hand_over(self, job: Job, asked: Asked, first: Step, resumed: int) -> None:
         with self._core.paused(job.invocation, asked.sequence) as paused:
-            await _tell(job, asked, first, resumed, paused.number)
+            await _send_start(job, asked, first, resumed, paused.number)
             await paused.taken.wait()
 
 
@@ -141,7 +141,7 @@ class DecodeRunner(_Half):
         return sequence, finish
 
 
-async def _tell(job: Job, asked: Asked, first: Step, resumed: int, here: int | None) -> None:
+async def _send_start(job: Job, asked: Asked, first: Step, resumed: int, here: int | None) -> None:
     sequence = asked.sequence
     start = Start(
         length=sequence.length,

@@ -261,8 +261,13 @@ def from_problem(problem: Problem) -> OmnibusError:
     return kind(problem.message, **where)
 
 
+def out_of_space(error: OSError) -> bool:
+    """Return True if a write failed because the disk, or the share of it that this user has, is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def storage_error(target: str, error: OSError) -> OmnibusError:
     """Return the error of a failed write to ``target``: ``StorageFull`` if there is no space left, else ``Fatal``."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if out_of_space(error):
         return StorageFull(f"{target} is full: free space, then try again")
     return Fatal(f"{target} takes no files: {error.strerror}")

@@ -50,10 +50,10 @@ class VllmPrefillRunner(VllmPart):
         take = core.take(stream, voice)
         first, *steps = await self._begin(job, asked, take)
         if first.finish is not None:
-            await self._tell(job, asked, first.token, first.finish, None)
+            await self._send_start(job, asked, first.token, first.finish, None)
             return
         with core.going(job.invocation, take, steps, held) as going:
-            await self._tell(job, asked, first.token, None, going.number)
+            await self._send_start(job, asked, first.token, None, going.number)
             await going.taken.wait()
 
     async def _go(self, job: Job, asked: Asked, held: AsyncExitStack) -> None:
@@ -70,7 +70,7 @@ class VllmPrefillRunner(VllmPart):
         if finish is None:  # before the start: who has heard of that may give the cache room
             cache = await core.hands(_given, memory, core.engine.layout, len(asked.order.ids))
             await put_cache(job, {}, cache)
-        await self._tell(job, asked, first.token, finish, None)
+        await self._send_start(job, asked, first.token, finish, None)
 
     async def _begin(self, job: Job, asked: Asked, take: Take) -> Sequence[Step]:
         with self._inside():
@@ -79,7 +79,7 @@ class VllmPrefillRunner(VllmPart):
             await begin(job, asked.order.voice.layout, steps[0].side)
         return steps
 
-    async def _tell(self, job: Job, asked: Asked, token: int, finish: str | None, here: int | None) -> None:
+    async def _send_start(self, job: Job, asked: Asked, token: int, finish: str | None, here: int | None) -> None:
         core, order = self._core, asked.order
         start = Start(
             length=len(order.ids),

@@ -1,6 +1,5 @@
 """Frames and sound to a video file, MP4 with H.264 and AAC, written while they come. By PyAV."""
 
-import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from fractions import Fraction
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibus.errors import BadRequest, Fatal, StorageFull
+from omnibus.errors import BadRequest, Fatal, StorageFull, out_of_space
 
 MIME = "video/mp4"
 
@@ -135,7 +134,7 @@ class Film:
         try:
             yield
         except (OSError, self._av.error.FFmpegError) as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if out_of_space(error):
                 raise StorageFull("the directory of the video is full: free space, then try again") from error
             raise Fatal(f"the video cannot be written: {type(error).__name__}") from error
 

@@ -49,27 +49,34 @@ def guarded_url(tmp_path_factory: pytest.TempPathFactory, run_server) -> Iterato
 # Reply subjects: whoever sends a message chooses the subject of its answer
 
 
+async def answer_itself(bus: NatsBus, own: str, forged: str) -> None:
+    """Send a message to ``own``, which ``bus`` may read, with a reply subject of its choice, and answer it there."""
+    received = asyncio.Event()
+    await bus.subscribe(own, lambda _: received.set())
+    bus.publish(own, b"{}", reply=forged)
+    async with asyncio.timeout(SECONDS):
+        await received.wait()
+    bus.publish(forged, b"{}")
+    await bus._settle(5)
+
+
+def refusals(caplog: pytest.LogCaptureFixture, subject: str) -> list[str]:
+    """Log messages that say that nothing may be published to ``subject``."""
+    found = "permissions violation for publish"
+    return [text for text in caplog.messages if found in text.lower() and subject.lower() in text.lower()]
+
+
 @pytest.mark.parametrize("forged", FORGED)
 @pytest.mark.parametrize("user", ["encoder", "llm", "generator"])
 async def test_a_reply_subject_that_an_executor_chose_itself_allows_it_nothing(
     guarded_url: str, user: str, forged: str, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.WARNING)
-    received = asyncio.Event()
 
     async with speaking(guarded_url, user) as executor:
-        await executor.subscribe("omnibus.edge.evil", lambda _: received.set())
-        executor.publish("omnibus.edge.evil", b"{}", reply=forged)
-        async with asyncio.timeout(SECONDS):
-            await received.wait()
-        executor.publish(forged, b"{}")
-        await executor._settle(5)
+        await answer_itself(executor, "omnibus.edge.evil", forged)
 
-    assert [
-        text
-        for text in caplog.messages
-        if "permissions violation for publish" in text.lower() and forged.lower() in text.lower()
-    ]
+    assert refusals(caplog, forged)
 
 
 async def test_an_executor_cannot_purge_the_record_by_answering_itself(guarded_url: str):
@@ -78,13 +85,7 @@ async def test_an_executor_cannot_purge_the_record_by_answering_itself(guarded_u
         gateway.record("omnibus.inv.chat.kept", b"{}", "kept")
         await gateway._settle(5)
 
-        received = asyncio.Event()
-        await executor.subscribe("omnibus.edge.evil", lambda _: received.set())
-        executor.publish("omnibus.edge.evil", b"{}", reply="$JS.API.STREAM.PURGE.OMNIBUS_INVOCATIONS")
-        async with asyncio.timeout(SECONDS):
-            await received.wait()
-        executor.publish("$JS.API.STREAM.PURGE.OMNIBUS_INVOCATIONS", b"")
-        await executor._settle(5)
+        await answer_itself(executor, "omnibus.edge.evil", "$JS.API.STREAM.PURGE.OMNIBUS_INVOCATIONS")
 
         assert [found.data for found in await gateway.records("omnibus.inv.*.kept")] == [b"{}"]
 
@@ -103,21 +104,11 @@ async def test_nor_does_one_that_a_gateway_or_an_operator_chose(
     guarded_url: str, user: str, own: str, forged: str, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.WARNING)
-    received = asyncio.Event()
 
     async with speaking(guarded_url, user) as bus:
-        await bus.subscribe(own, lambda _: received.set())
-        bus.publish(own, b"{}", reply=forged)
-        async with asyncio.timeout(SECONDS):
-            await received.wait()
-        bus.publish(forged, b"{}")
-        await bus._settle(5)
+        await answer_itself(bus, own, forged)
 
-    assert [
-        text
-        for text in caplog.messages
-        if "permissions violation for publish" in text.lower() and forged.lower() in text.lower()
-    ]
+    assert refusals(caplog, forged)
 
 
 async def test_a_gateway_asks_for_a_replay_over_http_and_another_answers_for_the_queue(guarded_url: str):
