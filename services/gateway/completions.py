@@ -1,7 +1,7 @@
 """``POST /v1/chat/completions`` as plain ASGI, the one hot path: for models of the plan, and for apps."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from secrets import token_hex
 
 import msgspec
@@ -13,7 +13,7 @@ from omnibus.settings import GatewaySettings
 from services.gateway.apps.chats import Chats
 from services.gateway.chat import Chat
 from services.gateway.continuing import OriginalRequest, ResumableStream
-from services.gateway.exchange import ClientLeft, Exchange, problem, while_connected
+from services.gateway.exchange import ClientLeft, Exchange, body_chunks, problem, while_connected
 from services.gateway.openai import dialect
 from services.gateway.openai.requests import parse_chat, read_body
 from services.gateway.openai.schema import ChatRequest
@@ -79,7 +79,7 @@ class ChatRoute:
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"")
         declared = int(length) if length.isdigit() else None
-        body = await read_body(chunks(receive), self._settings.max_body, declared)
+        body = await read_body(body_chunks(receive), self._settings.max_body, declared)
         named = headers.get(_DIALECT)
         if named is None or self._translate is None:
             wanted = parse_chat(body)
@@ -139,15 +139,3 @@ class Opening:
 
 #: Reads a request and sends it on its way; None when it is answered already.
 Begin = Callable[[Opening, Scope, Receive, Send], Awaitable[Exchange | None]]
-
-
-async def chunks(receive: Receive) -> AsyncIterator[bytes]:
-    """The body as it arrives. Raises ``ClientLeft`` in the middle of it."""
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        if body := message.get("body", b""):
-            yield body
-        if not message.get("more_body"):
-            return

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
@@ -139,6 +139,18 @@ class Exchange:
 
 class ClientLeft(Exception):
     """Nobody waits for the answer any more."""
+
+
+async def body_chunks(receive: Receive) -> AsyncIterator[bytes]:
+    """The body as it arrives. Raises ``ClientLeft`` in the middle of it."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        if body := message.get("body", b""):
+            yield body
+        if not message.get("more_body"):
+            return
 
 
 async def while_connected(scope: Scope, receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -13,8 +13,7 @@ from omnibus.errors import DeadlineExceeded, Fatal, NotFound, OmnibusError
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from services.gateway.collected import Collected
-from services.gateway.completions import chunks
-from services.gateway.exchange import EVENTS, ClientLeft, about, while_connected
+from services.gateway.exchange import ClientLeft, EVENTS, about, body_chunks, while_connected
 from services.gateway.openai.requests import read_body
 from services.gateway.run import Run
 from services.gateway.sending import Sending
@@ -54,7 +53,7 @@ class Route(ABC):
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"")
         declared = int(length) if length.isdigit() else None
-        body = await read_body(chunks(receive), self._settings.max_body, declared)
+        body = await read_body(body_chunks(receive), self._settings.max_body, declared)
         asked = Asked(body, headers, pinned(scope), base(scope, self._settings))
         await while_connected(scope, receive, self.answer(asked, sending))
 
