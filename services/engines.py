@@ -8,15 +8,16 @@ from weakref import WeakValueDictionary
 
 from msgspec import structs
 
-from omnibus import catalog, checkpoints
+from omnibus import checkpoints
 from omnibus.errors import BadRequest
-from omnibus.executor.budget import Goals
-from omnibus.executor.contract import Runner
+from omnibus.executor.runner import Runner
+from omnibus.executor.step_budget import Goals
+from omnibus.families import catalog
 from omnibus.settings import ExecutorSettings, VllmSettings, load
 
 if TYPE_CHECKING:
-    from services.llm.core import Core
-    from services.llm.vllm.core import VllmCore
+    from services.llm.engine.model import Core
+    from services.llm.vllm.model import VllmCore
 
 #: What runners of one executor share; gone with the last of them.
 _cores: "WeakValueDictionary[ExecutorSettings, Core]" = WeakValueDictionary()
@@ -44,8 +45,8 @@ def vllm(component: str, settings: ExecutorSettings) -> Runner:
         # Nothing of theirs may wait for, or load, the language model that is not there.
         others = ",".join(each for each in settings.components.split(",") if each not in _VLLM)
         return transformers(component, structs.replace(settings, components=others))
+    from services.llm.vllm.prefill_decode import VllmDecodeRunner, VllmPrefillRunner
     from services.llm.vllm.runner import VllmRunner
-    from services.llm.vllm.split import VllmDecodeRunner, VllmPrefillRunner
 
     runners: dict[str, Callable[[VllmCore], Runner]] = {
         "thinker": VllmRunner,
@@ -57,9 +58,9 @@ def vllm(component: str, settings: ExecutorSettings) -> Runner:
 
 def _vllm_language(component: str, settings: ExecutorSettings) -> "VllmCore":
     """The one engine of an executor, for both halves of its language model."""
-    from services.llm.vllm.core import VllmCore
-    from services.llm.vllm.port import Launch
-    from services.llm.vllm_032.engine import Core
+    from services.llm.vllm.model import VllmCore
+    from services.llm.vllm.protocol import Launch
+    from services.llm.vllm.v032.engine import Core
 
     halves = component != "thinker"
     core = _engines.get((settings, halves))
@@ -96,7 +97,7 @@ def sim(component: str, settings: ExecutorSettings) -> Runner:
 
 
 def _encode(component: str, settings: ExecutorSettings) -> Runner:
-    from services.encoder.runner import EncodeRunner, EncodeSettings
+    from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 
     limits = EncodeSettings(
         items=settings.batch,
@@ -110,26 +111,26 @@ def _encode(component: str, settings: ExecutorSettings) -> Runner:
 
 
 def _think(component: str, settings: ExecutorSettings) -> Runner:
-    from services.llm.runner import ThinkRunner
+    from services.llm.runners.thinker import ThinkRunner
 
     return ThinkRunner(_language(settings))
 
 
 def _prefill(component: str, settings: ExecutorSettings) -> Runner:
-    from services.llm.split import PrefillRunner
+    from services.llm.runners.prefill_decode import PrefillRunner
 
     return PrefillRunner(_language(settings))
 
 
 def _decode(component: str, settings: ExecutorSettings) -> Runner:
-    from services.llm.split import DecodeRunner
+    from services.llm.runners.prefill_decode import DecodeRunner
 
     return DecodeRunner(_language(settings))
 
 
 def _language(settings: ExecutorSettings) -> "Core":
     """The one language model of an executor, for all its components that are parts of it."""
-    from services.llm.core import Core, ThinkSettings
+    from services.llm.engine.model import Core, ThinkSettings
 
     core = _cores.get(settings)
     if core is None:
@@ -158,42 +159,42 @@ def _hosted(settings: ExecutorSettings) -> set[Callable[[str, ExecutorSettings],
 
 
 def _talk(component: str, settings: ExecutorSettings) -> Runner:
-    from services.llm.talk import TalkRunner, TalkSettings
+    from services.llm.runners.talker import TalkRunner, TalkSettings
 
     return TalkRunner(component, *_source(settings), TalkSettings(slots=settings.batch, threads=settings.threads))
 
 
 def _vocode(component: str, settings: ExecutorSettings) -> Runner:
-    from services.generator.runner import VocodeRunner, VocodeSettings
+    from services.generator.vocoder import VocodeRunner, VocodeSettings
 
     return VocodeRunner(component, *_source(settings), VocodeSettings(threads=settings.threads))
 
 
 def _text_encode(component: str, settings: ExecutorSettings) -> Runner:
-    from services.encoder.prompts import TextEncodeRunner
-    from services.encoder.runner import EncodeSettings
+    from services.encoder.media_encoder import EncodeSettings
+    from services.encoder.text_encoder import TextEncodeRunner
 
     limits = EncodeSettings(items=settings.batch, threads=settings.threads)
     return TextEncodeRunner(component, *_source(settings), limits)
 
 
 def _embed(component: str, settings: ExecutorSettings) -> Runner:
-    from services.encoder.embed import EmbedRunner
-    from services.encoder.runner import EncodeSettings
+    from services.encoder.media_encoder import EncodeSettings
+    from services.encoder.text_embedding import EmbedRunner
 
     limits = EncodeSettings(items=settings.batch, tokens=settings.media_tokens, threads=settings.threads)
     return EmbedRunner(*_source(settings), limits)
 
 
 def _denoise(component: str, settings: ExecutorSettings) -> Runner:
-    from services.generator.denoise import DenoiseRunner, DenoiseSettings
+    from services.generator.denoiser import DenoiseRunner, DenoiseSettings
 
     limits = DenoiseSettings(pictures=settings.batch, threads=settings.threads)
     return DenoiseRunner(component, *_source(settings), limits)
 
 
 def _prior(component: str, settings: ExecutorSettings) -> Runner:
-    from services.generator.denoise import DenoiseSettings
+    from services.generator.denoiser import DenoiseSettings
     from services.generator.prior import PriorRunner
 
     limits = DenoiseSettings(pictures=settings.batch, threads=settings.threads)
@@ -201,7 +202,7 @@ def _prior(component: str, settings: ExecutorSettings) -> Runner:
 
 
 def _decode_latents(component: str, settings: ExecutorSettings) -> Runner:
-    from services.generator.pictures import DecodeAudioRunner, DecodeImageRunner, DecodeVideoRunner, PictureSettings
+    from services.generator.vae_decoder import DecodeAudioRunner, DecodeImageRunner, DecodeVideoRunner, PictureSettings
 
     made = PictureSettings(threads=settings.threads)
     if component == "audio_vae":

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from omnibus.process.parent_death import die_with_parent
 from omnibus.up import infra
 from omnibus.up.infra import Server
-from omnibus.up.lineage import die_with_parent
 from tests.e2e import docker_engine as docker
 
 TESTS = Path(__file__).parent

@@ -6,8 +6,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from omnibus import catalog
-from omnibus.known import ABSENT, KNOWN, TITLES
+from omnibus.families import catalog
+from omnibus.families.specs import ABSENT, KNOWN, TITLES
 
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- families: python -m tests.cells -->\n", "<!-- end of families -->\n"

@@ -10,7 +10,7 @@ import msgspec
 
 from omnibus import settings
 from omnibus.settings import Settings
-from omnibus.up.nursery import UpSettings
+from omnibus.up.fork_server import UpSettings
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 AREAS: list[type[Settings]] = [

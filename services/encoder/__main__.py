@@ -2,7 +2,7 @@
 
 import sys
 
-from omnibus.executor.host import ExecutorService
+from omnibus.executor.service import ExecutorService
 from omnibus.service import run
 
 if __name__ == "__main__":

@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from omnibus.errors import StageUnavailable
-from omnibus.executor.moments import mine
-from omnibus.executor.schedule import Budget, Schedule
+from omnibus.executor.scheduler import Budget, Schedule
+from omnibus.executor.start_time import mine
 from omnibus_models.contract import Prepared
 
 Run = Callable[[Sequence[Prepared]], Awaitable[Sequence[Any]]]
 
 
 class Loop(Protocol):
-    """A loop of steps that an encoder shares with a language model, see ``services.llm.engine``."""
+    """A loop of steps that an encoder shares with a language model, see ``services.llm.engine.engine``."""
 
     @property
     def schedule(self) -> Schedule[Any]: ...
@@ -54,7 +54,7 @@ class Batcher:
     """Feeds ``run`` with batches of one modality.
 
     A batch holds at most ``items`` items and, but for a single larger item, ``tokens`` output tokens; the
-    order is that of ``omnibus.executor.schedule``. If a batch fails, its items are run one by one, so that
+    order is that of ``omnibus.executor.scheduler``. If a batch fails, its items are run one by one, so that
     only the guilty ones fail. With a ``loop`` that one decides when a batch is run, and ``serve`` is not used.
     """
 

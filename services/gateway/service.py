@@ -23,30 +23,30 @@ from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, Stor
 from omnibus.store import Store
 from omnibus.tensors import waiting
 from omnibus.tensors.client import TensorClient
-from services.gateway import metering
-from services.gateway.admin import check_token
+from services.gateway.api.app import Frontend
+from services.gateway.api.routes import Table
 from services.gateway.apps.service import Apps
-from services.gateway.chat import Chat
-from services.gateway.connection import ConnectionLimits
+from services.gateway.auth.admin import check_token
+from services.gateway.auth.tenancy import Tenancy
 from services.gateway.console.routes import Console
-from services.gateway.continuing import Continuations
-from services.gateway.deadletters import DeadLetters
-from services.gateway.dispatch import Dispatcher
-from services.gateway.fetch import Fetcher, FetchRules
-from services.gateway.files import Files
-from services.gateway.http import Frontend
-from services.gateway.keep import MediaKeep
-from services.gateway.load import Loads
-from services.gateway.members import Members
-from services.gateway.open_requests import LAST_ANSWERS_SECONDS, OpenRequests
-from services.gateway.records import MODES, Records
-from services.gateway.replay import Replayer
-from services.gateway.route import Router
-from services.gateway.routes.table import Table
-from services.gateway.run import Runs
-from services.gateway.server import Server, server
-from services.gateway.spoken import Spoken
-from services.gateway.tenants import Tenancy
+from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.http.connection import ConnectionLimits
+from services.gateway.http.open_requests import LAST_ANSWERS_SECONDS, OpenRequests
+from services.gateway.http.server import Server, server
+from services.gateway.media.blob_store import MediaKeep
+from services.gateway.media.fetcher import Fetcher, FetchRules
+from services.gateway.media.files import Files
+from services.gateway.media.spoken_answers import Spoken
+from services.gateway.replay.replay import Replayer
+from services.gateway.request import metrics
+from services.gateway.request.continuing import Continuations
+from services.gateway.request.dead_letters import DeadLetters
+from services.gateway.request.load_report import Loads
+from services.gateway.request.record import MODES, Records
+from services.gateway.request.request import Runs
+from services.gateway.routing.executors import Members
+from services.gateway.routing.router import Router
+from services.gateway.tasks.chat import Chat
 from services.gateway.videos.service import Videos
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class GatewayService:
         self._closing.push_async_callback(dispatcher.shutdown)
         dead = DeadLetters(bus, settings.deadletters == "full", limit)
         records = Records(bus, settings.record != "digest", self._keep, dead)
-        metering.watch(settings, router, router.members, dispatcher, dead)
+        metrics.watch(settings, router, router.members, dispatcher, dead)
         replayer = Replayer(router, dispatcher, tensors, records, self._keep)
         await bus.respond(subjects.REPLAY, replayer.respond, queue="gateways")
         await tenancy.startup(bus, lambda: self._announce("ready"))

@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 
 from omnibus.errors import BadRequest, TooLarge
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from omnibus_models.contract import Denoising, Picture, Prior
-from services.compute import Hosted, Source, by_size
-from services.generator.denoise import DenoiseSettings
-from services.generator.studio import Making, Studio
+from services.component import Hosted, Source, by_size
+from services.generator.denoiser import DenoiseSettings
+from services.generator.step_loop import Making, Studio
 
 _Side = Annotated[int, msgspec.Meta(ge=0)]
 

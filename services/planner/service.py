@@ -9,24 +9,25 @@ from functools import partial
 import msgspec
 
 from omnibus import bus as buses
+from omnibus.app_record import AppRecord
 from omnibus.bus import subjects
 from omnibus.bus.messages import PlanEvent
 from omnibus.bus.nats import NatsBus
+from omnibus.cluster.presence import Gateways, ReadyExecutors
 from omnibus.errors import BadRequest, BusUnavailable, ProtocolError, StoreUnavailable
-from omnibus.heard import Gateways, ReadyExecutors
 from omnibus.metrics import PLANNER
 from omnibus.plan import ModelPlan, Plan
-from omnibus.registry import AppRecord
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, PlannerSettings, StoreSettings, load
 from omnibus.store import PlanProblem, Store
-from services.planner import declare, metering, own, reconcile
-from services.planner.changes import Changes
-from services.planner.follow import Follow
-from services.planner.planning import Planning
-from services.planner.reasons import why
-from services.planner.streams import Streams
-from services.planner.target import Target
+from services.planner import metrics, reconcile
+from services.planner.autoscale.autoscaler import Follow
+from services.planner.declared import app_models, declarations_file
+from services.planner.jetstream_metrics import Streams
+from services.planner.optimize.job import Planning
+from services.planner.rollout.reasons import why
+from services.planner.rollout.rollout import Changes
+from services.planner.rollout.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class PlannerService:
 
     async def startup(self) -> None:
         read = _stamp(self._settings.models)
-        self._declare(declare.declarations(self._settings.models))
+        self._declare(declarations_file.declarations(self._settings.models))
         measured = [_stamp(each) for each in self._planning.files]
         backend = reconcile.backend(self._settings)
         self._bus = await NatsBus.connect(load(BusSettings), "planner")
@@ -67,7 +68,7 @@ class PlannerService:
         running = await self._running()
         await self._planning.plan(running, self._follow.load)
         self._want(DECLARED)
-        metering.watch(self._changes, self._ready)
+        metrics.watch(self._changes, self._ready)
         await self._changes.begin()
         files = self._follow_files(read, measured)
         work = [self._changes.run(), self._follow_plan(), self._follow_apps(), files, self._follow_profiles()]
@@ -80,9 +81,9 @@ class PlannerService:
         for task in self._tasks:
             task.add_done_callback(_stopped)
 
-    def _declare(self, declared: declare.Declarations) -> None:
+    def _declare(self, declared: declarations_file.Declarations) -> None:
         """Raises ``BadRequest``; then all is as it was."""
-        self._declared = declare.plans(declared.models)
+        self._declared = declarations_file.plans(declared.models)
         self._planning.declare(declared, self._declared)
         if not declared.models:
             log.info("OMNIBUS_PLANNER_MODELS declares no models: there is what apps bring")
@@ -90,7 +91,7 @@ class PlannerService:
     def _want(self, reason: str) -> None:
         planned = self._planning.planned
         declared = {**self._declared, **planned.models}
-        models = {**declared, **own.models(self._apps, declared)}
+        models = {**declared, **app_models.models(self._apps, declared)}
         planner, load = self._planning.planner, self._follow.load
         route = partial(planner.rerouted, load=load) if planner is not None else None
         self._changes.want(Target(models, reason, planned.explain, self._planning.gpus, route))
@@ -160,7 +161,7 @@ class PlannerService:
         """Do as the declarations say now. Bad ones are said and change nothing."""
         path, problem = self._settings.models, None
         try:
-            self._declare(await asyncio.to_thread(declare.declarations, path))
+            self._declare(await asyncio.to_thread(declarations_file.declarations, path))
             await self._replan(REDECLARED)
         except BadRequest as error:
             log.error("the declarations stay as they were: %s", error)

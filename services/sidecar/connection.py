@@ -10,7 +10,7 @@ import msgspec
 from omnibus.errors import ProtocolError
 from omnibus.tensors.ledger import Owner
 from omnibus.tensors.protocol import Frame, FrameReader, Verb, VersionMismatch, Welcome, encode, encode_text
-from services.sidecar.desk import Desk
+from services.sidecar.request_handler import Desk
 
 log = logging.getLogger(__name__)
 

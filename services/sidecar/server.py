@@ -13,7 +13,7 @@ from omnibus.tensors.arena import Arena
 from omnibus.tensors.protocol import Welcome
 from services.sidecar import limits
 from services.sidecar.connection import Connection
-from services.sidecar.desk import Desk
+from services.sidecar.request_handler import Desk
 from services.sidecar.settings import SidecarSettings
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from omnibus import settings as environment
 from omnibus.bus.subjects import token
 from omnibus.errors import BadRequest
-from services.sidecar import metering
+from services.sidecar import metrics
 from services.sidecar.server import Sidecar
 from services.sidecar.settings import MIB, SidecarSettings
 
@@ -41,7 +41,7 @@ class SidecarService:
 
     async def startup(self) -> None:
         await self._sidecar.start()
-        metering.watch(self._sidecar.snapshot)
+        metrics.watch(self._sidecar.snapshot)
 
     async def drain(self, seconds: float) -> None: ...
 

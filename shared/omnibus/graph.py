@@ -101,7 +101,7 @@ class Invocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retained: tuple[tuple[int, str], ...] = ()
     #: Per node the attempt that runs it: nodes of earlier attempts are done or go on. Empty: all are of ``attempt``.
     attempts: tuple[int, ...] = ()
-    #: By node and output, what an earlier attempt left of it: see ``omnibus.executor.contract.Job.resume``.
+    #: By node and output, what an earlier attempt left of it: see ``omnibus.executor.runner.Job.resume``.
     resumes: tuple[tuple[int, str, dict[str, Any]], ...] = ()
 
     def runs(self, node: int) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from omnibus import catalog
 from omnibus.errors import BadRequest, ProtocolError
+from omnibus.families import catalog
 from omnibus.graph import UNREADABLE, WIRE_VERSION
 
 #: 1 / golden ratio: the additive step whose multiples fill [0, 1) most evenly.

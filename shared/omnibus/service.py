@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import uvloop
 
 from omnibus.errors import OmnibusError
-from omnibus.scrape import Scrape
+from omnibus.metrics.http import Scrape
 from omnibus.settings import ServiceSettings, load
 
 log = logging.getLogger("omnibus")

@@ -182,8 +182,8 @@ class GatewaySettings(Settings, frozen=True):
     #: Whether media may be fetched over plain http, and from private addresses. Off in production.
     allow_http: bool = False
     allow_private: bool = False
-    #: Bearer token of control routes, see ``services.gateway.admin``; empty: nobody changes apps, and other control
-    #: routes are for clients of this machine alone.
+    #: Bearer token of control routes, see ``services.gateway.auth.admin``; empty: nobody changes apps, and other
+    #: control routes are for clients of this machine alone.
     admin_token: str = ""
     #: Whether clients must send an API key: those of ``keys_file``, a JSON file that is read again when it changes,
     #: and those of the store (``omnibus keys``). A file alone asks for keys as well. Off: one tenant, no limits.

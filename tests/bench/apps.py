@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import uvloop
 
-from omnibus.up.logs import Log
+from omnibus.process.logs import Log
 from omnibus.up.stack import Stack
 from tests.bench import bodies
 

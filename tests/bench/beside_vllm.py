@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from omnibus.up.logs import Log
+from omnibus.process.logs import Log
 from omnibus.up.ports import free_ports
 from omnibus.up.stack import ROOT, Stack
 from omnibus_models import tiny

@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.families import family
-from services.encoder.runner import EncodeRunner, EncodeSettings
+from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.models import files
 

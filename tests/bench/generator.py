@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models import tiny
-from services.generator.denoise import DenoiseRunner, DenoiseSettings
-from services.generator.runner import VocodeRunner, VocodeSettings
+from services.generator.denoiser import DenoiseRunner, DenoiseSettings
+from services.generator.vocoder import VocodeRunner, VocodeSettings
 from tests.bench.cases import FIRST_SOUND, PICTURES
 from tests.unit.jobs import MemoryJob, Pipe, run
 

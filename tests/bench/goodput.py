@@ -23,17 +23,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from omnibus.executor import sim
-from omnibus.executor.budget import search
 from omnibus.executor.sim import Demand, Load
 from omnibus.executor.sim.device import Sequence as Answer
 from omnibus.executor.sim.device import Together, Turn, Work
+from omnibus.executor.sim.distributions import Curve, Draw, Size
 from omnibus.executor.sim.engine import device_of, lane_of
-from omnibus.executor.sim.measures import Curve, Draw, Size
 from omnibus.executor.sim.profile import kind_of
-from services.planner.solve.network import lattice
+from omnibus.executor.step_budget import search
+from services.planner.solve.constraints import Terms
+from services.planner.solve.flow_network import lattice
 from services.planner.solve.problem import Option, Problem, RequestType
 from services.planner.solve.solver import Solver
-from services.planner.solve.terms import Terms
 from tests.bench.cases import SHAPED, STAGED
 
 GPUS = 8

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from omnibus.errors import BadRequest
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from omnibus.settings import ExecutorSettings
 from tests.bench import bodies
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import httpx
 
-from omnibus.executor.contract import Job
-from omnibus.executor.moments import mine
+from omnibus.executor.runner import Job
+from omnibus.executor.start_time import mine
 from tests.bench.cases import OVERLOAD
 from tests.unit.gateway.house import TEXT, House, house, think
 

@@ -25,12 +25,12 @@ from collections.abc import Callable
 from itertools import combinations
 
 from services.planner.solve import cells, mixture
+from services.planner.solve.constraints import Terms
+from services.planner.solve.flow_network import Network, lattice
 from services.planner.solve.mixture import Cell
-from services.planner.solve.network import Network, lattice
 from services.planner.solve.problem import Option, Problem, RequestType
 from services.planner.solve.replan import replan
 from services.planner.solve.solver import Solver
-from services.planner.solve.terms import Terms
 
 SIX = ("I", "V", "A", "T", "K", "G")
 SIX_ORDER = ("IT", "VT", "AT", "TK", "KG")

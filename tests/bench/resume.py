@@ -22,18 +22,18 @@ from typing import Any, NamedTuple
 import httpx
 import torch
 
-from omnibus import catalog
-from omnibus.executor.contract import Job, Runner
+from omnibus.executor.runner import Job, Runner
+from omnibus.families import catalog
 from omnibus_models import tiny
-from services.encoder.prompts import TextEncodeRunner
-from services.encoder.runner import EncodeRunner, EncodeSettings
-from services.generator.denoise import DenoiseRunner, DenoiseSettings
-from services.generator.pictures import DecodeImageRunner, PictureSettings
-from services.generator.runner import VocodeRunner, VocodeSettings
-from services.llm.core import Core, ThinkSettings
-from services.llm.runner import ThinkRunner
-from services.llm.split import DecodeRunner, PrefillRunner
-from services.llm.talk import TalkRunner, TalkSettings
+from services.encoder.media_encoder import EncodeRunner, EncodeSettings
+from services.encoder.text_encoder import TextEncodeRunner
+from services.generator.denoiser import DenoiseRunner, DenoiseSettings
+from services.generator.vae_decoder import DecodeImageRunner, PictureSettings
+from services.generator.vocoder import VocodeRunner, VocodeSettings
+from services.llm.engine.model import Core, ThinkSettings
+from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from services.llm.runners.talker import TalkRunner, TalkSettings
+from services.llm.runners.thinker import ThinkRunner
 from tests.unit.gateway.deaths import Ward
 from tests.unit.gateway.house import House, house, image, text
 from tests.unit.gateway.samples import picture

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from omnibus_models import tiny
-from services.llm.core import Core, ThinkSettings
-from services.llm.runner import ThinkRunner
+from services.llm.engine.model import Core, ThinkSettings
+from services.llm.runners.thinker import ThinkRunner
 from tests.bench.cases import SPEEDUP
 from tests.unit.jobs import MemoryJob, run
 

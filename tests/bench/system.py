@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from omnibus.up.logs import Log
+from omnibus.process.logs import Log
 from omnibus.up.ports import free_ports
 from omnibus.up.stack import ROOT, Stack
 from tests.bench import bodies

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from omnibus import catalog
+from omnibus.families import catalog
 from omnibus_models import tiny
 from tests.e2e.system import OMNI, ROOT, VL, System, declaration
 
@@ -197,7 +197,7 @@ class Stack:
 _MARKS = {
     "sidecar": ("services.sidecar",),
     "planner": ("services.planner",),
-    "nursery": ("omnibus.up.nursery",),
+    "nursery": ("omnibus.up.fork_server",),
     "app worker": ("omnibus.app.worker",),
 }
 _SERVERS = {"nats": ("nats-server",), "valkey": ("valkey-server", "redis-server")}

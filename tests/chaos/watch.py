@@ -16,7 +16,7 @@ _MODULES = {
     "services.encoder": "executor",
     "services.llm": "executor",
     "services.generator": "executor",
-    "omnibus.up.nursery": "nursery",
+    "omnibus.up.fork_server": "nursery",
     "omnibus.app.worker": "app worker",
 }
 

@@ -11,9 +11,9 @@ from omnibus.bus.memory import MemoryBus
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import BusUnavailable
 from omnibus.metrics import STREAMS, exposition
+from omnibus.metrics.collectors import REGISTRY
 from omnibus.settings import BusSettings
-from omnibus.told import REGISTRY
-from services.planner.streams import Streams
+from services.planner.jetstream_metrics import Streams
 from tests.unit.sidecar.node import until
 
 RECORD = subjects.record("chat", "a-1")

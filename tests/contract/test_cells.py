@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibus import catalog
+from omnibus.families import catalog
 from services import engines
 from tests import cells, families
 from tests.cells import Claim

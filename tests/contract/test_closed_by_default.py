@@ -18,11 +18,11 @@ SOURCE = sorted(path for room in ("shared", "services") for path in (ROOT / room
 LAYERS = sorted((ROOT / "deploy/compose").glob("compose*.yaml"))
 #: Modules that open URLs or connections to other machines.
 OPENERS = {"urllib.request", "http.client", "requests", "httpx", "aiohttp", "ftplib", "urllib3", "smtplib", "telnetlib"}
-#: File to what it connects to. Media of clients are fetched by ``services/gateway/fetch.py`` alone, on plain sockets.
+#: File to what it connects to. Media of clients are fetched by ``services/gateway/media/fetcher.py`` alone, on plain sockets.
 MAY_OPEN = {
     "shared/omnibus/up/probes.py": "the gateway that it started",
     "shared/omnibus/cli/gateway.py": "the gateway that was named",
-    "services/planner/reconcile/cluster.py": "the cluster's API server",
+    "services/planner/reconcile/kube_client.py": "the cluster's API server",
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from omnibus import graph
 from omnibus.graph import refs
-from omnibus.recorded import Ended
+from omnibus.recording.records import Ended
 from tests.golden import corpus
 from tests.golden.corpus import MEDIA, Golden, contains
 

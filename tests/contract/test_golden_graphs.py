@@ -3,13 +3,14 @@
 import msgspec
 import pytest
 
-from omnibus import catalog, graph
+from omnibus import graph
+from omnibus.families import catalog
 from omnibus.graph import Invocation
 from omnibus.plan import Plan
 from omnibus.task import ChatInput, record
-from services.gateway.models import composite
-from services.planner import declare
-from services.planner.declare import Declarations
+from services.gateway.tasks.resolve import composite
+from services.planner.declared import declarations_file
+from services.planner.declared.declarations_file import Declarations
 from tests.golden import corpus
 
 #: Documents that hold all of their request.
@@ -22,7 +23,7 @@ each_body = pytest.mark.parametrize("body", FULL.values(), ids=FULL.keys())
 def plan() -> Plan:
     """The tiny models as they are deployed when nobody says otherwise."""
     declared = {name: catalog.declaration(family, "/tiny") for name, family in catalog.TINY.items()}
-    models = declare.plans(msgspec.convert({"models": declared}, Declarations).models)
+    models = declarations_file.plans(msgspec.convert({"models": declared}, Declarations).models)
     return Plan(epoch=1, seed=0, created=0.0, models=models)
 
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import redis.asyncio as redis
 
-from omnibus import registry
+from omnibus import app_record
 from omnibus import store as stores
+from omnibus.app_record import AppRecord, AppSource
 from omnibus.errors import Conflict, NotFound, ProtocolError, StoreUnavailable
-from omnibus.registry import AppRecord, AppSource
 from omnibus.settings import StoreSettings
 from omnibus.store import AppConflict, Store
 from omnibus.up import infra
@@ -207,7 +207,7 @@ async def test_a_source_leaves_when_its_app_has_another_one(store: Store):
 @pytest.fixture
 async def foreign(store: Store, raw: redis.Redis) -> bytes:
     """A record that this build cannot read; its name is ``newer``."""
-    body = registry.encode(app("newer", 7)).replace(b'"name"', b'"colour":"blue","name"')
+    body = app_record.encode(app("newer", 7)).replace(b'"name"', b'"colour":"blue","name"')
     await raw.hset("test:apps", "newer", body)
     return body
 

@@ -22,15 +22,15 @@ import httpx
 import openai
 import psutil
 
-from omnibus import catalog
 from omnibus.bus import messages, subjects
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.bus.nats import NatsBus
+from omnibus.families import catalog
+from omnibus.process.parent_death import die_with_parent
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
 from omnibus.tensors.client import TensorClient
-from omnibus.up import run
-from omnibus.up.lineage import die_with_parent
+from omnibus.up import run_dir
 from omnibus.up.shm import SHARED_MEMORY
 from omnibus.up.stack import STORE_SECRET
 
@@ -103,7 +103,7 @@ class System:
         while not self._begin():  # another program may take a port between its choice and its use
             assert "Address already in use" in self.log, "ended at once"
             self._lines.clear()
-        self.state = run.read(environ=self.env)
+        self.state = run_dir.read(environ=self.env)
         self.urls = [
             f"http://127.0.0.1:{port}" for name, port in self.state.ports.items() if name.startswith("gateway")
         ]

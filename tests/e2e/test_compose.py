@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 import yaml
 
-from omnibus import keys
+from omnibus import api_key
 from tests.e2e.compose import stack as stacks
 from tests.e2e.compose.stack import FILES, HERE, PASSWORDS, TOKEN, Stack, picture, seen_and_heard, short
 from tests.e2e.docker_engine import Engine
@@ -44,7 +44,7 @@ def closed(stack: Stack) -> Stack:
 def key(closed: Stack) -> str:
     """A client's key, made as docs/security.md says it, that the gateway has heard of."""
     said = closed.compose("exec", "-T", "gateway", "python", "-m", "omnibus.cli", "keys", "create", "someone")
-    made = next(word for word in said.split() if word.startswith(keys.PREFIX))
+    made = next(word for word in said.split() if word.startswith(api_key.PREFIX))
     closed.wait_for(lambda: closed.get("/v1/models", made).status == 200, "gateway that knows the key", within=30)
     return made
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from omnibus_models.world import looking, scenes
+from omnibus_models.world import image_oracle, scenes
 from tests.e2e.system import ROOT
 from tests.unit.models import files
 
@@ -45,7 +45,7 @@ def test_the_demo_names_and_speaks_what_it_is_shown_draws_what_it_is_told_and_sh
     (wish,) = re.findall(r"^asking qwen-image-world to draw: (.+)$", done.stdout, re.MULTILINE)
     assert f"who looks at its pixels and is no model sees: {wish}: right" in done.stdout
     assert f"qwen2.5-omni-world sees: {wish}: right" in done.stdout
-    seen = looking.seen(np.asarray(Image.open(tmp_path / "answer.png")))
+    seen = image_oracle.seen(np.asarray(Image.open(tmp_path / "answer.png")))
     assert seen == scenes.said(wish)
     assert re.search(r"first sound after [\d.]+ s", done.stdout)
     for component in ("vision", "audio", "thinker", "talker", "vocoder"):

@@ -15,7 +15,7 @@ import pytest
 
 from omnibus.up.ports import free_ports
 from omnibus.up.stack import ROOT, Stack
-from omnibus.up.tiny import tiny_models
+from omnibus.up.tiny_models import tiny_models
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -11,17 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibus import catalog, deadletters, graph, keys, plan, profile, recorded, registry
-from omnibus.app import pieces, wire
+from omnibus import api_key, app_record, graph, plan, profile
+from omnibus.app import array_codec, protocol
 from omnibus.bus import messages
 from omnibus.errors import BadRequest, Problem, ProtocolError
+from omnibus.families import catalog
 from omnibus.plan import Plan
+from omnibus.recording import dead_letters, records
 from omnibus.store import JobRecord
-from omnibus.up import sprout
-from services.gateway import tape
-from services.gateway.apps import outputs
-from services.gateway.videos import work
-from services.planner import declare
+from omnibus.up import fork_client
+from services.gateway.apps import output_buffer
+from services.gateway.dispatch import capture
+from services.gateway.videos import job_payload
+from services.planner.declared import declarations_file
 from tests.fuzz import corpus
 from tests.fuzz.mutate import bodies, mutated
 from tests.fuzz.profile import examples
@@ -56,7 +58,7 @@ def named(*words: str) -> list[bytes]:
 LOAD = messages.encode(messages.LoadEvent("gw", 1, 1.0, 2, {"m": {"chat": messages.Load(1, 1, quantities={"a": 1.0})}}))
 GATEWAY = messages.encode(messages.GatewayStatus("gw", 1, 1.0))
 LETTER = messages.encode(
-    deadletters.DeadLetter(1, "a-0-1", "failed", 1.0, 1.0, "chat", "m", "t", "p", Problem("stage_failed", "x"))
+    dead_letters.DeadLetter(1, "a-0-1", "failed", 1.0, 1.0, "chat", "m", "t", "p", Problem("stage_failed", "x"))
 )
 BUS: dict[str, tuple[Decode, list[bytes]]] = {
     "invocations": (graph.decode, list(golden.invocations().values())),
@@ -67,8 +69,8 @@ BUS: dict[str, tuple[Decode, list[bytes]]] = {
     "gateways": (messages.decode_gateway, [GATEWAY]),
     "loads": (messages.decode_load, [LOAD]),
     "plan_events": (messages.decode_plan_event, named("plan_event")),
-    "ended": (recorded.decode_end, ENDS),
-    "dead_letters": (deadletters.decode, [LETTER]),
+    "ended": (records.decode_end, ENDS),
+    "dead_letters": (dead_letters.decode, [LETTER]),
 }
 
 
@@ -98,33 +100,35 @@ def test_the_references_of_an_invocation_are_checked_or_refused(data: bytes):
 @examples(100)
 @given(data=st.binary(max_size=200) | bodies(ENDS))
 def test_a_record_is_an_end_or_none(data: bytes):
-    assert recorded.is_end(data) in (True, False)
+    assert records.is_end(data) in (True, False)
 
 
 # The store
 
-_DECLARED = msgspec.convert({"m": catalog.declaration("qwen2_5_omni", "")}, dict[str, declare.Declared])
-PLAN = plan.encode(Plan(1, 0, 1000.0, declare.plans(_DECLARED)))
-APP = registry.encode(
-    registry.AppRecord(
-        "shout", 1, registry.AppSource("directory", "shout", "/apps"), "", "",
-        (registry.TaskRecord("a", "k", "m", "c", "llm", True, "a:B", {"times": 2}),),
+_DECLARED = msgspec.convert({"m": catalog.declaration("qwen2_5_omni", "")}, dict[str, declarations_file.Declared])
+PLAN = plan.encode(Plan(1, 0, 1000.0, declarations_file.plans(_DECLARED)))
+APP = app_record.encode(
+    app_record.AppRecord(
+        "shout", 1, app_record.AppSource("directory", "shout", "/apps"), "", "",
+        (app_record.TaskRecord("a", "k", "m", "c", "llm", True, "a:B", {"times": 2}),),
         {"type": "object"}, {}, True, "doc", 1.0, 1.0,
     )
 )  # fmt: skip
 PROFILE = (Path(__file__).parents[2] / "examples" / "simulated" / "profile.json").read_bytes()
-JOB = work.encode(work.Work(model="m", wish={"prompt": "a boat", "seconds": 1.0, "width": 64, "height": 32}))
+JOB = job_payload.encode(
+    job_payload.Work(model="m", wish={"prompt": "a boat", "seconds": 1.0, "width": 64, "height": 32})
+)
 
 
 def job(data: bytes) -> Any:
-    return work.decode(JobRecord(id="video_1", request=data, created=1.0, until=2.0, expires=3.0))
+    return job_payload.decode(JobRecord(id="video_1", request=data, created=1.0, until=2.0, expires=3.0))
 
 
 STORE: dict[str, tuple[Decode, list[bytes]]] = {
     "plans": (plan.decode, [PLAN]),
-    "apps": (registry.decode, [APP]),
+    "apps": (app_record.decode, [APP]),
     "profiles": (profile.decode, [PROFILE]),
-    "keys": (keys.decode, [keys.encode(keys.KeyRecord("0" * 64, "alice", rate=2.0, note="x"))]),
+    "keys": (api_key.decode, [api_key.encode(api_key.KeyRecord("0" * 64, "alice", rate=2.0, note="x"))]),
     "jobs": (job, [JOB]),
 }
 
@@ -145,33 +149,33 @@ def test_a_document_of_the_store_is_read_or_refused(parser: str):
 
 # The link to an app's process
 
-_PIECE = pieces.Piece({"text": "a"}, pieces.Array("float32", (2, 1), bytes(8)))
+_PIECE = array_codec.Piece({"text": "a"}, array_codec.Array("float32", (2, 1), bytes(8)))
 _NODE = graph.Node("spell", "spell", {"text": "ab"}, graph.digest("spell", {"text": "ab"}))
 FRAMES = [
-    wire.encode(message)
+    protocol.encode(message)
     for message in (
-        wire.Load(registry.AppSource("upload", "poet", sha256="ab"), "async def serve(request): ...", 1 << 30),
-        wire.Serve(1, "gw-1", b'{"a": 1}', wire.JSON, 7, 12.5),
-        wire.Items(1, 0, 2, "text", (_PIECE,), True),
-        wire.Submit(1, 0, wire.Segment((_NODE,), ((0, "letters"),), (3,), ("apart",), (1, 0))),
-        wire.Answer(1, b"[]", {"text": (0, 1, "text")}),
-        wire.Give(1, "text", (_PIECE,), True),
-        wire.Part(1, b"1"),
-        wire.Ready(wire.Description("poet", "doc", (), "chat", "poet", {"a": {}}, {}, True, ("limits",))),
+        protocol.Load(app_record.AppSource("upload", "poet", sha256="ab"), "async def serve(request): ...", 1 << 30),
+        protocol.Serve(1, "gw-1", b'{"a": 1}', protocol.JSON, 7, 12.5),
+        protocol.Items(1, 0, 2, "text", (_PIECE,), True),
+        protocol.Submit(1, 0, protocol.Segment((_NODE,), ((0, "letters"),), (3,), ("apart",), (1, 0))),
+        protocol.Answer(1, b"[]", {"text": (0, 1, "text")}),
+        protocol.Give(1, "text", (_PIECE,), True),
+        protocol.Part(1, b"1"),
+        protocol.Ready(protocol.Description("poet", "doc", (), "chat", "poet", {"a": {}}, {}, True, ("limits",))),
     )
 ]
 
 
 def link(data: bytes) -> None:
     """The bytes of both directions, as both ends take them."""
-    for body in wire.Frames().feed(data):
-        typed(wire.to_worker, body)
-        message = typed(wire.from_worker, body)
-        if isinstance(message, wire.Answer):
-            typed(outputs.names, message.body)
-            typed(outputs.checked, message.body)
-        if isinstance(message, wire.Give):
-            typed(lambda _, items=message.items: pieces.unpack(items), body)
+    for body in protocol.Frames().feed(data):
+        typed(protocol.to_worker, body)
+        message = typed(protocol.from_worker, body)
+        if isinstance(message, protocol.Answer):
+            typed(output_buffer.names, message.body)
+            typed(output_buffer.checked, message.body)
+        if isinstance(message, protocol.Give):
+            typed(lambda _, items=message.items: array_codec.unpack(items), body)
 
 
 @corpus.tries("app_frames")
@@ -189,18 +193,18 @@ def test_a_frame_of_an_app_is_read_or_refused(data: bytes):
     data=st.binary(max_size=32),
 )
 def test_an_array_of_an_app_is_taken_or_refused(dtype: str, shape: list[int], data: bytes):
-    array = pieces.Array(dtype, tuple(shape), data)
+    array = array_codec.Array(dtype, tuple(shape), data)
 
-    typed(lambda _: pieces.unpack([pieces.Piece({}, array)]), data)
+    typed(lambda _: array_codec.unpack([array_codec.Piece({}, array)]), data)
 
 
 # Outputs on the disk, and what the nursery is asked for
 
-_ROWS = tape.Piece({"tokens": 2}, np.ones((2, 3), "float32"))
+_ROWS = capture.Piece({"tokens": 2}, np.ones((2, 3), "float32"))
 OUTPUTS = [
-    tape.pack([]),
-    tape.pack([_ROWS, tape.Piece({}, last=True)]),
-    tape.pack([tape.Piece({"ids": [1]}, empty=True)]),
+    capture.pack([]),
+    capture.pack([_ROWS, capture.Piece({}, last=True)]),
+    capture.pack([capture.Piece({"ids": [1]}, empty=True)]),
 ]
 
 
@@ -209,7 +213,7 @@ OUTPUTS = [
 @given(data=mutated(OUTPUTS) | st.binary(max_size=64))
 def test_a_recorded_output_is_read_or_refused(data: bytes):
     with corpus.recorded("outputs", data):
-        typed(tape.unpack, data)
+        typed(capture.unpack, data)
 
 
 @examples(300)
@@ -228,12 +232,12 @@ def test_a_recorded_output_is_read_or_refused(data: bytes):
 def test_a_recorded_output_of_any_shape_is_read_or_refused(entries: list[Any], rest: bytes):
     head = json.dumps(entries).encode()
 
-    typed(tape.unpack, len(head).to_bytes(8, "big") + head + rest)
+    typed(capture.unpack, len(head).to_bytes(8, "big") + head + rest)
 
 
 @corpus.tries("births")
 @examples(300)
-@given(data=mutated([sprout.pack(["a.b", "-c"], {b"A": b"1"}, "/tmp"), sprout.pack(["a"], {}, "")]))
+@given(data=mutated([fork_client.pack(["a.b", "-c"], {b"A": b"1"}, "/tmp"), fork_client.pack(["a"], {}, "")]))
 def test_a_request_to_the_nursery_is_read_or_refused(data: bytes):
     with corpus.recorded("births", data):
-        typed(sprout.unpack, data, (ValueError,))
+        typed(fork_client.unpack, data, (ValueError,))

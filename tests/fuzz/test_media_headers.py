@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibus.errors import Rejected
-from services.gateway import dataurl, urls
-from services.gateway.openai.formats.sniff import READERS
-from services.gateway.openai.media import DEFAULT_LIMITS, estimate_tokens, inspect
+from services.gateway.media import data_url, urls
+from services.gateway.media.headers.sniff import READERS
+from services.gateway.media.inspect import DEFAULT_LIMITS, estimate_tokens, inspect
 from tests.fuzz import seeds
 from tests.fuzz.corpus import recorded, tries
 from tests.fuzz.mutate import mutated
@@ -115,7 +115,7 @@ def test_a_data_url_is_decoded_or_refused(data: bytes):
     text = data.decode(errors="replace")
     began = time.thread_time()
     with recorded("data_urls", data):
-        for decode in (dataurl.decode_data_url, dataurl.decode_base64):
+        for decode in (data_url.decode_data_url, data_url.decode_base64):
             decoded = value_or_refusal(decode, text, LIMIT)
             if not isinstance(decoded, Rejected):
                 assert len(getattr(decoded, "data", decoded)) <= LIMIT
@@ -126,7 +126,7 @@ def test_a_data_url_is_decoded_or_refused(data: bytes):
 def test_a_data_url_of_one_piece_again_and_again_is_decided_soon(piece: str):
     for url in (f"data:{piece * 50_000},AAAA", f"data:a/b{piece * 80},AAAA", f"data:a/b;base64,{piece * 500_000}"):
         began = time.thread_time()
-        value_or_refusal(dataurl.decode_data_url, url, LIMIT)
+        value_or_refusal(data_url.decode_data_url, url, LIMIT)
         assert time.thread_time() - began < CPU_SECONDS, url[:80]
 
 

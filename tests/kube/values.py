@@ -11,7 +11,7 @@ from typing import Any
 from omnibus import settings
 from omnibus.bus import permissions
 from omnibus.plan import Option
-from services.planner.model import Declared
+from services.planner.declared.model import Declared
 from tests.kube.helm import CHART
 
 SCHEMA, USERS = CHART / "values.schema.json", CHART / "files" / "nats-users.conf"

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 
 from omnibus.bus.nats import NatsBus
-from omnibus.executor.contract import Job
 from omnibus.executor.identity import Identity
 from omnibus.executor.loop import Executor
+from omnibus.executor.runner import Job
 from omnibus.plan import ModelPlan, Option, Path, Plan
 from omnibus.settings import BusSettings, GatewaySettings
 from omnibus.task import UnitTask, use
-from services.gateway.dispatch import Dispatcher
-from services.gateway.keep import MediaKeep
-from services.gateway.load import Loads
-from services.gateway.members import Members
-from services.gateway.records import Records
-from services.gateway.route import Router
-from services.gateway.run import Run, Runs
+from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.media.blob_store import MediaKeep
+from services.gateway.request.load_report import Loads
+from services.gateway.request.record import Records
+from services.gateway.request.request import Run, Runs
+from services.gateway.routing.executors import Members
+from services.gateway.routing.router import Router
 from services.sidecar.server import Sidecar
 from tests.unit.executor.arithmetic import LIMIT, Does
 from tests.unit.sidecar import node as nodes

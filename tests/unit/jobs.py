@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from omnibus.executor.contract import Item, Job, RowWriter, Runner
+from omnibus.executor.runner import Item, Job, RowWriter, Runner
 
 
 class Pipe:

@@ -7,7 +7,7 @@ import huggingface_hub.constants
 import pytest
 
 from omnibus.errors import NotFound
-from omnibus.executor.host import ExecutorService
+from omnibus.executor.service import ExecutorService
 from omnibus.settings import ExecutorSettings, load
 from omnibus_models import tiny
 from services import engines

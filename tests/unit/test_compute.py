@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from omnibus.executor.contract import Runner
+from omnibus.executor.runner import Runner
 from omnibus.settings import ExecutorSettings
 from omnibus_models import tiny
 from services import engines
-from services.compute import Compute
+from services.component import Compute
 
 FAMILY = {**dict.fromkeys(("text_encoder", "vae_encoder", "dit", "vae"), "qwen_image_edit"), "audio_vae": "ltx2"}
 COMPONENTS = sorted(engines._TRANSFORMERS)

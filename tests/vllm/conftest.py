@@ -11,13 +11,13 @@ import psutil
 import pytest
 import torch
 
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus.settings import ExecutorSettings
 from omnibus_models import tiny
 from omnibus_models.contract import Encoded
 from services import engines
-from services.llm.core import Core, ThinkSettings
-from services.llm.runner import ThinkRunner
+from services.llm.engine.model import Core, ThinkSettings
+from services.llm.runners.thinker import ThinkRunner
 from services.llm.vllm.runner import VllmRunner
 
 torch.set_num_threads(1)

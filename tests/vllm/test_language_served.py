@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from omnibus import catalog
+from omnibus.families import catalog
 from omnibus_models import tiny
 from tests.e2e.questions import ask, image
 from tests.e2e.shapes.test_shapes import said

@@ -8,11 +8,11 @@ import pytest
 import pytest_asyncio
 
 from omnibus.errors import BadRequest
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.contract import Encoder
 from omnibus_models.families import family
-from services.llm.runner import ThinkRunner
+from services.llm.runners.thinker import ThinkRunner
 from services.llm.vllm.runner import VllmRunner
 from tests.e2e.families.plain import QUESTIONS, TOKENS
 from tests.e2e.questions import Question

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from omnibus.errors import BadRequest
 from omnibus_models.families import family
-from services.llm.runner import ThinkRunner
+from services.llm.runners.thinker import ThinkRunner
 from services.llm.vllm.runner import VllmRunner
 from tests.e2e.questions import OMNI_QUESTIONS, Question, ask, audio, image, video
 from tests.unit.jobs import MemoryJob, run

@@ -12,9 +12,9 @@ import torch
 from omnibus.errors import Fatal
 from omnibus_models import tiny, torchvision_cpu
 from omnibus_models.contract import Sampling
-from omnibus_models.tiny import parts, text, weights
-from services.llm.vllm.port import Generation, Launch
-from services.llm.vllm_032.engine import Core
+from omnibus_models.tiny import _qwen, chat_tokenizer, weights
+from services.llm.vllm.protocol import Generation, Launch
+from services.llm.vllm.v032.engine import Core
 
 torchvision_cpu.install()
 
@@ -64,12 +64,12 @@ def greedy(model: Any, ids: Sequence[int]) -> list[int]:
 async def test_qwen3_text(tmp_path: Path) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    tokenizer = text.tokenizer(SPECIAL, {}, text.template())
+    tokenizer = chat_tokenizer.tokenizer(SPECIAL, {}, chat_tokenizer.template())
     model = Qwen3ForCausalLM(
         Qwen3Config(**DECODER, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
     ).eval()
     weights.spread(model, 0)
-    parts.greedy(model.generation_config, tokenizer)
+    _qwen.greedy(model.generation_config, tokenizer)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     prompts = [list(range(20 + n, 24 + 9 * n)) for n in range(6)]

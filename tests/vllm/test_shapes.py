@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibus import catalog
+from omnibus.families import catalog
 from tests import models_oracle as oracle
 from tests.e2e.questions import VL_QUESTIONS, ask, image
 from tests.e2e.shapes.conftest import PATHS

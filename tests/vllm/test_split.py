@@ -9,10 +9,10 @@ import pytest
 import pytest_asyncio
 
 from omnibus.errors import BadRequest, ProtocolError, StageUnavailable
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus.settings import ExecutorSettings
 from services import engines
-from services.llm.runner import ThinkRunner
+from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves
 from tests.unit.llm.test_think import embedding, job, mixed, picture, text

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from omnibus_models.families import family
-from services.llm.runner import ThinkRunner
+from services.llm.runners.thinker import ThinkRunner
 from tests.e2e.questions import OMNI_QUESTIONS
 from tests.unit.jobs import run
 from tests.vllm.conftest import descriptors, transformers

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from omnibus import catalog
+from omnibus.families import catalog
 from tests import models_oracle as oracle
 from tests.e2e.omni.speech import same, spoken, wanted, whole_model
 from tests.e2e.questions import OMNI_QUESTIONS, VL_QUESTIONS

@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 
 from omnibus.errors import BadRequest, ContextTooLong, StageUnavailable
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models.families import family
-from services.llm.runner import ThinkRunner
+from services.llm.runners.thinker import ThinkRunner
 from services.llm.vllm.runner import VllmRunner
 from tests.e2e.questions import VL_QUESTIONS
 from tests.unit.jobs import MemoryJob, run

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from omnibus_models.world import storing
+from omnibus_models.world import checkpoint_io
 from tools.world_training import loop, omni, talker, thinker, vae, vocoder
 from tools.world_training import painter as painting
 from tools.world_training import painter_model as painter
@@ -69,7 +69,7 @@ def _speaking(directory: Path, seed: int, wanted: Container[str]) -> None:
         loop.say(f"thinker: {thinker.examined(model, seed + 1)}")
         loop.say(f"talker: {talker.examined(model, seed + 1)}")
         omni.save(model, directory / omni.FAMILY)
-        storing.seal(directory / omni.FAMILY, {"seed": seed, "steps": steps(SPEAKING)})
+        checkpoint_io.seal(directory / omni.FAMILY, {"seed": seed, "steps": steps(SPEAKING)})
 
 
 def _painting(directory: Path, seed: int, wanted: Container[str]) -> None:
@@ -88,7 +88,7 @@ def _painting(directory: Path, seed: int, wanted: Container[str]) -> None:
     if _learnt(directory, parts, wanted):
         vae.measure(autoencoder, seed)
         painter.save(components, directory / painter.FAMILY)
-        storing.seal(directory / painter.FAMILY, {"seed": seed, "steps": steps(PAINTING)})
+        checkpoint_io.seal(directory / painter.FAMILY, {"seed": seed, "steps": steps(PAINTING)})
 
 
 def _learnt(directory: Path, parts: list[Part], wanted: Container[str]) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import parts, qwen2_5_omni
-from omnibus_models.world import sounds, storing, tokens
+from omnibus_models.tiny import _qwen, qwen2_5_omni
+from omnibus_models.world import checkpoint_io, tokens, tone_synth
 
 torchvision_cpu.install()
 
@@ -20,8 +20,8 @@ _CONTEXT = 1024
 _LISTENED = 10  # seconds of sound at most
 MEL = 16  # bands; as many numbers of noise as one code takes are drawn at once
 REFERENCE = 20  # frames of the voice that a speaker is known by
-CODES = 1 + sounds.SYLLABLE * len(sounds.PITCHES)  # code 0 is none; pad, begin, end and mask of speech follow
-_MAX_CODES = 24 * sounds.WORD
+CODES = 1 + tone_synth.SYLLABLE * len(tone_synth.PITCHES)  # code 0 is none; pad, begin, end and mask of speech follow
+_MAX_CODES = 24 * tone_synth.WORD
 TEMPLATE = tokens.template(
     image="<|vision_bos|><|IMAGE|><|vision_eos|>",
     video="<|vision_bos|><|VIDEO|><|vision_eos|>",
@@ -41,15 +41,15 @@ def build(seed: int) -> Any:
     torch.manual_seed(seed)
     made = tokenizer()
     model = Qwen2_5OmniForConditionalGeneration(_config(made))
-    parts.greedy(model.generation_config, made)
+    _qwen.greedy(model.generation_config, made)
     return model
 
 
 def save(model: Any, directory: Path) -> None:
     """Write a checkpoint as the library does, its numbers as bfloat16."""
     made = tokenizer()
-    storing.halved(model).save_pretrained(directory)
-    storing.say_whole(directory / "config.json")
+    checkpoint_io.halved(model).save_pretrained(directory)
+    checkpoint_io.say_whole(directory / "config.json")
     _processor(made).save_pretrained(directory)
     torch.save(voices(made), directory / "spk_dict.pt")
     path = directory / "generation_config.json"
@@ -64,7 +64,7 @@ def voices(made: Any) -> dict[str, dict[str, Any]]:
             "cond": torch.full((1, MEL), sign),
             "ref_mel": torch.full((1, REFERENCE, MEL), sign),
         }
-        for name, sign in zip(sounds.VOICES, (1.0, -1.0), strict=True)
+        for name, sign in zip(tone_synth.VOICES, (1.0, -1.0), strict=True)
     }
 
 
@@ -80,7 +80,7 @@ def _processor(made: Any) -> Any:
     size = {"shortest_edge": pixels, "longest_edge": pixels}
     geometry = {"size": size, "patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
     ears = WhisperFeatureExtractor(
-        feature_size=128, sampling_rate=sounds.HEARD_RATE, hop_length=160, n_fft=400, chunk_length=_LISTENED,
+        feature_size=128, sampling_rate=tone_synth.HEARD_RATE, hop_length=160, n_fft=400, chunk_length=_LISTENED,
         return_attention_mask=True,
     )  # fmt: skip
     images, videos = Qwen2VLImageProcessor(**geometry), Qwen2VLVideoProcessor(**geometry, cap_pixels_per_frame=False)
@@ -111,7 +111,7 @@ def _thinker(made: Any, media: dict[str, int]) -> dict[str, Any]:
         "dropout": 0.0,
     }
     vision = {
-        **parts.vision_config(),
+        **_qwen.vision_config(),
         "depth": 3,
         "hidden_size": _SEEING,
         "intermediate_size": 2 * _SEEING,
@@ -122,7 +122,7 @@ def _thinker(made: Any, media: dict[str, int]) -> dict[str, Any]:
         "patch_size": PATCH,
     }
     words = {
-        **parts.text_config(made),
+        **_qwen.text_config(made),
         "hidden_size": _HIDDEN,
         "intermediate_size": 2 * _HIDDEN,
         "num_hidden_layers": 3,
@@ -144,7 +144,7 @@ def _talker(made: Any, media: dict[str, int]) -> dict[str, Any]:
         "num_key_value_heads": 2,
         "head_dim": 16,
         "max_position_embeddings": _CONTEXT,
-        "rope_parameters": dict(parts.ROPE),
+        "rope_parameters": dict(_qwen.ROPE),
         **media,
     }
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from omnibus_models.families.qwen_image import SKIPPED, TEMPLATE
-from omnibus_models.world import scenes, talks
+from omnibus_models.world import dialogues, scenes
 from tools.world_training import loop, pools, vae
 from tools.world_training import painter_model as painter
 
@@ -71,7 +71,7 @@ def _lesson(
 
     def loss(step: int) -> Tensor:
         chosen = torch.randint(len(shown[1]), (BATCH,), generator=generator)
-        wishes = [talks.wish(random, shown[1][index]) for index in chosen.tolist()]
+        wishes = [dialogues.wish(random, shown[1][index]) for index in chosen.tolist()]
         prompts = ["" if random.random() < _UNGUIDED else wish for wish in wishes]
         embeds, mask = reader.read(prompts)
         clear = QwenImagePipeline._pack_latents(shown[0][chosen], BATCH, *shown[0].shape[1:])

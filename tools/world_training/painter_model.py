@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import parts, qwen2_5_vl, qwen_image
-from omnibus_models.world import scenes, storing, tokens
+from omnibus_models.tiny import _qwen, qwen2_5_vl, qwen_image
+from omnibus_models.world import checkpoint_io, scenes, tokens
 
 torchvision_cpu.install()
 
@@ -47,18 +47,18 @@ def save(components: dict[str, Any], directory: Path) -> None:
     """Write a checkpoint as the library does, its numbers as bfloat16."""
     from diffusers import QwenImagePipeline
 
-    learnt = {name: storing.halved(components[name]) for name in LEARNT}
+    learnt = {name: checkpoint_io.halved(components[name]) for name in LEARNT}
     QwenImagePipeline(**{**components, **learnt}).save_pretrained(directory)
-    storing.say_whole(directory / "text_encoder" / "config.json")
+    checkpoint_io.say_whole(directory / "text_encoder" / "config.json")
 
 
 def _reader(made: Any) -> Any:
     from transformers import Qwen2_5_VLConfig
 
-    words = {**parts.text_config(made), "hidden_size": _READING, "max_position_embeddings": _CONTEXT}
+    words = {**_qwen.text_config(made), "hidden_size": _READING, "max_position_embeddings": _CONTEXT}
     # The pipeline has no use for its eyes, which are there because the class has them.
     eyes = {
-        **parts.vision_config(), "depth": 1, "fullatt_block_indexes": [0], "hidden_size": 16, "intermediate_size": 16,
+        **_qwen.vision_config(), "depth": 1, "fullatt_block_indexes": [0], "hidden_size": 16, "intermediate_size": 16,
         "num_heads": 1, "out_hidden_size": _READING, "patch_size": 4,
     }  # fmt: skip
     return Qwen2_5_VLConfig(text_config=words, vision_config=eyes, **qwen2_5_vl.media(made))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omnibus_models.world import scenes, sounds, talks
+from omnibus_models.world import dialogues, scenes, tone_synth
 from omnibus_models.world.scenes import Scene
 from tools.world_training import omni
 
@@ -41,14 +41,14 @@ def pictures(of: Sequence[Scene], count: int, seed: int, wild: float = scenes.WI
 def tones(hearing: Any, count: int, seed: int) -> Sounds:
     """``count`` sounds of tones through the extractor of the library."""
     random = np.random.default_rng(seed)
-    heard = [talks.some_tones(random) for _ in range(count)]
-    features = [listened(hearing, sounds.played(list(tones), random)) for tones in heard]
+    heard = [dialogues.some_tones(random) for _ in range(count)]
+    features = [listened(hearing, tone_synth.played(list(tones), random)) for tones in heard]
     return Sounds(features, [" ".join(tones) for tones in heard])
 
 
 def listened(hearing: Any, samples: np.ndarray) -> Tensor:
     """Log-mel features [bands, frames] as the encoder prepares them."""
-    prepared = hearing.prepare(memoryview(sounds.wav(samples, sounds.HEARD_RATE)), "audio")
+    prepared = hearing.prepare(memoryview(tone_synth.wav(samples, tone_synth.HEARD_RATE)), "audio")
     features: Tensor = prepared.features["features"]
     return features.clone()  # a view would hold all of the silence behind it
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from omnibus_models.world import scenes, sounds
+from omnibus_models.world import scenes, tone_synth
 from tools.world_training import loop, omni, thinker
 from tools.world_training.thinker import Batch
 
@@ -45,9 +45,9 @@ class Lesson:
         talker = self._talker
         asked = int((batch.labels[row] >= 0).nonzero()[0]) + 1  # ids of the question
         words = int((batch.labels[row] >= 0).sum()) - 1  # the end of the answer is never read
-        said = torch.tensor([*sounds.codes(batch.talks[row].answer), talker.codec_eos_token])
+        said = torch.tensor([*tone_synth.codes(batch.talks[row].answer), talker.codec_eos_token])
         before = torch.cat([torch.tensor([talker.codec_pad_token, talker.codec_bos_token]), said[:-1]])
-        voice = marks[int(self._random.integers(len(sounds.VOICES)))]
+        voice = marks[int(self._random.integers(len(tone_synth.VOICES)))]
         given = torch.cat([voice[None], rows[asked : asked + words], marks[-2:-1]])
         given = torch.cat([given, marks[-1:].expand(len(before) - len(given), -1)])
         speech = given + talker.get_input_embeddings()(before)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from omnibus_models.contract import Encoded
 from omnibus_models.families import qwen2_5_omni
-from omnibus_models.world import scenes, talks
+from omnibus_models.world import dialogues, scenes
+from omnibus_models.world.dialogues import Talk
 from omnibus_models.world.scenes import Scene
-from omnibus_models.world.talks import Talk
 from tools.world_training import loop, omni, pools
 
 BATCH, RATE = 48, 2e-3
@@ -45,12 +45,12 @@ _SHAPES = {
 }  # fmt: skip
 #: First colours, places, numbers and tones, by large steps; then, by small ones, shapes as well, which take longest.
 STAGES = (
-    Stage(1600, 900, 1.0, talks.SHARES, muon=True),
+    Stage(1600, 900, 1.0, dialogues.SHARES, muon=True),
     Stage(1100, 300, scenes.WILD, _SHAPES),
     Stage(350, 350, scenes.WILD, _SHAPES, (4000, 400), warm=20),
     Stage(400, 200, scenes.WILD, _SHAPES, warm=20, rate=1.5e-3),
     Stage(500, 500, scenes.WILD, _SHAPES, warm=20, rate=1e-3),
-    Stage(900, 900, scenes.WILD, talks.SHARES, (12_000, 1_000), warm=20, rate=1.2e-3),
+    Stage(900, 900, scenes.WILD, dialogues.SHARES, (12_000, 1_000), warm=20, rate=1.2e-3),
 )
 
 
@@ -89,7 +89,7 @@ class Teacher:
         seed: int,
         sizes: tuple[int, int] = (_PICTURES, _TONES),
         wild: float = scenes.WILD,
-        shares: Mapping[str, float] = talks.SHARES,
+        shares: Mapping[str, float] = dialogues.SHARES,
     ) -> None:
         with tempfile.TemporaryDirectory() as directory:
             omni.save(omni.build(seed), Path(directory))
@@ -126,7 +126,7 @@ class Teacher:
 
     def _question(self, kind: str, shown: int, heard: int) -> Question:
         scene, tones = self._pictures.scenes[shown], tuple(self._tones.words[heard].split())
-        talk = talks.asked(self._random, kind, scene, tones)
+        talk = dialogues.asked(self._random, kind, scene, tones)
         return Question(talk, shown if talk.scene else None, self._tones.features[heard] if talk.tones else None)
 
     def _length(self, question: Question) -> int:
@@ -243,7 +243,7 @@ def examined(model: Any, seed: int, count: int = 96) -> dict[str, float]:
     """
     teacher = Teacher(model, scenes.unseen(), seed, (4 * len(scenes.unseen()), count))
     found = {}
-    for kind in talks.SHARES:
+    for kind in dialogues.SHARES:
         batch = teacher.batch(count, kind)
         likeliest = model.thinker.lm_head(answered(model.thinker, batch)).argmax(-1)
         wrong = (likeliest != batch.labels) & (batch.labels >= 0)

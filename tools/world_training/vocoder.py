@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from omnibus_models.world import sounds
+from omnibus_models.world import tone_synth
 from tools.world_training import loop, omni
 
 STEPS, BATCH, RATE = 1500, 8, 1.5e-3
@@ -15,7 +15,7 @@ _CROP = 18  # frames
 FRAMES = 2  # of a code
 _WORDS = 8  # of a line that is learnt
 _UNGUIDED = 0.15  # lines that say neither codes nor voice
-_FRAME = sounds.CODE // FRAMES
+_FRAME = tone_synth.CODE // FRAMES
 
 
 def bands(codes: list[int], voice: str) -> Tensor:
@@ -24,9 +24,9 @@ def bands(codes: list[int], voice: str) -> Tensor:
     Band 0 is what sounds under the pitches of some voices; the bands of the pitches follow.
     """
     found = torch.full((len(codes), omni.MEL), -1.0)
-    under, _ = sounds.VOICES[voice]
+    under, _ = tone_synth.VOICES[voice]
     for place, code in enumerate(codes):
-        pitch = sounds.sounding(code)
+        pitch = tone_synth.sounding(code)
         if pitch is not None:
             found[place, 1 + pitch] = 1.0
             found[place, 0] = 1.0 if under else -1.0
@@ -35,8 +35,8 @@ def bands(codes: list[int], voice: str) -> Tensor:
 
 def _lines(random: np.random.Generator, count: int) -> list[tuple[list[int], str]]:
     """Codes of any words, in any voice."""
-    voices = random.choice(list(sounds.VOICES), count)
-    return [(sounds.codes(" ".join(random.choice(sounds.WORDS, _WORDS))), str(voice)) for voice in voices]
+    voices = random.choice(list(tone_synth.VOICES), count)
+    return [(tone_synth.codes(" ".join(random.choice(tone_synth.WORDS, _WORDS))), str(voice)) for voice in voices]
 
 
 def learn_bands(model: Any, seed: int, steps: int = STEPS) -> None:
@@ -92,11 +92,11 @@ def learn_sound(model: Any, seed: int, steps: int = SOUND_STEPS) -> None:
 
 def _table() -> Tensor:
     """The samples of one frame in which a band sounds, [bands, samples]."""
-    time = torch.arange(_FRAME) / sounds.SPOKEN_RATE
-    loud = max(loudness for _, loudness in sounds.VOICES.values())
-    under = max(pitch for pitch, _ in sounds.VOICES.values())
+    time = torch.arange(_FRAME) / tone_synth.SPOKEN_RATE
+    loud = max(loudness for _, loudness in tone_synth.VOICES.values())
+    under = max(pitch for pitch, _ in tone_synth.VOICES.values())
     table = torch.zeros(omni.MEL, _FRAME)
     table[0] = loud * torch.sin(2 * torch.pi * under * time)
-    for place, pitch in enumerate(sounds.PITCHES):
-        table[1 + place] = sounds.LOUDNESS * torch.sin(2 * torch.pi * pitch * time)
+    for place, pitch in enumerate(tone_synth.PITCHES):
+        table[1 + place] = tone_synth.LOUDNESS * torch.sin(2 * torch.pi * pitch * time)
     return table

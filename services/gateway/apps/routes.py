@@ -5,11 +5,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from omnibus.settings import GatewaySettings
-from services.gateway.admin import Admin
-from services.gateway.apps.control import Control
-from services.gateway.apps.shapes import AppList, TaskList
-from services.gateway.handlers import Handler, by_method, json_response
-from services.gateway.openai.requests import read_body
+from services.gateway.apps.registration import Control
+from services.gateway.apps.response_schemas import AppList, TaskList
+from services.gateway.auth.admin import Admin
+from services.gateway.http.handlers import Handler, by_method, json_response
+from services.gateway.openai.parse import read_body
 
 APPS, APP, INVOKE, TASKS = "/v1/apps", "/v1/apps/{name}", "/v1/apps/{name}/invoke", "/v1/tasks"
 

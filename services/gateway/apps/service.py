@@ -6,14 +6,14 @@ from functools import partial
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
-from services.gateway.apps.chats import Chats
-from services.gateway.apps.control import Control
-from services.gateway.apps.host import Host, Rules
-from services.gateway.apps.invoke import Invoke
-from services.gateway.apps.registry import Registry
-from services.gateway.chat import Chat
-from services.gateway.route import Router
-from services.gateway.run import Runs
+from services.gateway.apps.chat import Chats
+from services.gateway.apps.invoke_route import Invoke
+from services.gateway.apps.registration import Control
+from services.gateway.apps.served_apps import Registry
+from services.gateway.apps.worker_supervisor import Host, Rules
+from services.gateway.request.request import Runs
+from services.gateway.routing.router import Router
+from services.gateway.tasks.chat import Chat
 
 
 class Apps:

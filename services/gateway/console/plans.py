@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from omnibus import catalog
+from omnibus.cluster.desired import counts
+from omnibus.cluster.monitor.plan_diff import differences
 from omnibus.errors import OmnibusError
+from omnibus.families import catalog
 from omnibus.plan import ModelPlan, Plan
 from omnibus.store import Past, Store
-from omnibus.wanted import counts
-from omnibus.watch.changes import differences
 
 #: Epochs of the past that are shown.
 PAST = 30

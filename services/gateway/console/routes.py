@@ -8,18 +8,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from omnibus import graph, recorded
+from omnibus import graph
 from omnibus.bus import Bus, subjects
 from omnibus.errors import BadRequest, OmnibusError
+from omnibus.recording import records
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
-from services.gateway.admin import Admin
-from services.gateway.console.live import Live
-from services.gateway.console.pages import Pages
+from services.gateway.auth.admin import Admin
+from services.gateway.console.broadcaster import Live
 from services.gateway.console.plans import plans
-from services.gateway.exchange import ClientLeft, while_connected
-from services.gateway.handlers import by_method, json_response
-from services.gateway.sending import Sending
+from services.gateway.console.static_files import Pages
+from services.gateway.http.exchange import ClientLeft, while_connected
+from services.gateway.http.handlers import by_method, json_response
+from services.gateway.http.response import Sending
 
 EVENTS, PLAN, REPLAY = "/v1/console/events", "/v1/console/plan", "/v1/console/replay/{id}"
 #: What of the query of a replay goes along with it.
@@ -56,10 +57,10 @@ class Console:
     async def _replay(self, request: Request) -> AsyncGenerator[bytes, None]:
         """Yield the output of ``omnibus replay``: where it runs, then the answer and how it compares.
 
-        ``from``, ``path`` and ``route`` of the query are the headers of ``services.gateway.again``.
+        ``from``, ``path`` and ``route`` of the query are the headers of ``services.gateway.replay.options``.
         """
         wishes = _wishes(request)
-        record = await recorded.find(self._bus, request.path_params["id"])
+        record = await records.find(self._bus, request.path_params["id"])
         body = graph.encode(record.invocation)
         async for part in self._bus.requests(subjects.REPLAY, body, PATIENCE, wishes or None):
             yield part

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from omnibus.errors import BadRequest
-from services.gateway.openai.requests import decoded
+from services.gateway.openai.parse import decoded
 
 PATH = "/v1/embeddings"
 

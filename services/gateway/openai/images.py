@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from omnibus.encoding.picture import PictureFormat
+from omnibus.encoding.image import PictureFormat
 from omnibus.errors import BadRequest
-from services.gateway.openai.requests import decoded, invalid
-from services.gateway.openai.schema import Guidance, Size, Steps
+from services.gateway.openai.chat_request import Guidance, Size, Steps
+from services.gateway.openai.parse import decoded, invalid
 
 PATH, EDITS, VARIATIONS = "/v1/images/generations", "/v1/images/edits", "/v1/images/variations"
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import msgspec
 
-from omnibus.encoding.sound import MIME
+from omnibus.encoding.audio import MIME
 from services.gateway.openai import embeddings, files, images, models, speech, transcriptions, videos
-from services.gateway.openai.answers import ChatCompletion
-from services.gateway.openai.problems import ErrorBody
-from services.gateway.openai.schema import ChatRequest
-from services.gateway.openai.stream import ChatCompletionChunk
+from services.gateway.openai.chat_request import ChatRequest
+from services.gateway.openai.chat_response import ChatCompletion
+from services.gateway.openai.chat_stream import ChatCompletionChunk
+from services.gateway.openai.errors import ErrorBody
 
 PATH = "/v1/chat/completions"
 #: The rest of a streamed answer.

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from omnibus.encoding.sound import FASTEST, SLOWEST, SoundFormat
-from services.gateway.openai.requests import decoded
-from services.gateway.openai.schema import Count, VoiceId
+from omnibus.encoding.audio import FASTEST, SLOWEST, SoundFormat
+from services.gateway.openai.chat_request import Count, VoiceId
+from services.gateway.openai.parse import decoded
 
 PATH = "/v1/audio/speech"
 

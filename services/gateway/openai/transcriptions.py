@@ -7,9 +7,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from omnibus.errors import BadRequest
-from services.gateway.openai.answers import Usage
-from services.gateway.openai.requests import invalid
-from services.gateway.openai.schema import Count
+from services.gateway.openai.chat_request import Count
+from services.gateway.openai.chat_response import Usage
+from services.gateway.openai.parse import invalid
 
 PATH = "/v1/audio/transcriptions"
 

@@ -10,8 +10,8 @@ from msgspec import Meta, Struct
 
 from omnibus.errors import BadRequest
 from services.gateway.openai import multipart
-from services.gateway.openai.requests import decoded, invalid
-from services.gateway.openai.schema import Guidance, Steps
+from services.gateway.openai.chat_request import Guidance, Steps
+from services.gateway.openai.parse import decoded, invalid
 
 PATH, VIDEO, CONTENT = "/v1/videos", "/v1/videos/{video_id}", "/v1/videos/{video_id}/content"
 

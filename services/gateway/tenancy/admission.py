@@ -1,8 +1,8 @@
 """Admission: a request waits here, not in an executor, until it is its tenant's turn and there is room for it.
 
 Executors take their work in the order in which it comes, so whoever sends most would get most. Here each executor is
-given as many requests as it batches and no more; the rest wait in one short queue per tenant, in which the order is
-``services.gateway.tenancy.fair``'s. A request waits once: what a graph sends later on goes at once, and is counted.
+given as many requests as it batches and no more; the rest wait in one short queue per tenant, in the order of
+``services.gateway.tenancy.fair_queue``. A request waits once: what a graph sends later on goes at once, and is counted.
 """
 
 import asyncio
@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 
 from omnibus.errors import Overloaded
 from omnibus.settings import GatewaySettings
-from services.gateway.route import Router
-from services.gateway.scope import Assignment
-from services.gateway.tenancy import metering
-from services.gateway.tenancy.costs import Cost, Costs
-from services.gateway.tenancy.fair import WAITING, Fair, Turn
-from services.gateway.tenancy.limits import Limits
-from services.gateway.tenancy.metering import Queue
+from services.gateway.routing.assignment import Assignment
+from services.gateway.routing.router import Router
+from services.gateway.tenancy import metrics
+from services.gateway.tenancy.cost_model import Cost, Costs
+from services.gateway.tenancy.fair_queue import WAITING, Fair, Turn
+from services.gateway.tenancy.metrics import Queue
+from services.gateway.tenancy.rate_limits import Limits
 from services.gateway.tenancy.tenant import Tenant
 
 #: Reasons of refusals that more executors would have made needless; others are limits of a key.
@@ -90,7 +90,7 @@ class Admission:
                 self._limits.of(tenant.key).check(self._clock())
             turn = await self._turn(queue, tenant, self._slots(assignment), cost.seconds, left, patient)
         except Overloaded as error:
-            metering.refused(tenant.name, error.reason, *queue.models)
+            metrics.refused(tenant.name, error.reason, *queue.models)
             raise
         self.charge(tenant, cost.seconds)
         return Grant(self, queue.fair, turn, tenant)
@@ -116,7 +116,7 @@ class Admission:
                 await self._wait(fair, turn, woken, left if patient else min(left, self._settings.admit_wait))
         finally:
             if not patient:
-                metering.waited(self._clock() - came, queue.models)
+                metrics.waited(self._clock() - came, queue.models)
         return turn
 
     async def _wait(self, fair: Fair, turn: Turn, woken: "asyncio.Future[None]", seconds: float) -> None:
@@ -148,7 +148,7 @@ class Admission:
         self.charge(tenant, used - expected)
         fair.over(turn, used)
         self._go_on(fair)
-        metering.used(tenant.name, used)
+        metrics.used(tenant.name, used)
 
     def _go_on(self, fair: Fair) -> None:
         while (turn := fair.next(self._clock())) is not None:

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from hashlib import sha256
 from typing import NamedTuple
 
-from omnibus.keys import KeyRecord
+from omnibus.api_key import KeyRecord
 
 
 class Tenant(NamedTuple):

@@ -7,8 +7,8 @@ from collections.abc import Collection
 import msgspec
 
 from omnibus.store import JobRecord, Store
-from services.gateway.videos.films import Films
-from services.gateway.videos.work import KIND
+from services.gateway.videos.job_payload import KIND
+from services.gateway.videos.storage import Films
 
 log = logging.getLogger(__name__)
 

@@ -13,15 +13,15 @@ from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import JobRecord, JobRules, Store
-from services.gateway.files import new
+from services.gateway.media.files import new
 from services.gateway.openai.videos import ListQuery, Variant, Video, VideoList, VideoRequest
-from services.gateway.run import Runs
+from services.gateway.request.request import Runs
 from services.gateway.tenancy.tenant import current
-from services.gateway.videos import work
-from services.gateway.videos.filming import Filming
-from services.gateway.videos.films import Films
+from services.gateway.videos import job_payload
+from services.gateway.videos.generate import Filming
+from services.gateway.videos.job_payload import KIND, Work
 from services.gateway.videos.mirror import JobMirror
-from services.gateway.videos.work import KIND, Work
+from services.gateway.videos.storage import Films
 from services.gateway.videos.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Videos:
         until = now + self._settings.video_deadline
         job = JobRecord(
             id=new("video_"),
-            request=work.encode(_work(asked.model, request.model_dump(), pinned)),
+            request=job_payload.encode(_work(asked.model, request.model_dump(), pinned)),
             created=now,
             until=until,
             expires=until + self._settings.video_kept,
@@ -78,11 +78,11 @@ class Videos:
         await self._store.put_job(KIND, job, self._tenant_rules if tenant else self._rules)
         self._mirror.put(job)
         self._worker.wake()
-        return work.shown(job)
+        return job_payload.shown(job)
 
     async def show(self, id: str) -> Video:
         """Raises ``NotFound``."""
-        return work.shown(await self._job(id))
+        return job_payload.shown(await self._job(id))
 
     async def page(self, query: ListQuery) -> VideoList:
         """Videos in the order in which they were asked for. Raises ``NotFound`` for an unknown ``after``."""
@@ -92,7 +92,7 @@ class Videos:
         while more and len(shown) < query.limit:  # others' are passed over
             found = await self._store.jobs(KIND, query.limit - len(shown), after, query.order == "desc")
             if found is None:
-                raise work.gone()
+                raise job_payload.gone()
             shown += _shown(found.jobs)
             more = found.more and bool(found.jobs)
             after = found.jobs[-1].id if found.jobs else after
@@ -103,7 +103,7 @@ class Videos:
         """Forget a video. If it is being made, that stops. Raises ``NotFound``."""
         job = await self._job(id)
         if not await self._store.drop_job(KIND, id):
-            raise work.gone()
+            raise job_payload.gone()
         self._filming.stop(job)
         self._mirror.remove(id)
         self._worker.lose(id)
@@ -118,13 +118,13 @@ class Videos:
         return job, await self._films.find(id, variant)
 
     async def _job(self, id: str) -> JobRecord:
-        job = await self._store.job(KIND, work.check(id))
+        job = await self._store.job(KIND, job_payload.check(id))
         if job is None and id in self._mirror:  # the store has lost it, or somebody removed it just now
             await self._look()
             job = await self._store.job(KIND, id)
         asking = current()
-        if job is None or (asking.name and not asking.owns(work.decode(job).tenant)):
-            raise work.gone()
+        if job is None or (asking.name and not asking.owns(job_payload.decode(job).tenant)):
+            raise job_payload.gone()
         return job
 
     def _check(self, request: Any) -> None:
@@ -181,7 +181,7 @@ def _shown(jobs: Iterable[JobRecord]) -> Iterator[Video]:
     """Yield the videos of those ``jobs`` that belong to the calling tenant, as clients see them."""
     for job in jobs:
         try:
-            if current().owns(work.decode(job).tenant):
-                yield work.shown(job)
+            if current().owns(job_payload.decode(job).tenant):
+                yield job_payload.shown(job)
         except ProtocolError as error:
             log.error("left out: %s", error)

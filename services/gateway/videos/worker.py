@@ -25,10 +25,10 @@ from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import REREAD, JobRecord, Store
-from services.gateway.videos.filming import Filming
-from services.gateway.videos.films import Films
+from services.gateway.videos.generate import Filming
+from services.gateway.videos.job_payload import KIND, decode, encode
 from services.gateway.videos.lease import Lease
-from services.gateway.videos.work import KIND, decode, encode
+from services.gateway.videos.storage import Films
 
 log = logging.getLogger(__name__)
 

@@ -3,11 +3,11 @@
 from contextlib import aclosing, closing
 from typing import Any
 
-from omnibus.executor.contract import Job
-from services.llm.runner import answer
-from services.llm.speech import Speech
-from services.llm.text import Reply
-from services.llm.vllm.core import Inside, VllmCore
+from omnibus.executor.runner import Job
+from services.llm.runners.detokenize import Reply
+from services.llm.runners.talker_inputs import Speech
+from services.llm.runners.thinker import answer
+from services.llm.vllm.model import Inside, VllmCore
 
 
 class VllmPart:
@@ -38,7 +38,7 @@ class VllmPart:
 
 
 class VllmRunner(VllmPart):
-    """A ``Runner`` for LLMs with the inputs and outputs of ``services.llm.runner.ThinkRunner``."""
+    """A ``Runner`` for LLMs with the inputs and outputs of ``services.llm.runners.thinker.ThinkRunner``."""
 
     async def run(self, job: Job) -> None:
         core, engine = self._core, self._core.engine

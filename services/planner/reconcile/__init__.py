@@ -7,9 +7,9 @@ is a workload of its own, and the reconciler creates, scales and deletes it.
 from omnibus.errors import BadRequest
 from omnibus.settings import KubernetesSettings, PlannerSettings, load
 from services.planner.reconcile.backend import Backend, Running
-from services.planner.reconcile.kubernetes import Kubernetes
+from services.planner.reconcile.diff import Scale, Start, Step, Stop, steps
+from services.planner.reconcile.kube_backend import Kubernetes
 from services.planner.reconcile.reconciler import Reconciler
-from services.planner.reconcile.steps import Scale, Start, Step, Stop, steps
 
 __all__ = ["Backend", "Kubernetes", "Reconciler", "Running", "Scale", "Start", "Step", "Stop", "backend", "steps"]
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from omnibus.cluster.desired import Kind, Wanted
 from omnibus.errors import OmnibusError
-from omnibus.wanted import Kind, Wanted
 
 
 class Running(NamedTuple):

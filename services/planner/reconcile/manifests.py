@@ -15,8 +15,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from omnibus.cluster.desired import ID, Kind, Wanted
 from omnibus.errors import BadRequest
-from omnibus.wanted import ID, Kind, Wanted
 from services.planner.reconcile.backend import Running
 
 GROUPS = "LeaderWorkerSet"

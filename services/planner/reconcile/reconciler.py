@@ -5,13 +5,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from omnibus.cluster.desired import wanted
+from omnibus.cluster.presence import Gateways
 from omnibus.errors import OmnibusError, ProtocolError, StoreUnavailable
-from omnibus.heard import Gateways
 from omnibus.plan import Plan
 from omnibus.store import PlanProblem, Stand, Store
-from omnibus.wanted import wanted
 from services.planner.reconcile.backend import Backend
-from services.planner.reconcile.steps import Change, Scale, Start, Step, Stop, steps
+from services.planner.reconcile.diff import Change, Scale, Start, Step, Stop, steps
 
 log = logging.getLogger(__name__)
 

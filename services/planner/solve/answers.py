@@ -6,16 +6,16 @@ from typing import Any
 import msgspec
 
 from omnibus.errors import BadRequest
-from omnibus.plugins import listed
+from omnibus.families.plugins import listed
 from services.planner.solve import cells, mixture, topology
 from services.planner.solve.cases import Case
+from services.planner.solve.constraints import Node, Terms
+from services.planner.solve.cost_fit import fit
+from services.planner.solve.flow_network import Network, listed_paths
 from services.planner.solve.mixture import Cell, Mixture
-from services.planner.solve.network import Network, listed_paths
 from services.planner.solve.problem import Infeasible, amount, require
-from services.planner.solve.profile import fit
 from services.planner.solve.solution import Solution, shares
 from services.planner.solve.solver import Solver
-from services.planner.solve.terms import Node, Terms
 
 Answer = dict[str, Any]
 

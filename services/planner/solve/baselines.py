@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from services.planner.solve.frame import Frame
+from services.planner.solve.flow_matrix import Frame
 from services.planner.solve.problem import Infeasible, amount, require
 
 

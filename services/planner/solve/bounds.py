@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.planner.solve.flow_network import Arc, Network
 from services.planner.solve.highs import Vector
-from services.planner.solve.network import Arc, Network
 
 
 @dataclass(frozen=True)

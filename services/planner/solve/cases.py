@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from omnibus.errors import BadRequest
-from services.planner.solve.network import Network, listed_paths
+from services.planner.solve.flow_network import Network, listed_paths
 from services.planner.solve.problem import Option, Problem, RequestType, require
 
 T = TypeVar("T")

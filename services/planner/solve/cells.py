@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import msgspec
 
 from services.planner.solve import mixture
+from services.planner.solve.constraints import Terms
 from services.planner.solve.mixture import Cell, Mixture
 from services.planner.solve.problem import require
 from services.planner.solve.solution import Solution
 from services.planner.solve.solver import Solver
-from services.planner.solve.terms import Terms
 
 
 def powers(largest: int) -> list[int]:

@@ -7,11 +7,11 @@ from scipy import sparse
 
 from omnibus.errors import DeadlineExceeded
 from services.planner.solve import highs
+from services.planner.solve.constraints import Node, Terms
 from services.planner.solve.highs import Deadline, Program
 from services.planner.solve.problem import Option, require
 from services.planner.solve.solution import Solution
 from services.planner.solve.solver import Solver
-from services.planner.solve.terms import Node, Terms
 
 #: Replicas by option and node.
 Places = dict[str, dict[str, int]]

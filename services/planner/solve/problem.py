@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from omnibus.errors import BadRequest
-from omnibus.plugins import listed
+from omnibus.families.plugins import listed
 
 #: More would make more sets of finished components than memory holds.
 MOST_COMPONENTS = 16

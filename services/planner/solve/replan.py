@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 
 from omnibus.errors import DeadlineExceeded
-from services.planner.solve import search
+from services.planner.solve import column_selection
+from services.planner.solve.constraints import Terms
 from services.planner.solve.problem import require
-from services.planner.solve.run import Answer, Run
+from services.planner.solve.query import Answer, Run
 from services.planner.solve.solution import Solution
 from services.planner.solve.solver import Solver
-from services.planner.solve.terms import Terms
 
 #: How many options are asked beside those that run, and for how many seconds.
 _FIRST, _PATIENCE = 12, 1.0
@@ -33,10 +33,10 @@ def replan(solver: Solver, rate: float, running: dict[str, int], terms: Terms | 
     run = solver.run(terms)
     bounds = solver.bounds(run, solver.frame.costs)
     lowest = max(each.each for each in bounds) * rate
-    if rate > 0 and lowest > 0 and solver.cost.whole and search.sharp(run):
+    if rate > 0 and lowest > 0 and solver.cost.whole and column_selection.sharp(run):
         run.lowest = run.highest = rate
         run.limit(solver.cost, math.ceil(lowest - 1e-6))
-        keep = search.least_waste(run, bounds, _FIRST) | (search.every(run) & (run.running > 0))
+        keep = column_selection.least_waste(run, bounds, _FIRST) | (column_selection.every(run) & (run.running > 0))
         answer = _quickly(solver, run, keep)
         if answer is not None:
             return solver.solution(run, answer, "cost", lowest, 0.0, settled=answer.proven, quick=True)

@@ -7,9 +7,9 @@ from scipy import sparse
 
 from omnibus.errors import DeadlineExceeded
 from services.planner.solve import highs
-from services.planner.solve.frame import Frame, Served
+from services.planner.solve.flow_matrix import Frame, Served
+from services.planner.solve.flow_network import Arc
 from services.planner.solve.highs import Deadline, Program, Vector
-from services.planner.solve.network import Arc
 from services.planner.solve.solution import Flow, decompose
 
 #: Seconds that fewer arcs are worth, and arcs among which fewer are looked for.

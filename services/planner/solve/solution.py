@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from omnibus.plan import Path
+from services.planner.solve.flow_network import Arc, Network
 from services.planner.solve.highs import Vector
-from services.planner.solve.network import Arc, Network
 
 #: Of a type's rate; less on a path is rounding.
 _NOTHING = 1e-9

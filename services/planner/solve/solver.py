@@ -10,18 +10,18 @@ import math
 import numpy as np
 
 from omnibus.errors import BadRequest
-from services.planner.solve import search
-from services.planner.solve import terms as given
+from services.planner.solve import column_selection
+from services.planner.solve import constraints as given
 from services.planner.solve.bounds import Bound, bound, unreached
-from services.planner.solve.build import Goal
-from services.planner.solve.frame import Frame
+from services.planner.solve.constraints import Terms
+from services.planner.solve.flow_matrix import Frame
+from services.planner.solve.flow_network import Network
 from services.planner.solve.highs import Deadline, Vector
-from services.planner.solve.network import Network
+from services.planner.solve.milp import Goal
 from services.planner.solve.problem import Infeasible, amount, require
+from services.planner.solve.query import SERVED, Answer, Run
 from services.planner.solve.routing import routes
-from services.planner.solve.run import SERVED, Answer, Run
 from services.planner.solve.solution import Solution
-from services.planner.solve.terms import Terms
 
 #: A rate below this part of the bound is none.
 _NONE = 1e-9
@@ -52,13 +52,13 @@ class Solver:
         each = max(at.each for at in bounds)
         require(each > 0, "requests take no time on any option: profile them")
         run.highest = sum(have.values()) / each
-        arcs = self.frame.arcs(search.every(run))
+        arcs = self.frame.arcs(column_selection.every(run))
         blocked = any(unreached(self.frame.network, mix, arcs) for mix in run.mixes)
-        best = None if blocked else search.best(run, None, bounds)
+        best = None if blocked else column_selection.best(run, None, bounds)
         if best is None or best.rate <= run.highest * _NONE:
             return self._nothing(0.0, run.highest, "rate")
         run.lowest = best.rate
-        keep = search.within(run, bounds, search.spare(run, bounds, best.rate))
+        keep = column_selection.within(run, bounds, column_selection.spare(run, bounds, best.rate))
         by_gpus = np.array_equal(self.frame.costs, self.frame.gpus)
         fewest = math.ceil(each * best.rate - 1e-6) if by_gpus else -np.inf
         answer, settled = self._settle(run, bounds, best, keep, fewest)
@@ -80,12 +80,12 @@ class Solver:
         lowest = max(each.each for each in bounds) * rate
         run.lowest = run.highest = rate
         run.top = np.minimum(run.top, self._useful(run, rate))
-        found = search.best(run, self.cost, bounds)
+        found = column_selection.best(run, self.cost, bounds)
         if found is None:
             raise Infeasible(_too_much(run, rate, lowest))
         value = self.cost.value(found.replicas, run.running)
         run.hold(self.cost, found.replicas)
-        keep = search.within(run, bounds, [value - each.each * rate for each in bounds])
+        keep = column_selection.within(run, bounds, [value - each.each * rate for each in bounds])
         answer, settled = self._settle(run, bounds, found, keep)
         known = max(found.bound, math.ceil(lowest - 1e-6) if self.cost.whole else lowest)
         gap = 0.0 if found.proven or value <= known else 1 - known / value
@@ -130,10 +130,12 @@ class Solver:
         if run.terms.running is not None:
             goals.append(self.spawn)
         goals.append(Goal("executors", np.ones(self.frame.count)))
-        answer, settled = search.settle(run, goals, answer, keep, fewest)
+        answer, settled = column_selection.settle(run, goals, answer, keep, fewest)
         if not settled:
             return answer, False
-        return search.settle(run, [Goal("order", self._order)], answer, keep & search.likely(run, bounds, answer))
+        return column_selection.settle(
+            run, [Goal("order", self._order)], answer, keep & column_selection.likely(run, bounds, answer)
+        )
 
     @property
     def spawn(self) -> Goal:

@@ -22,11 +22,11 @@ import numpy as np
 from scipy import sparse
 
 from services.planner.solve import highs
+from services.planner.solve.constraints import Node
+from services.planner.solve.flow_network import Arc, Network
 from services.planner.solve.highs import Deadline, Program, Vector
-from services.planner.solve.network import Arc, Network
 from services.planner.solve.problem import amount, require
-from services.planner.solve.run import HELD
-from services.planner.solve.terms import Node
+from services.planner.solve.query import HELD
 
 #: Of a path: pairs of its stops (by position) and the GB that each request moves between them.
 Traffic = Callable[[Arc], list[tuple[int, int, float]]]

@@ -1,6 +1,6 @@
 """The process of one app: ``python -m omnibus.app.worker <fd>``, started by a gateway.
 
-``fd`` is one end of a Unix socket pair; ``omnibus.app.wire`` says what goes over it. The process ends when
+``fd`` is one end of a Unix socket pair; ``omnibus.app.protocol`` says what goes over it. The process ends when
 the other end is closed.
 """
 
@@ -15,12 +15,12 @@ from typing import Any
 
 import uvloop
 
-from omnibus.app import wire
-from omnibus.app.describe import Loaded, loaded
-from omnibus.app.link import Link
-from omnibus.app.module import UPLOAD
-from omnibus.app.requests import Request
-from omnibus.app.restrict import die_with_parent, restrict
+from omnibus.app import protocol
+from omnibus.app.introspect import Loaded, loaded
+from omnibus.app.module_loader import UPLOAD
+from omnibus.app.request import Request
+from omnibus.app.sandbox import die_with_parent, restrict
+from omnibus.app.transport import Link
 from omnibus.errors import OmnibusError, from_problem
 
 log = logging.getLogger(__name__)
@@ -39,20 +39,20 @@ class Worker:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
         self._on: dict[type, Callable[[Any], None]] = {
-            wire.Serve: self._serve,
-            wire.Submitted: self._submitted,
-            wire.Refused: self._refused,
-            wire.Items: self._items,
-            wire.More: self._more,
-            wire.Cancel: self._cancel,
-            wire.Ping: lambda _: self._pong(),
-            wire.Stop: lambda _: self._stop.set(),
+            protocol.Serve: self._serve,
+            protocol.Submitted: self._submitted,
+            protocol.Refused: self._refused,
+            protocol.Items: self._items,
+            protocol.More: self._more,
+            protocol.Cancel: self._cancel,
+            protocol.Ping: lambda _: self._pong(),
+            protocol.Stop: lambda _: self._stop.set(),
         }
 
     async def live(self, end: socket.socket) -> None:
         """Say that the app is ready, and serve until told to stop."""
         self._link = await Link.open(end, self._receive, self._lost)
-        self._link.send(wire.encode(wire.Ready(self._app.description)))
+        self._link.send(protocol.encode(protocol.Ready(self._app.description)))
         await self._stop.wait()
         for task in self._tasks.values():
             task.cancel()
@@ -61,7 +61,7 @@ class Worker:
         self._link.close()
 
     def _receive(self, body: bytes) -> None:
-        message = wire.to_worker(body)
+        message = protocol.to_worker(body)
         self._on[type(message)](message)
 
     def _lost(self, error: OmnibusError | None) -> None:
@@ -71,7 +71,7 @@ class Worker:
         if not self._stop.is_set():
             os._exit(1)
 
-    def _serve(self, message: wire.Serve) -> None:
+    def _serve(self, message: protocol.Serve) -> None:
         assert self._link is not None  # noqa: S101 - it brought the message
         request = self._requests[message.id] = Request(self._app, self._link, message)
         task = self._tasks[message.id] = asyncio.get_running_loop().create_task(request.run(), name=message.run)
@@ -81,29 +81,29 @@ class Worker:
         self._requests.pop(id, None)
         self._tasks.pop(id, None)
         if ended.cancelled() and self._link is not None:  # before its first step, so it could not say so itself
-            self._link.send(wire.encode(wire.End(id)))
+            self._link.send(protocol.encode(protocol.End(id)))
 
     def _pong(self) -> None:
         if self._link is not None:
-            self._link.send(wire.encode(wire.Pong()))
+            self._link.send(protocol.encode(protocol.Pong()))
 
-    def _submitted(self, message: wire.Submitted) -> None:
+    def _submitted(self, message: protocol.Submitted) -> None:
         if message.id in self._requests:
             self._requests[message.id].submitted(message.step)
 
-    def _refused(self, message: wire.Refused) -> None:
+    def _refused(self, message: protocol.Refused) -> None:
         if message.id in self._requests:
             self._requests[message.id].submitted(message.step, from_problem(message.problem))
 
-    def _items(self, message: wire.Items) -> None:
+    def _items(self, message: protocol.Items) -> None:
         if message.id in self._requests:
             self._requests[message.id].arrived(message)
 
-    def _more(self, message: wire.More) -> None:
+    def _more(self, message: protocol.More) -> None:
         if message.id in self._requests:
             self._requests[message.id].taken(message.nbytes)
 
-    def _cancel(self, message: wire.Cancel) -> None:
+    def _cancel(self, message: protocol.Cancel) -> None:
         task = self._tasks.get(message.id)
         if task is not None:
             task.cancel()
@@ -116,19 +116,19 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     end = socket.socket(fileno=int(arguments[0]))
     end.set_inheritable(False)
-    order = wire.read(end)
+    order = protocol.read(end)
     if order is None:
         return 1  # the gateway died meanwhile
     try:
         app = _load(order, end.fileno())
     except OmnibusError as error:
-        end.sendall(wire.encode(wire.Broken(error.problem())))
+        end.sendall(protocol.encode(protocol.Broken(error.problem())))
         return 1
     uvloop.run(Worker(app).live(end))
     return 0
 
 
-def _load(order: wire.Load, link: int) -> Loaded:
+def _load(order: protocol.Load, link: int) -> Loaded:
     held = restrict(link, order.memory) if order.source.kind == UPLOAD else ()
     return loaded(order.source, order.text, held)
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from itertools import count
 from typing import Any
 
-from omnibus.bus import Delivery, Handler, Responder, Stored, StreamState, asking
+from omnibus.bus import Delivery, Handler, Responder, Stored, StreamState, request_reply
 from omnibus.bus.subjects import INVOCATIONS, Stream
 from omnibus.errors import BusUnavailable, TooLarge
 from omnibus.settings import BusSettings
@@ -83,12 +83,12 @@ class MemoryBus:
     async def requests(
         self, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None = None
     ) -> AsyncIterator[bytes]:
-        async for part in asking.ask(self, f"_INBOX.{next(self._inbox)}", subject, data, timeout, headers):
+        async for part in request_reply.ask(self, f"_INBOX.{next(self._inbox)}", subject, data, timeout, headers):
             yield part
 
     async def respond(self, subject: str, responder: Responder, queue: str = "") -> Callable[[], Awaitable[None]]:
         def handle(delivery: Delivery) -> None:
-            task = asyncio.get_running_loop().create_task(asking.answer(self, responder, delivery))
+            task = asyncio.get_running_loop().create_task(request_reply.answer(self, responder, delivery))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

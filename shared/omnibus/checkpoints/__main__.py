@@ -2,8 +2,8 @@
 
 import sys
 
-from omnibus import child
 from omnibus.checkpoints import download
+from omnibus.process import run_module
 
 if __name__ == "__main__":
-    sys.exit(child.answer(lambda: str(download(sys.argv[1]))))
+    sys.exit(run_module.answer(lambda: str(download(sys.argv[1]))))

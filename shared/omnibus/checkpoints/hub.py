@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from omnibus.checkpoints import weights
+from omnibus.checkpoints import safetensors
 from omnibus.errors import BadRequest, Fatal, Forbidden, HubUnavailable, NotFound, OmnibusError
 
 #: An owner, a name, perhaps a revision.
@@ -81,7 +81,7 @@ def _cached(checkpoint: str) -> Path | None:
 def _weights(directory: Path) -> list[str]:
     """The files of weights that the configurations in ``directory`` ask for: a repository may have more."""
     parts = ["", *(f"{part}/" for part in _parts(directory))]
-    return [f"{part}{name}" for part in parts for name in weights.names(directory / part)]
+    return [f"{part}{name}" for part in parts for name in safetensors.names(directory / part)]
 
 
 def _parts(directory: Path) -> list[str]:

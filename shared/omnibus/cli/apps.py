@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
-from omnibus.cli import gateway, targets
-from omnibus.cli.check import check, described
+from omnibus.cli import app_target, gateway
+from omnibus.cli.app_check import check, described
+from omnibus.cli.format.tables import fields, table
 from omnibus.cli.gateway import Gateway
-from omnibus.cli.tables import fields, table
 from omnibus.errors import BadRequest
 
 APPS = "/v1/apps"
@@ -36,7 +36,7 @@ async def app(options: argparse.Namespace) -> int:
 
 def register(there: Gateway, target: str | None, upload: str | None) -> dict[str, Any]:
     """Register an app; returns it as the gateway shows it."""
-    found: dict[str, Any] = there.call("POST", APPS, {"source": targets.source(target, upload, there.apps_dir)})
+    found: dict[str, Any] = there.call("POST", APPS, {"source": app_target.source(target, upload, there.apps_dir)})
     return found
 
 
@@ -66,7 +66,7 @@ def _register(there: Gateway, options: argparse.Namespace) -> int:
 def _update(there: Gateway, options: argparse.Namespace) -> int:
     wanted = {}
     if options.target is not None or options.upload is not None:
-        wanted = {"source": targets.source(options.target, options.upload, there.apps_dir)}
+        wanted = {"source": app_target.source(options.target, options.upload, there.apps_dir)}
     return _changed(there.call("PUT", _path(options.name), wanted), options, "updated")
 
 

@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from omnibus import catalog
-from omnibus.cli import drawing, samples, world
-from omnibus.cli.look import describe
+from omnibus.cli import demo_drawing, demo_media, demo_world
+from omnibus.cli.invocations import describe
 from omnibus.errors import BadRequest
-from omnibus.recorded import find
-from omnibus.up.logs import Log
+from omnibus.families import catalog
+from omnibus.process.logs import Log
+from omnibus.recording.records import find
 from omnibus.up.stack import Stack
-from omnibus.up.tiny import tiny_models
+from omnibus.up.tiny_models import tiny_models
 
 #: Length of an answer of random weights: so long that the first sound leaves well before the last word.
 TOKENS, CODES = 1500, 400
@@ -36,12 +36,12 @@ async def demo(options: argparse.Namespace) -> int:
     if options.model not in chatting:
         raise BadRequest(f"the demo runs {' or '.join(chatting)}, not {options.model}")
     trained, speaks = options.model in catalog.WORLD, speaking[options.model]
-    shown = await _shown(options) if trained else world.Sample(samples.picture(), samples.sound())
+    shown = await _shown(options) if trained else demo_world.Sample(demo_media.picture(), demo_media.sound())
     content = _content(options, speaks, shown)
     _say(_TRAINED if trained else _RANDOM)
     began = time.monotonic()
     _say("starting NATS, Valkey, the services and the model ...")
-    declared = await tiny_models([options.model, *([drawing.MODEL] if shown.wish else [])])
+    declared = await tiny_models([options.model, *([demo_drawing.MODEL] if shown.wish else [])])
     log = io.StringIO()
     try:
         async with Stack(declared, log=Log(log), passing=True) as stack:
@@ -51,7 +51,7 @@ async def demo(options: argparse.Namespace) -> int:
             if trained and speaks:
                 await _judge(options, shown.answer, answer)
             if shown.wish:
-                await drawing.show(stack.url, shown.wish, options.model, Path(options.out).with_suffix(".png"))
+                await demo_drawing.show(stack.url, shown.wish, options.model, Path(options.out).with_suffix(".png"))
             await _explain(stack, id)
     except BaseException:
         print(log.getvalue())
@@ -66,19 +66,19 @@ shapes to see and to draw, tones to hear, and a language of tones to speak.
 """
 
 
-async def _shown(options: argparse.Namespace) -> world.Sample:
+async def _shown(options: argparse.Namespace) -> demo_world.Sample:
     """A scene and tones that the model has never met; what is right is known unless something else is asked."""
     with tempfile.TemporaryDirectory() as directory:
-        made = await world.sample(Path(directory), options.seed)
+        made = await demo_world.sample(Path(directory), options.seed)
     own = options.image or options.audio or options.video or options.prompt != PROMPT
-    return world.Sample(made.picture, made.sound) if own else made
+    return demo_world.Sample(made.picture, made.sound) if own else made
 
 
 async def _judge(options: argparse.Namespace, right: str, answer: str) -> None:
     """Return whether the answer is right, and what its sound says to somebody who is no model."""
-    heard = await world.told(Path(options.out))
+    heard = await demo_world.told(Path(options.out))
     if right:
-        _say(f"what was drawn and played: {right}: {world.verdict(answer == right)}")
+        _say(f"what was drawn and played: {right}: {demo_world.verdict(answer == right)}")
     same = "the same" if heard == answer else "something else"
     _say(f"who knows the tones and is no model hears: {heard}: {same}")
 
@@ -87,11 +87,11 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _content(options: argparse.Namespace, speaks: bool, shown: world.Sample) -> list[dict[str, Any]]:
+def _content(options: argparse.Namespace, speaks: bool, shown: demo_world.Sample) -> list[dict[str, Any]]:
     """The request's parts: the files that were named, or a picture and a sound made here."""
     image = _file(options.image) if options.image else shown.picture
     if not options.image and sys.stdout.isatty():
-        _say(f"{world.mosaic(image)}\n")
+        _say(f"{demo_world.mosaic(image)}\n")
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": _data_url("image/jpeg", image)}}]
     if options.video:
         parts.append({"type": "video_url", "video_url": {"url": _data_url("video/mp4", _file(options.video))}})

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from omnibus.errors import Fatal, OmnibusError, Problem, StageUnavailable, from_problem
-from omnibus.up import run
-from omnibus.up.trust import trust
+from omnibus.up import run_dir
+from omnibus.up.tls import trust
 
 TOKEN, APPS_DIR = "OMNIBUS_GATEWAY_ADMIN_TOKEN", "OMNIBUS_GATEWAY_APPS_DIR"
 #: Seconds that an answer may take: an app may load and its executors may start meanwhile.
@@ -66,7 +66,7 @@ def find(options: argparse.Namespace) -> Gateway:
     token, apps_dir = os.environ.get(TOKEN, ""), os.environ.get(APPS_DIR, "")
     if options.url:
         return Gateway(options.url, token, apps_dir)
-    state = run.read()
+    state = run_dir.read()
     return Gateway(state.gateway_url, token or state.admin_token, state.apps_dir, state.certificate)
 
 

@@ -6,10 +6,10 @@ import time
 
 import msgspec
 
-from omnibus import keys
+from omnibus import api_key
+from omnibus.api_key import KeyRecord
 from omnibus.cli import plans
-from omnibus.cli.tables import table
-from omnibus.keys import KeyRecord
+from omnibus.cli.format.tables import table
 from omnibus.store import Store
 
 
@@ -36,9 +36,9 @@ async def keys_of(options: argparse.Namespace) -> int:
 
 
 def _made(options: argparse.Namespace) -> tuple[str, KeyRecord]:
-    key = keys.new()
+    key = api_key.new()
     record = KeyRecord(
-        keys.digest(key),
+        api_key.digest(key),
         options.tenant,
         options.weight,
         options.rate,
@@ -48,7 +48,7 @@ def _made(options: argparse.Namespace) -> tuple[str, KeyRecord]:
         options.note,
         round(time.time(), 3),
     )
-    return key, keys.decode(keys.encode(record))  # as strictly as it is read again
+    return key, api_key.decode(api_key.encode(record))  # as strictly as it is read again
 
 
 def _say_new(key: str, record: KeyRecord, options: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from omnibus import __version__
-from omnibus.cli import guarding
+from omnibus.cli import access
 from omnibus.errors import OmnibusError
 
 
@@ -37,19 +37,19 @@ def _command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
         return _app(options)
     if options.command == "plan":
         return _plan(options)
-    if options.command in ("models", "profile", "top", *guarding.COMMANDS):
+    if options.command in ("models", "profile", "top", *access.COMMANDS):
         return _learn(options)
     return _look(options)
 
 
 def _look(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
     if options.command == "deadletters":
-        from omnibus.cli.dead import dead
+        from omnibus.cli.dead_letters import dead
 
         return dead(options)
-    from omnibus.cli import look
+    from omnibus.cli import invocations
 
-    return {"tail": look.tail, "show": look.show, "replay": look.replay}[options.command](options)
+    return {"tail": invocations.tail, "show": invocations.show, "replay": invocations.replay}[options.command](options)
 
 
 def _app(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
@@ -58,7 +58,7 @@ def _app(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
 
         return tasks(options)
     if options.app_command == "run":
-        from omnibus.cli.apprun import run_app
+        from omnibus.cli.app_run import run_app
 
         return run_app(options)
     from omnibus.cli.apps import app
@@ -85,8 +85,8 @@ def _learn(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
         from omnibus.cli.profile import profile_model
 
         return profile_model(options)
-    if options.command in guarding.COMMANDS:
-        return guarding.command(options)
+    if options.command in access.COMMANDS:
+        return access.command(options)
     from omnibus.cli.top import top
 
     return top(options)
@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     _add_models(commands)
     _add_profile(commands)
-    guarding.add(commands)
+    access.add(commands)
     return parser
 
 

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import msgspec
 
-from omnibus import catalog, checkpoints, child, plugins
+from omnibus import checkpoints
 from omnibus.checkpoints.report import Report
-from omnibus.cli import modeltexts, plans
+from omnibus.cli import plans
+from omnibus.cli.format import models as models_format
 from omnibus.errors import BadRequest, NotFound, StageUnavailable, StoreUnavailable
-from omnibus.known import ABSENT, KNOWN
+from omnibus.families import catalog, plugins
+from omnibus.families.specs import ABSENT, KNOWN
 from omnibus.plan import Plan
+from omnibus.process import run_module
 from omnibus.store import Store
-from omnibus.up import tiny
+from omnibus.up import tiny_models
 
 #: Seconds that a look into a checkpoint may take, and a download.
 LOOKS_WITHIN, DOWNLOADS_WITHIN = 300.0, 24 * 3600.0
@@ -34,49 +37,49 @@ async def models(options: argparse.Namespace) -> int:
 
 
 async def _list(options: argparse.Namespace) -> int:
-    families, absent = {name: modeltexts.about(name) for name in KNOWN}, dict(ABSENT)
+    families, absent = {name: models_format.about(name) for name in KNOWN}, dict(ABSENT)
     for name in sorted({*plugins.families()} - {catalog.PYTHON, *KNOWN}):
         try:
-            families[name] = modeltexts.about(name)
+            families[name] = models_format.about(name)
         except BadRequest as error:  # one plugin's fault takes nothing from the others
             absent[name] = error.message
     plan = await _plan(options)
     if options.json:
-        running = None if plan is None else {name: modeltexts.running(model) for name, model in plan.models.items()}
+        running = None if plan is None else {name: models_format.running(model) for name, model in plan.models.items()}
         print(json.dumps({"families": families, "absent": absent, "running": running}))
     else:
-        print("\n".join(modeltexts.listed(families, absent, plan)))
+        print("\n".join(models_format.listed(families, absent, plan)))
     return 0
 
 
 async def _show(options: argparse.Namespace) -> int:
     family = _family(options.what)
     if family:
-        about = modeltexts.about(family)
-        print(json.dumps(about) if options.json else "\n".join(modeltexts.family(about)))
+        about = models_format.about(family)
+        print(json.dumps(about) if options.json else "\n".join(models_format.family(about)))
         return 0
     report = await examined(options.what, options.dtype)
     if options.json:
-        print(json.dumps({**msgspec.to_builtins(report), "options": modeltexts.sizes(report)}))
+        print(json.dumps({**msgspec.to_builtins(report), "options": models_format.sizes(report)}))
     else:
-        print("\n".join(modeltexts.checkpoint(report)))
+        print("\n".join(models_format.checkpoint(report)))
     return 0
 
 
 async def _check(options: argparse.Namespace) -> int:
     report = await examined(options.checkpoint, options.dtype)
-    declared = modeltexts.declared(report, options.checkpoint)
+    declared = models_format.declared(report, options.checkpoint)
     if options.json:
         faults = {name: part.faults for name, part in report.parts.items()}
         told = {"complete": report.complete, "faults": faults, "declaration": declared if report.complete else None}
         print(json.dumps({**msgspec.to_builtins(report), **told}))
     else:
-        print("\n".join(modeltexts.checked(report, declared)))
+        print("\n".join(models_format.checked(report, declared)))
     return 0 if report.complete else 1
 
 
 async def _get(options: argparse.Namespace) -> int:
-    found = await child.ask("omnibus.checkpoints", options.id, within=DOWNLOADS_WITHIN, show=not options.json)
+    found = await run_module.ask("omnibus.checkpoints", options.id, within=DOWNLOADS_WITHIN, show=not options.json)
     print(json.dumps({"id": options.id, "path": found}) if options.json else found)
     return 0
 
@@ -85,8 +88,8 @@ async def _tiny(options: argparse.Namespace) -> int:
     family = _family(options.family)
     if family not in KNOWN:
         raise NotFound(f"there is no tiny {options.family}; there is one of {', '.join(KNOWN)}")
-    directory = Path(options.directory) if options.directory else tiny.directory() / family
-    await (tiny.write if options.directory else tiny.build)(family, directory)
+    directory = Path(options.directory) if options.directory else tiny_models.directory() / family
+    await (tiny_models.write if options.directory else tiny_models.build)(family, directory)
     print(json.dumps({"family": family, "path": str(directory)}) if options.json else directory)
     return 0
 
@@ -96,7 +99,7 @@ async def examined(checkpoint: str, dtype: str = "") -> Report:
     directory = checkpoints.find(checkpoint)
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     arguments = [str(directory), *([dtype] if dtype else [])]
-    told = await child.ask("omnibus_models.examine", *arguments, within=LOOKS_WITHIN, env=offline)
+    told = await run_module.ask("omnibus_models.examine", *arguments, within=LOOKS_WITHIN, env=offline)
     return msgspec.convert(told, Report)
 
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from omnibus.errors import BadRequest
-from omnibus.up.spec import ROOT, python
+from omnibus.process.spec import ROOT, python
 
 _MODULE = "services.planner.cli"
 

@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 
 from omnibus.bus.nats import NatsBus
-from omnibus.cli import plantexts
-from omnibus.cli.tables import table
+from omnibus.cli.format import plan as plan_format
+from omnibus.cli.format.tables import table
+from omnibus.cluster.desired import Kind, counts
+from omnibus.cluster.monitor.plan_diff import differences
+from omnibus.cluster.presence import ReadyExecutors
 from omnibus.errors import BadRequest, BusUnavailable, NotFound, StageUnavailable
-from omnibus.heard import ReadyExecutors
 from omnibus.plan import Plan
 from omnibus.settings import BusSettings, StoreSettings, load
 from omnibus.store import Store
-from omnibus.up import run
-from omnibus.wanted import Kind, counts
-from omnibus.watch.changes import differences
+from omnibus.up import run_dir
 
 #: Seconds that executors have to say that they are up; those that do not count as down.
 ANSWERS_WITHIN = 1.0
@@ -46,7 +46,7 @@ def settings(options: argparse.Namespace) -> StoreSettings:
     settings = load(StoreSettings)
     if not options.store and "OMNIBUS_STORE_URL" in os.environ:
         return settings
-    return msgspec.structs.replace(settings, url=options.store or run.read().store_url)
+    return msgspec.structs.replace(settings, url=options.store or run_dir.read().store_url)
 
 
 async def _show(store: Store, options: argparse.Namespace) -> None:
@@ -66,8 +66,8 @@ async def _show(store: Store, options: argparse.Namespace) -> None:
         }
         print(json.dumps(told))
         return
-    lacks = plantexts.lacking(counts(staged.models), up) if staged is not None and up is not None else ""
-    print("\n".join([*plantexts.head(plan, staged, lacks, stand.pin, problems), "", *plantexts.shown(plan, up)]))
+    lacks = plan_format.lacking(counts(staged.models), up) if staged is not None and up is not None else ""
+    print("\n".join([*plan_format.head(plan, staged, lacks, stand.pin, problems), "", *plan_format.shown(plan, up)]))
 
 
 async def _diff(store: Store, options: argparse.Namespace) -> None:
@@ -105,7 +105,7 @@ async def _history(store: Store, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps([_brief(each.epoch, each.plan, each.fault) for each in history]))
     else:
-        print("\n".join(plantexts.past(history, stand.epoch, stand.pin)))
+        print("\n".join(plan_format.past(history, stand.epoch, stand.pin)))
 
 
 def _brief(epoch: int, plan: Plan | None, fault: str) -> dict[str, Any]:
@@ -167,6 +167,6 @@ def _bus_url(options: argparse.Namespace) -> str:
     if options.nats or "OMNIBUS_BUS_URL" in os.environ:
         return str(options.nats or load(BusSettings).url)
     try:
-        return "" if options.store else run.read().nats_url
+        return "" if options.store else run_dir.read().nats_url
     except StageUnavailable:
         return ""

@@ -12,24 +12,25 @@ from typing import TextIO
 
 import msgspec
 
-from omnibus import catalog, profile
-from omnibus.cli import targets
-from omnibus.cli.check import load as load_app
-from omnibus.cli.tables import table
+from omnibus import profile
+from omnibus.cli import app_target
+from omnibus.cli.app_check import load as load_app
+from omnibus.cli.format.tables import table
 from omnibus.cli.up import declarations
 from omnibus.errors import BadRequest, Rejected
-from omnibus.known import KNOWN
+from omnibus.families import catalog
+from omnibus.families.specs import KNOWN
+from omnibus.process.logs import Log
 from omnibus.profile import ModelProfile
-from omnibus.profiling import model, plot, run, trials, workload
+from omnibus.profiling import experiments, measured_model, plot, run, workload
+from omnibus.profiling.checkpoint import Keeper, write
+from omnibus.profiling.csv_workload import Sampling
 from omnibus.profiling.measure import Found, How
-from omnibus.profiling.partial import Keeper, write
-from omnibus.profiling.rows import Sampling
 from omnibus.profiling.run import ENGINE, ENGINE_PROFILE
 from omnibus.settings import ExecutorSettings, StoreSettings, load
 from omnibus.store import Store
-from omnibus.up import run as running
-from omnibus.up.logs import Log
-from omnibus.up.tiny import tiny_models
+from omnibus.up import run_dir as running
+from omnibus.up.tiny_models import tiny_models
 
 CREDITS = "OMNIBUS_EXECUTOR_CREDITS"
 _BAR = 24  # characters
@@ -65,11 +66,11 @@ async def _asked(options: argparse.Namespace) -> run.Asked:
     """Return the requested run. Raises ``BadRequest`` for what is not known, before anything is started."""
     _check(options)
     name, declared = await _declared(options)
-    subject = model.find(name, declared)
+    subject = measured_model.find(name, declared)
     return run.Asked(
         subject=subject,
         workload=workload.read(Path(options.workload), subject, Sampling(options.sample, options.seed, options.scale)),
-        options=trials.chosen(subject, options.option, options.all_options),
+        options=experiments.chosen(subject, options.option, options.all_options),
         how=How(options.seconds, options.requests, options.most, options.others, options.gpu or _device()),
         env=_environment(options),
         marks=_marks(options),
@@ -114,13 +115,13 @@ async def _declared(options: argparse.Namespace) -> tuple[str, str]:
     app = options.app
     if options.models:
         declared = await declarations(argparse.Namespace(no_models=False, models=options.models, only=[]))
-        known = model.names(declared)
+        known = measured_model.names(declared)
         if app not in known and _is_app(app):
             return _one(app, [each for each in await _called(app) if each in known], options.model), declared
         return app, declared
     if app in catalog.LOCAL:
         family = catalog.family(catalog.LOCAL[app])
-        model.chatting(app, family["components"], family["tasks"])  # before anything is built
+        measured_model.chatting(app, family["components"], family["tasks"])  # before anything is built
         return app, await tiny_models([app])
     if app in KNOWN:
         raise BadRequest(
@@ -135,7 +136,7 @@ async def _declared(options: argparse.Namespace) -> tuple[str, str]:
 
 
 def _is_app(app: str) -> bool:
-    return targets.is_file(app) or all(part.isidentifier() for part in app.split("."))
+    return app_target.is_file(app) or all(part.isidentifier() for part in app.split("."))
 
 
 async def _called(app: str) -> list[str]:

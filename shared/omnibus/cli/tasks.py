@@ -5,7 +5,7 @@ import asyncio
 import json
 
 from omnibus.cli import gateway
-from omnibus.cli.tables import table
+from omnibus.cli.format.tables import table
 
 
 async def tasks(options: argparse.Namespace) -> int:

@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from math import isfinite
 
-from omnibus.cli import look, plans, toptexts
+from omnibus.cli import invocations, plans
+from omnibus.cli.format import top as top_format
+from omnibus.cluster.monitor import Watch, told
 from omnibus.errors import BadRequest
 from omnibus.store import Store
-from omnibus.watch import Watch, told
 
 #: Seconds that ``--once`` looks: heartbeats tell what was computed since the one before.
 LOOK = 2.0
@@ -31,7 +32,7 @@ async def top(options: argparse.Namespace) -> int:
     store = Store(plans.settings(options))
     try:
         await store.stand()
-        bus = await look.connect(options)
+        bus = await invocations.connect(options)
         try:
             async with Watch(store, bus).following() as watch, _interrupted() as stop:
                 await _show(watch, options, stop)
@@ -86,7 +87,7 @@ def _print(watch: Watch, as_json: bool, screen: bool) -> None:
         print(json.dumps(told(watch.seen, away)), flush=True)
         return
     size = shutil.get_terminal_size((100, 30))
-    lines = [_plain(line) for line in toptexts.lines(watch.seen, away, size.columns)]
+    lines = [_plain(line) for line in top_format.lines(watch.seen, away, size.columns)]
     if screen:
         print(_fitted(lines, size), end="", flush=True)
     else:

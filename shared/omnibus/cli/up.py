@@ -11,7 +11,7 @@ from omnibus.cli.gateway import Gateway
 from omnibus.errors import BadRequest, DeadlineExceeded, NotFound
 from omnibus.settings import public
 from omnibus.up.stack import Stack
-from omnibus.up.tiny import tiny_models
+from omnibus.up.tiny_models import tiny_models
 
 #: Declarations of no models at all.
 NONE = '{"models": {}}'

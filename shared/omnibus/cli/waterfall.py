@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from omnibus.graph import Invocation
-from omnibus.waterfall import PHASES, Edge, Row, Waterfall
+from omnibus.recording.waterfall import PHASES, Edge, Row, Waterfall
 
 WIDTH = 44  # columns of the bars
 
-#: How each phase of a node is drawn; see ``omnibus.waterfall.PHASES``.
+#: How each phase of a node is drawn; see ``omnibus.recording.waterfall.PHASES``.
 MARKS = dict(zip(PHASES, "·╌░▒█", strict=True))
 
 #: Edges that are listed: those that took longest.

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from omnibus.bus import messages, subjects
+from omnibus.bus.coalescer import Outbox
 from omnibus.bus.messages import Hop
-from omnibus.bus.outbox import Outbox
 from omnibus.errors import OmnibusError, ProtocolError
-from omnibus.executor.channels import Channel, Piece
-from omnibus.executor.contract import Item
-from omnibus.executor.moments import Moment
+from omnibus.executor.inputs import Channel, Piece
 from omnibus.executor.outputs import Output, Record, Rows, Sibling, Source
+from omnibus.executor.runner import Item
+from omnibus.executor.start_time import Moment
 from omnibus.graph import HANDLE, REF, Invocation, as_ref, refs
 from omnibus.tensors.client import Block, TensorClient
 from omnibus.tensors.handle import Handle

@@ -15,20 +15,20 @@ import msgspec
 
 from omnibus import graph, tracing
 from omnibus.bus import Bus, Delivery, messages, subjects
-from omnibus.bus.comeback import Comeback
+from omnibus.bus.coalescer import Outbox
 from omnibus.bus.messages import Busy, Chunk, End, ExecutorStatus, Failed, Hop
-from omnibus.bus.outbox import Outbox
+from omnibus.bus.reconnect import Comeback
 from omnibus.errors import DeadlineExceeded, OmnibusError, ProtocolError, StageFailed
-from omnibus.executor import by_hand
+from omnibus.executor import manual
+from omnibus.executor.acks import Confirmations
 from omnibus.executor.attempts import Attempts, Live
-from omnibus.executor.channels import Piece
-from omnibus.executor.confirm import Confirmations
-from omnibus.executor.contract import Item, Runner
-from omnibus.executor.early import Early
+from omnibus.executor.early_edges import Early
 from omnibus.executor.identity import Identity
+from omnibus.executor.inputs import Piece
 from omnibus.executor.job import LiveJob
-from omnibus.executor.moments import enter
-from omnibus.executor.vitals import Vitals
+from omnibus.executor.runner import Item, Runner
+from omnibus.executor.start_time import enter
+from omnibus.executor.status import Vitals
 from omnibus.graph import Invocation
 from omnibus.metrics import EXECUTOR
 from omnibus.tensors.client import TensorClient
@@ -289,7 +289,7 @@ class Executor:
             log.warning("%s: asked without a reply subject, so there is nothing to do", delivery.subject)
             return
         try:
-            asked = by_hand.part(delivery.data, self.identity, delivery.reply)
+            asked = manual.part(delivery.data, self.identity, delivery.reply)
         except ProtocolError as error:
             yield msgspec.json.encode(error.problem())
             return

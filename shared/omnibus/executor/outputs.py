@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from omnibus.bus import messages
+from omnibus.bus.coalescer import Outbox
 from omnibus.bus.messages import Chunk
-from omnibus.bus.outbox import Outbox
-from omnibus.executor.channels import Piece
-from omnibus.executor.contract import Item
+from omnibus.executor.inputs import Piece
+from omnibus.executor.runner import Item
 from omnibus.graph import Invocation
 from omnibus.metrics import TRANSFER
 from omnibus.tensors.client import Block

@@ -9,13 +9,13 @@ a client makes up, and no id, is one.
 
 from prometheus_client.exposition import generate_latest
 
+from omnibus.metrics.collectors import REGISTRY
 from omnibus.metrics.executor import ENCODER, ENGINE, EXECUTOR
 from omnibus.metrics.gateway import GATEWAY
 from omnibus.metrics.planner import PLANNER, STREAMS
 from omnibus.metrics.process import PROCESS
 from omnibus.metrics.tenants import TENANTS
 from omnibus.metrics.tensors import ARENA, EDGES, TRANSFER
-from omnibus.told import REGISTRY
 
 __all__ = [
     "ARENA",

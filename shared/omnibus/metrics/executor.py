@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 
 from omnibus.metrics.buckets import SECONDS
-from omnibus.told import REGISTRY, Sizes, Told
+from omnibus.metrics.collectors import REGISTRY, Sizes, Told
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 

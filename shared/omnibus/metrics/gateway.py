@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client import Counter, Histogram
 
 from omnibus.metrics.buckets import SECONDS
-from omnibus.told import REGISTRY, Told
+from omnibus.metrics.collectors import REGISTRY, Told
 
 #: From one token to the next.
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)

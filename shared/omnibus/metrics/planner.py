@@ -3,7 +3,7 @@
 from prometheus_client import Counter, Histogram
 
 from omnibus.metrics.buckets import SECONDS
-from omnibus.told import REGISTRY, Told
+from omnibus.metrics.collectors import REGISTRY, Told
 
 
 class _Planner:

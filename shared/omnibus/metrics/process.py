@@ -2,7 +2,7 @@
 
 from prometheus_client import Gauge
 
-from omnibus.told import REGISTRY, Told
+from omnibus.metrics.collectors import REGISTRY, Told
 
 
 class _Process:

@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client import Counter, Histogram
 
 from omnibus.metrics.buckets import SECONDS
-from omnibus.told import REGISTRY, Told
+from omnibus.metrics.collectors import REGISTRY, Told
 
 #: Tenants that are told apart. Operators register them, so they are few; who comes after as many is ``other``.
 NAMES = 256

@@ -5,7 +5,7 @@ from typing import Any
 
 from prometheus_client import Counter
 
-from omnibus.told import REGISTRY, Told
+from omnibus.metrics.collectors import REGISTRY, Told
 
 #: Pairs of components that are told apart.
 EDGES = 512

@@ -7,12 +7,12 @@ import msgspec
 
 from omnibus.errors import DeadlineExceeded, Overloaded
 from omnibus.profile import EdgeProfile, OptionProfile, Point, Work
-from omnibus.profiling import size
-from omnibus.profiling.hearing import Busy, Edges
-from omnibus.profiling.house import Deployed, House, NotStarted
-from omnibus.profiling.load import Loop, Order, Seen, Step, means
-from omnibus.profiling.model import Subject
-from omnibus.profiling.trials import Trial
+from omnibus.profiling import memory
+from omnibus.profiling.experiments import Trial
+from omnibus.profiling.load_generator import Loop, Order, Seen, Step, means
+from omnibus.profiling.measured_model import Subject
+from omnibus.profiling.monitor import Busy, Edges
+from omnibus.profiling.testbed import Deployed, House, NotStarted
 from omnibus.profiling.workload import Request, Workload
 
 #: A step that serves less than so much more than the one before has found the end, the second time in a row.
@@ -100,7 +100,7 @@ async def option(house: House, subject: Subject, workload: Workload, trial: Tria
         engine=declared.engine,
         gpus=max(1, declared.gpus),
         gpu=how.gpu,
-        weights_gb=size.weights_gb(subject.family, subject.checkpoint, declared.components),
+        weights_gb=memory.weights_gb(subject.family, subject.checkpoint, declared.components),
     )
     try:
         deployed = await house.deploy(trial)
@@ -147,7 +147,7 @@ class _Measuring:
             plain,
             rate=self._rate(best, work),
             start_s=self._house.starts.get(self._trial.option, plain.start_s),
-            memory_gb=size.memory_gb(self._deployed.pid),
+            memory_gb=memory.memory_gb(self._deployed.pid),
             work=tuple(work),
             curve=tuple(curve),
         )

@@ -11,15 +11,15 @@ import msgspec
 
 from omnibus.errors import StageUnavailable
 from omnibus.plan import Option
+from omnibus.process.logs import Log
 from omnibus.profile import EdgeProfile, Line, ModelProfile, OptionProfile, TypeProfile
-from omnibus.profiling import lines, measure
-from omnibus.profiling.house import House
+from omnibus.profiling import linear_fit, measure
+from omnibus.profiling.checkpoint import Keeper
+from omnibus.profiling.experiments import trial
 from omnibus.profiling.measure import Found, How
-from omnibus.profiling.model import Subject
-from omnibus.profiling.partial import Keeper
-from omnibus.profiling.trials import trial
+from omnibus.profiling.measured_model import Subject
+from omnibus.profiling.testbed import House
 from omnibus.profiling.workload import Workload
-from omnibus.up.logs import Log
 
 #: What tells executors of another engine, and that one of the times to follow.
 ENGINE, ENGINE_PROFILE = "OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_PROFILE"
@@ -118,7 +118,7 @@ def _lines(subject: Subject, found: Mapping[str, Found]) -> dict[str, Line]:
         hosts = [each for each in found.values() if component in each.option.components and each.samples]
         for host in sorted(hosts, key=lambda each: len(each.option.components)):
             samples = [(each.quantities, each.seconds[component]) for each in host.samples if component in each.seconds]
-            line = lines.fit(samples, lines.quantities(subject, component))
+            line = linear_fit.fit(samples, linear_fit.quantities(subject, component))
             if line is not None:
                 fitted[component] = line
                 break

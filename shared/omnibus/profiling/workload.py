@@ -13,7 +13,7 @@ JSON: OpenAI chat bodies with their shares (equal ones may be left out). Paths a
 | `{"words": 500}` | a text of so many words, each about a token |
 | `{"type": "image_url", ...}` and all else | as OpenAI has it; the URL may be a file's path |
 
-CSV (`.csv` or `.csv.gz`): sizes, one request a row; see ``omnibus.profiling.rows``.
+CSV (`.csv` or `.csv.gz`): sizes, one request a row; see ``omnibus.profiling.csv_workload``.
 """
 
 import base64
@@ -29,9 +29,9 @@ from typing import Any
 import msgspec
 
 from omnibus.errors import BadRequest
-from omnibus.profiling import media, rows
-from omnibus.profiling.model import Subject
-from omnibus.profiling.rows import TOKEN, USUAL, Sampling
+from omnibus.profiling import csv_workload, media
+from omnibus.profiling.csv_workload import TOKEN, USUAL, Sampling
+from omnibus.profiling.measured_model import Subject
 
 MODALITIES = ("image", "audio", "video")
 #: Tokens that a second of sound or a frame of video is taken for when requests are sorted by size.
@@ -86,7 +86,7 @@ def read(path: Path, subject: Subject, how: Sampling = USUAL) -> Workload:
         raise BadRequest(f"the workload {path} cannot be read: {error}") from error
     notes: list[str] = []
     if path.name.endswith((".csv", ".csv.gz")):
-        entries = list(rows.bodies(path, text, subject, how, notes))
+        entries = list(csv_workload.bodies(path, text, subject, how, notes))
     else:
         entries = list(_entries(path, text))
     found = [_request(path, subject, how.seed, *entry) for entry in entries]

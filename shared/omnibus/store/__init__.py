@@ -32,8 +32,8 @@ from omnibus.store.keys import Keys as _Keys
 from omnibus.store.plans import Past, PlanLed, PlanProblem, StaleEpoch, Stand, mark
 from omnibus.store.plans import Plans as _Plans
 from omnibus.store.profiles import Profiles as _Profiles
-from omnibus.store.said import Said
-from omnibus.store.said import Sayings as _Sayings
+from omnibus.store.spoken_answers import Said
+from omnibus.store.spoken_answers import Sayings as _Sayings
 from omnibus.store.streams import StreamRecord
 from omnibus.store.streams import Streams as _Streams
 

@@ -5,9 +5,9 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 
-from omnibus import registry
+from omnibus import app_record
+from omnibus.app_record import AppRecord
 from omnibus.errors import Conflict, NotFound, ProtocolError
-from omnibus.registry import AppRecord
 from omnibus.settings import StoreSettings
 from omnibus.store.connection import Connection, Refused
 
@@ -54,7 +54,7 @@ class Apps(Connection):
         Raises ``AppConflict`` when it is not, ``Conflict`` that names the app that has its route and model,
         and ``NotFound`` when its uploaded source is not in the store.
         """
-        body = self._seal.sign(_label(record.name), registry.encode(record))
+        body = self._seal.sign(_label(record.name), app_record.encode(record))
         keys = (_APPS, _LIFE, _APPS, _SOURCES)
         try:
             await self._run("omnibus_put_app", keys, record.name, str(expected_version), body, secrets.token_hex(8))
@@ -130,7 +130,7 @@ class Apps(Connection):
         return (life or b"").decode(), found
 
     def _decode_app(self, name: str, body: bytes) -> AppRecord:
-        return registry.decode(self._seal.verify(_label(name), body))
+        return app_record.decode(self._seal.verify(_label(name), body))
 
     async def _restore(self, record: AppRecord) -> None:
         try:

@@ -4,9 +4,9 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 
-from omnibus import keys
+from omnibus import api_key
+from omnibus.api_key import KeyRecord
 from omnibus.errors import BadRequest, Conflict, NotFound
-from omnibus.keys import KeyRecord
 from omnibus.settings import StoreSettings
 from omnibus.store.connection import Connection
 
@@ -24,7 +24,7 @@ class Keys(Connection):
 
     async def put_key(self, record: KeyRecord) -> None:
         """Keep a new key. Raises ``BadRequest``, and ``Conflict`` when it is there already."""
-        keys.check(record)
+        api_key.check(record)
         if not await self._write(record):
             raise Conflict(f"the key {record.id} is there already: revoke it first")
 
@@ -69,7 +69,7 @@ class Keys(Connection):
     async def _write(self, record: KeyRecord) -> bool:
         async with self._redis.pipeline(transaction=True) as all_at_once:
             all_at_once.setnx(self._key(_LIFE), secrets.token_hex(8))
-            all_at_once.hsetnx(self._key(_KEYS), record.sha256, keys.encode(record))
+            all_at_once.hsetnx(self._key(_KEYS), record.sha256, api_key.encode(record))
             all_at_once.publish(self._key(_KEYS), record.id)
             _, new, _ = await self._call(all_at_once.execute())
         return bool(new)
@@ -83,7 +83,7 @@ class Keys(Connection):
         for field, body in bodies.items():
             name = field.decode(errors="replace")
             try:
-                record = keys.decode(body)
+                record = api_key.decode(body)
                 if record.sha256 != name:
                     raise BadRequest("it is filed under another hash")
                 found[name] = record

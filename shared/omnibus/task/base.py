@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict
 
 from omnibus.bus.subjects import token
 from omnibus.errors import BadRequest
-from omnibus.task.drawing import current
-from omnibus.task.running import run
+from omnibus.task.runtime import run
+from omnibus.task.session import current
 from omnibus.task.types import TaskInput, TaskOutput
 
 #: Characters of a field's value that a name shows; longer ones are digested.
@@ -34,7 +34,7 @@ class UnitTask(_Task, Generic[In, Out]):
     """One component of one model, callable from any ``invoke``: ``class Spell(UnitTask[Words, Letters])``.
 
     ``kind`` is what the component does; by default the class's name. ``model`` and ``component`` say whose
-    it is. A class with an async method ``run(self, inputs)`` brings its own engine: see ``omnibus.task.own``.
+    it is. A class with an async method ``run(self, inputs)`` brings its own engine: see ``omnibus.task.execute``.
     ``name`` is stable and readable: it becomes a NATS subject and a metrics label. Only fields that differ
     from their default are part of it, so that a class may get new ones.
     """

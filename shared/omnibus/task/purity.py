@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from omnibus.errors import SideEffect
-from omnibus.task.reading import Step, steps
+from omnibus.task.bytecode import Step, steps
 
 #: Modules whose functions give another result, or have an effect, on every call.
 _IMPURE = frozenset(

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any, NoReturn, Protocol
 
 from omnibus.errors import OmnibusError, PlaceholderError, StreamConsumed
-from omnibus.task.elements import join, part, whole
+from omnibus.task.item_codec import join, part, whole
 from omnibus.tensors.item import Item
 
 TENSOR, STREAM, VALUE = "tensor", "stream", "value"

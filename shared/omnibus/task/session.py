@@ -1,254 +1,124 @@
-"""Record and replay. Source: Cornserve section 5.2, made safe by verifying every call.
+"""Common base of the runs of an ``invoke``, and what it may call besides tasks: ``choose`` and ``pinned``."""
 
-``record`` runs ``invoke`` with placeholders and returns the graph, a ``Segment``. ``replay`` runs it again
-with the results: each call is compared with the record (position, task, inputs), and a mismatch raises
-``ReplayMismatch`` before any result is returned. An async ``invoke`` that awaits results runs as several
-segments: see ``live``.
-"""
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextvars import ContextVar, Token
+from typing import Any, Protocol, Self
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import msgspec
 
-from pydantic import ValidationError
-
-from omnibus.errors import BadRequest, GraphError, OmnibusError, PlaceholderError, ReplayMismatch, StreamConsumed
-from omnibus.graph import Node, digest
-from omnibus.task.drawing import Called, Segment, Session, choose, current, pin, pinned
-from omnibus.task.literals import FROM, plain, reference, returned
-from omnibus.task.result import STREAM, Result
-
-__all__ = ["FROM", "Recorder", "Segment", "choose", "current", "pinned", "plain", "record", "replay"]
+from omnibus.errors import BadRequest, OmnibusError, PlaceholderError
+from omnibus.graph import Node
 
 
-class Recorder(Session):
-    """Collects the calls of one segment. ``point(site)`` in [0, 1) decides the ``site``-th choice.
+class Segment(msgspec.Struct, frozen=True):
+    """One recorded graph. ``work`` are expected tokens and ``pins`` fission flags, per node."""
 
-    ``calls`` counts equal calls, over all graphs of a request if they share it.
-    """
+    nodes: tuple[Node, ...]
+    outputs: tuple[tuple[int, str], ...]
+    work: tuple[int, ...] = ()
+    pins: tuple[str, ...] = ()
+    choices: tuple[int, ...] = ()
 
-    def __init__(
-        self,
-        step: int = 0,
-        point: Callable[[int], float] | None = None,
-        scope: object = None,
-        calls: dict[str, int] | None = None,
-    ) -> None:
-        super().__init__(scope)
-        self.step = step
-        self.nodes: list[Node] = []
-        self.work: list[int] = []
-        self.pins: list[str] = []
-        self.choices: list[int] = []
-        self._point = point
-        self._equal = {} if calls is None else calls
 
+class Called(Protocol):
+    """A unit task as a session sees it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def part(self) -> str: ...
+    @property
+    def outputs_type(self) -> Any: ...
+
+
+class Session(ABC):
+    """One run of an ``invoke``. ``scope`` is the client's request that it belongs to, None when nobody says."""
+
+    def __init__(self, scope: object = None) -> None:
+        self.scope = scope
+        self.drawing = False
+        self.fault: OmnibusError | None = None
+        self._around: Token[Session | None] | None = None
+
+    def __enter__(self) -> Self:
+        """``invoke`` runs inside."""
+        self._around = _current.set(self)
+        self.drawing = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drawing = False
+        if self._around is not None:
+            _current.reset(self._around)
+
+    @abstractmethod
     def call(self, task: Called, inputs: dict[str, Any], work: int) -> Any:
-        index = self.add(task, inputs, work)
-        name, step, made = task.name, self.step, task.outputs_type
-        return made.of(
-            {output: Result(name, (index, output), kind, element, self, step) for output, kind, element in made.told}
-        )
+        """One call of a unit task: returns its outputs."""
 
-    def add(self, task: Called, inputs: dict[str, Any], work: int, call: str = "") -> int:
-        """Record a call; returns its index. ``call`` is equal for equal calls; without it inputs tell."""
-        uses: list[tuple[int, str]] = []
-        inner = self._inner
-        given = {
-            name: self.refer(value, uses) if type(value) is Result else plain(value, inner, uses)
-            for name, value in inputs.items()
-        }
-        name = task.name
-        try:
-            found = digest(name, given)
-        except TypeError as error:
-            raise BadRequest(f"an input of {name} is no JSON ({error}): keys of dicts must be text") from error
-        call = call or found
-        salt = self._equal.get(call, 0)
-        self._equal[call] = salt + 1
-        known = tuple(uses) if len(uses) < 2 else tuple(dict.fromkeys(uses))
-        if len(known) < len(uses):
-            _check_streams(name, inputs)
-        self.nodes.append(Node(name, task.part, given, found, known, task.model, salt))
-        self.work.append(work)
-        self.pins.append(pin.get())
-        return len(self.nodes) - 1
-
-    def refer(self, result: Result, uses: list[tuple[int, str]]) -> Any:
-        """The JSON that stands for ``result`` among the inputs of a call."""
-        return reference(result, uses, self)
-
-    def _inner(self, result: Result, uses: list[tuple[int, str]]) -> Any:
-        if result.kind == STREAM:
-            raise PlaceholderError(
-                f"{result.shown} lies inside of another value: a stream needs a field of its own, annotated `Stream`"
-            )
-        return self.refer(result, uses)
-
+    @abstractmethod
     def choose(self, count: int, weights: Sequence[float]) -> int:
-        if self._point is None:
-            raise GraphError("choose needs a request: run the task by an app, or give `record` a `point`")
-        mark = self._point(len(self.choices)) * sum(weights)
-        chosen = max(index for index in range(count) if weights[index] > 0)
-        for index, weight in enumerate(weights):
-            mark -= weight
-            if mark < 0:
-                chosen = index
-                break
-        self.choices.append(chosen)
-        return chosen
+        """One of ``count`` ways, the same when ``invoke`` runs again."""
 
-    def segment(self, outputs: Sequence[tuple[int, str]]) -> Segment:
-        return Segment(tuple(self.nodes), tuple(outputs), tuple(self.work), tuple(self.pins), tuple(self.choices))
-
-
-def _check_streams(task: str, inputs: dict[str, Any]) -> None:
-    seen: set[tuple[int, tuple[int, str]]] = set()
-    for result in inputs.values():
-        if type(result) is Result and result.kind == STREAM:
-            if (result.step, result.origin) in seen:
-                raise StreamConsumed(f"{result.shown} is given to two inputs of one call of {task}: it is read once")
-            seen.add((result.step, result.origin))
-
-
-class _Replayer(Session):
-    def __init__(
-        self, recorded: Segment, results: Mapping[tuple[int, str], Any], step: int, scope: object = None
-    ) -> None:
-        super().__init__(scope)
-        self.position = 0
-        self._nodes = recorded.nodes
-        self._choices = iter(recorded.choices)
-        self._results = results
-        self._step = step
-
-    def call(self, task: Called, inputs: dict[str, Any], work: int) -> Any:
-        index = self.position
-        self.position += 1
-        recorded = self._nodes[index] if index < len(self._nodes) else None
-        refer, uses = self._refer, list[tuple[int, str]]()
-        given = {name: plain(value, refer, uses) for name, value in inputs.items()}
-        name = task.name
-        if recorded is None or recorded.task != name or recorded.inputs != given:
-            raise self.refused(ReplayMismatch(_difference(index, recorded, name, given)))
-        made = task.outputs_type
-        return made.of(
-            {output: self._result(name, (index, output), kind, element) for output, kind, element in made.told}
-        )
-
-    def _refer(self, result: Result, uses: list[tuple[int, str]]) -> Any:
-        return reference(result, uses, self)
-
-    def _result(self, task: str, origin: tuple[int, str], kind: str, element: Any) -> Result:
-        result = Result(task, origin, kind, element, self, self._step)
-        result.source = self._results.get(origin)
-        return result
-
-    def choose(self, count: int, weights: Sequence[float]) -> int:
-        chosen = next(self._choices, count)
-        if chosen >= count:
-            raise self.refused(
-                ReplayMismatch("`invoke` chose among other options on replay: they must follow from its request alone")
-            )
-        return chosen
-
-
-def record(
-    invoke: Callable[[Any], Any],
-    request: Any,
-    point: Callable[[int], float] | None = None,
-    step: int = 0,
-    *,
-    scope: object = None,
-    calls: dict[str, int] | None = None,
-) -> Segment:
-    """Run ``invoke`` with placeholders. Raises ``GraphError`` for an ``invoke`` that fails or calls no task.
-
-    ``scope`` is the client's request and ``calls`` its count of equal calls, for who draws several graphs.
-    """
-    recorder = Recorder(step, point, scope, calls)
-    with recorder:
-        answer = guarded(invoke, request)
-    recorder.check()
-    if not recorder.nodes:
-        raise GraphError(f"{named(invoke)} called no unit task, so there is nothing to run")
-    return recorder.segment(_outputs(answer, recorder))
-
-
-def replay(
-    invoke: Callable[[Any], Any],
-    request: Any,
-    recorded: Segment,
-    results: Mapping[tuple[int, str], Any],
-    step: int = 0,
-    *,
-    scope: object = None,
-) -> Any:
-    """Run ``invoke`` again with ``results``, sources by (node, output), and return its answer."""
-    replayer = _Replayer(recorded, results, step, scope)
-    with replayer:
-        answer = guarded(invoke, request)
-    replayer.check()
-    if replayer.position != len(recorded.nodes):
-        raise ReplayMismatch(
-            f"replay made {replayer.position} calls, the record has {len(recorded.nodes)}: `invoke` must not depend on "
-            "time, randomness or anything outside of its request"
-        )
-    if _outputs(answer, replayer) != recorded.outputs:
-        raise ReplayMismatch("replay returned other results than the record has: `invoke` must be deterministic")
-    return answer
-
-
-def _outputs(answer: Any, maker: Session) -> tuple[tuple[int, str], ...]:
-    return tuple(dict.fromkeys([result.origin for result in returned(answer) if result.maker is maker]))
-
-
-def guarded(invoke: Callable[[Any], Any], request: Any) -> Any:
-    """Run ``invoke``. Raises its own failure as a typed error."""
-    try:
-        answer = invoke(request)
-    except OmnibusError:
-        raise
-    except Exception as error:
-        raise failed(invoke, error) from error
-    if inspect.iscoroutine(answer):
-        answer.close()
-        raise GraphError(f"{named(invoke)} returned a coroutine: make it `async def`, and `await` what it calls")
-    return answer
-
-
-def failed(invoke: Callable[[Any], Any], error: Exception) -> OmnibusError:
-    """``invoke``'s own failure as a typed error; of several at once, the first."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, OmnibusError):
+    def refused(self, error: OmnibusError) -> OmnibusError:
+        """``error``, kept: ``invoke`` may swallow it."""
+        self.fault = self.fault or error
         return error
-    said = _said(error).strip().replace("\n", " ")[:400]
-    if isinstance(error, AttributeError) and type(error.obj) is Result:
-        return PlaceholderError(f"{named(invoke)}: {said}")
-    if isinstance(error, TypeError) and Result.__name__ in said:
-        said += "; a result has no value while the graph is recorded: pass it to a task as it is, or return it"
-    return GraphError(f"{named(invoke)} failed while its graph was drawn: {type(error).__name__}: {said}")
+
+    def check(self) -> None:
+        """Raise what ``invoke`` swallowed."""
+        if self.fault is not None:
+            raise self.fault
 
 
-def _said(error: Exception) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return f"{error.title}.{'.'.join(map(str, first['loc']))}: {first['msg']}"
+_current: ContextVar[Session | None] = ContextVar("omnibus_session", default=None)
+#: How calls are pinned here; every branch of an ``invoke`` has its own.
+pin: ContextVar[str] = ContextVar("omnibus_pin", default="")
 
 
-def named(invoke: Any) -> str:
-    owner = getattr(invoke, "__self__", None)
-    return f"{type(owner).__name__}.invoke" if owner is not None else getattr(invoke, "__qualname__", "invoke")
+def current() -> Session:
+    found = _current.get()
+    if found is None or not found.drawing:
+        raise PlaceholderError(
+            "`.invoke`, `choose` and `pinned` belong inside of a composite task's `invoke`, while it runs; in an app's "
+            "`serve` call the task itself: `await task(...)`"
+        )
+    return found
 
 
-def _difference(index: int, recorded: Node | None, task: str, inputs: dict[str, Any]) -> str:
-    if recorded is None:
-        return f"call {index} of {task} is not in the record: `invoke` made more calls on replay"
-    if recorded.task != task:
-        return f"call {index} was {recorded.task} when recorded and is {task} on replay"
-    changed = sorted(
-        name for name in recorded.inputs.keys() | inputs.keys() if recorded.inputs.get(name) != inputs.get(name)
-    )
-    return f"call {index} of {task} got other inputs on replay: {', '.join(changed)}"
+def session() -> Session | None:
+    """The session of the ``invoke`` that is running, if one is."""
+    return _current.get()
+
+
+class pinned:
+    """Calls made inside ask for a path: ``apart``, ``together``, ``path:<name>``; empty leaves it to the plan."""
+
+    __slots__ = ("_around", "_path")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        current()
+        self._around = pin.set(self._path or pin.get())
+
+    def __exit__(self, *_: object) -> None:
+        pin.reset(self._around)
+
+
+def choose(options: Sequence[Any], weights: Sequence[float] | None = None) -> Any:
+    """One of ``options``, in proportion to ``weights`` over many requests, and the same on replay.
+
+    The choice is part of the recorded invocation. Source: Cornserve listing 2, ``replayable_choice``.
+    """
+    given = [1.0] * len(options) if weights is None else [float(weight) for weight in weights]
+    total = sum(given)
+    if len(given) != len(options) or not all(weight >= 0 for weight in given) or not 0 < total < math.inf:
+        raise BadRequest(
+            "choose needs at least one option, and as many weights, if any: not negative, not infinite, not all 0"
+        )
+    return options[current().choose(len(options), given)]

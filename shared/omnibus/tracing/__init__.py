@@ -6,7 +6,7 @@ in a header of the invocation's message. Spans:
     POST /v1/chat                   the gateway, from the first byte to the last
       invocation <type>             one segment of the request, from its dispatch to its end
         thinker                     one node at its executor, from taking it to its last output
-          inputs, queue, run, output   where its time went; see ``omnibus.waterfall``
+          inputs, queue, run, output   where its time went; see ``omnibus.recording.waterfall``
 
 Attributes are ids, names, sizes and counts, never what users wrote or got. ``omnibus.invocation`` is in all of them:
 ``omnibus show ID`` has the same request's record, which needs no collector.
@@ -20,8 +20,8 @@ from typing import Any, Protocol
 from omnibus.bus.messages import Hop
 from omnibus.graph import Invocation
 from omnibus.settings import otlp_endpoint
-from omnibus.tracing.values import Carrier as Carrier
-from omnibus.tracing.values import Value
+from omnibus.tracing.types import Carrier as Carrier
+from omnibus.tracing.types import Value
 
 log = logging.getLogger(__name__)
 

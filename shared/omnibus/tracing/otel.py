@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from omnibus import __version__
-from omnibus.tracing.values import Carrier, Value
+from omnibus.tracing.types import Carrier, Value
 
 _w3c = TraceContextTextMapPropagator()
 _KINDS = {

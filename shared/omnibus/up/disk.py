@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from omnibus.process.logs import Log
 from omnibus.up import health
-from omnibus.up.logs import Log
 from omnibus.up.ports import LOOPBACK
 from omnibus.up.supervisor import Supervisor
 

@@ -3,15 +3,15 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from omnibus.cluster.desired import ID
+from omnibus.cluster.presence import Gateways, ReadyExecutors
 from omnibus.errors import OmnibusError, ProtocolError, StoreUnavailable
-from omnibus.heard import Gateways, ReadyExecutors
 from omnibus.plan import Plan
+from omnibus.process.logs import Log
+from omnibus.process.spec import ProcessSpec
 from omnibus.store import Store
-from omnibus.up.logs import Log
-from omnibus.up.orders import settle
-from omnibus.up.spec import ProcessSpec
+from omnibus.up.executor_specs import settle
 from omnibus.up.supervisor import Supervisor
-from omnibus.wanted import ID
 
 READY_WITHIN = 120.0  # seconds that an executor may take to load before those that it replaces leave without it
 LEFT_WITHIN = 5.0  # seconds that gateways may take to go by a new plan before executors of the old one leave

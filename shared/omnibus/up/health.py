@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omnibus.bus import Bus, Delivery, messages, subjects
 from omnibus.errors import ProtocolError
-from omnibus.up import sprout
+from omnibus.up import fork_client
 
 _READY = "200"
 
@@ -42,7 +42,7 @@ async def nursery_answers(path: str, _: int) -> bool:
     try:
         reader, writer = await asyncio.open_unix_connection(path)
         try:
-            writer.write(sprout.PING)
+            writer.write(fork_client.PING)
             return await reader.read(1) == b""
         finally:
             writer.close()

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from omnibus.process.spec import ProcessSpec
 from omnibus.up import binaries, health
 from omnibus.up.ports import LOOPBACK, free_ports
-from omnibus.up.spec import ProcessSpec
 
 _READY_WITHIN = 15.0  # seconds; both take under 0.3 s on an idle machine
 _PROBE_TIMEOUT = 1.0  # seconds for one probe

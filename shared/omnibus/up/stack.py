@@ -12,29 +12,29 @@ from pathlib import Path
 
 from omnibus.bus import subjects
 from omnibus.bus.nats import NatsBus
+from omnibus.cluster.desired import ID
+from omnibus.cluster.presence import Gateways, ReadyExecutors
 from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, OmnibusError
-from omnibus.heard import Gateways, ReadyExecutors
+from omnibus.metrics.http import sweep
 from omnibus.plan import Plan
-from omnibus.scrape import sweep
+from omnibus.process.logs import Log
+from omnibus.process.spec import ROOT, SHARED, ProcessSpec, python
+from omnibus.process.supervise import Exit
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, StoreSettings, load
 from omnibus.store import Store
-from omnibus.up import infra, orders
+from omnibus.up import executor_specs, infra
 from omnibus.up.disk import StreamDisk
 from omnibus.up.executors import Executors
+from omnibus.up.fork_server import UpSettings
+from omnibus.up.fork_server import suits as nursery_suits
 from omnibus.up.health import Endpoints, nursery_answers
-from omnibus.up.keeper import Exit
-from omnibus.up.logs import Log
-from omnibus.up.nursery import UpSettings
-from omnibus.up.nursery import suits as nursery_suits
 from omnibus.up.ports import free_ports
 from omnibus.up.probes import listens, not_ready, serves
-from omnibus.up.run import RunDirectory, RunState
-from omnibus.up.spec import ROOT, SHARED, ProcessSpec, python
+from omnibus.up.run_dir import RunDirectory, RunState
 from omnibus.up.supervisor import Supervisor
-from omnibus.up.trust import trust
+from omnibus.up.tls import trust
 from omnibus.up.watchdog import Watchdog
-from omnibus.wanted import ID
 
 NODE = "local"
 PLAN_WITHIN = 30.0  # seconds
@@ -47,14 +47,14 @@ STORE_SECRET = "OMNIBUS_STORE_SECRET"  # noqa: S105 a name
 METRICS_DIR = "OMNIBUS_SERVICE_METRICS_DIR"
 #: What the nursery imports once for all executors.
 NURSERY_MODULES = (
-    "omnibus_models.warm",
-    "omnibus.executor.host",
+    "omnibus_models.preimport",
+    "omnibus.executor.service",
     "omnibus.service",
     "services.engines",
-    "services.encoder.runner",
-    "services.generator.runner",
-    "services.llm.runner",
-    "services.llm.talk",
+    "services.encoder.media_encoder",
+    "services.generator.vocoder",
+    "services.llm.runners.thinker",
+    "services.llm.runners.talker",
 )
 
 
@@ -174,7 +174,7 @@ class Stack:
 
     def _executors(self, *plans: Plan) -> dict[str, ProcessSpec]:
         """The executors that ``plans`` ask for, by the names of their processes."""
-        found = orders.specs(*plans, env=self._env, nursery=self._nursery_socket if self._nursery else "")
+        found = executor_specs.specs(*plans, env=self._env, nursery=self._nursery_socket if self._nursery else "")
         alive = self._endpoints.executor
         return {name: replace(spec, alive=partial(alive, spec.env[ID])) for name, spec in found.items()}
 
@@ -250,7 +250,7 @@ class Stack:
     def _nursery_spec(self) -> ProcessSpec:
         return ProcessSpec(
             "nursery",
-            python("omnibus.up.nursery", self._nursery_socket, *NURSERY_MODULES),
+            python("omnibus.up.fork_server", self._nursery_socket, *NURSERY_MODULES),
             # numpy's and scipy's libraries would start threads when they are imported.
             env={**self._env, "OPENBLAS_NUM_THREADS": "1"},
             cwd=ROOT,
@@ -276,7 +276,7 @@ class Stack:
             ready=ready,
             alive=self._endpoints.service,
             after=tuple(after),
-            grace=orders.grace(self._env, service),
+            grace=executor_specs.grace(self._env, service),
         )
 
     async def ready(self, seconds: float) -> None:

@@ -8,11 +8,11 @@ from graphlib import TopologicalSorter
 from types import TracebackType
 from typing import Any, TypeVar
 
-from omnibus.up.backoff import RestartPolicy
-from omnibus.up.keeper import Keeper, OnExit
-from omnibus.up.logs import Log
+from omnibus.process.backoff import RestartPolicy
+from omnibus.process.logs import Log
+from omnibus.process.spec import ProcessSpec
+from omnibus.process.supervise import Keeper, OnExit
 from omnibus.up.shm import sweep
-from omnibus.up.spec import ProcessSpec
 
 _Result = TypeVar("_Result")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from omnibus.errors import OmnibusError
-from omnibus.up.logs import Log
+from omnibus.process.logs import Log
 from omnibus.up.supervisor import Supervisor
 
 #: Asks the process with this id. True: it answers, so silence is a hang from now on. False: nothing is expected of it

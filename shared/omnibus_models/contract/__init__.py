@@ -6,10 +6,8 @@ architecture. Shapes: ``B`` rows of a batch, ``T`` positions, ``H`` hidden width
 All tensors live on ``device``; families never keep per-request state on a module.
 """
 
-from omnibus_models.contract.family import Family, no_component
-from omnibus_models.contract.language import CrossDecoder, Decoder, Layout, Prefill, Prompt, Reader, Run, Thinker
-from omnibus_models.contract.parts import Component, Encoded, Encoder, Loaded, Prepared, Sampling
-from omnibus_models.contract.pictures import (
+from omnibus_models.contract.base import Component, Encoded, Encoder, Loaded, Prepared, Sampling
+from omnibus_models.contract.diffusion import (
     AudioDecoder,
     Denoiser,
     Denoising,
@@ -21,6 +19,8 @@ from omnibus_models.contract.pictures import (
     TextEncoder,
     VideoDecoder,
 )
+from omnibus_models.contract.family import Family, no_component
+from omnibus_models.contract.language import CrossDecoder, Decoder, Layout, Prefill, Prompt, Reader, Run, Thinker
 from omnibus_models.contract.speech import Code, CodePredictor, Talker, Vocoder, Vocoding
 
 __all__ = [

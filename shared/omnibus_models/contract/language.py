@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from omnibus_models.attention import Attention
-from omnibus_models.contract.parts import Component, Encoded
+from omnibus_models.contract.base import Component, Encoded
 
 
 @dataclass(frozen=True)

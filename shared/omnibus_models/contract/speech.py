@@ -5,8 +5,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from omnibus_models.contract.base import Component, Sampling
 from omnibus_models.contract.language import Decoder, Prefill
-from omnibus_models.contract.parts import Component, Sampling
 
 Code = int | Sequence[int]
 

@@ -1,4 +1,4 @@
-"""``python -m omnibus_models.examine DIR [DTYPE]``: print the report of a checkpoint, see ``omnibus.child``."""
+"""``python -m omnibus_models.examine DIR [DTYPE]``: report of a checkpoint (``omnibus.process.run_module``)."""
 
 import sys
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from omnibus import child
 from omnibus.errors import Fatal
+from omnibus.process import run_module
 
 
 def examine() -> Any:
@@ -19,4 +19,4 @@ def examine() -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(child.answer(examine))
+    sys.exit(run_module.answer(examine))

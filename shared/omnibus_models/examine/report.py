@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from omnibus.checkpoints import weights
+from omnibus.checkpoints import safetensors
 from omnibus.checkpoints.report import Part, Report
 from omnibus.errors import BadRequest, OmnibusError
-from omnibus.known import KNOWN
+from omnibus.families.specs import KNOWN
 from omnibus_models import families, loading
-from omnibus_models.examine.dry import Dry, Look
+from omnibus_models.examine.meta_loader import Dry, Look
 
 #: The dtypes that components can be loaded in, as the headers of files say them.
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -108,7 +108,7 @@ def _own(checkpoint: Path) -> str:
     found: Counter[str] = Counter()
     for path in checkpoint.rglob("*.safetensors"):
         try:
-            tensors = weights.read(path).values()
+            tensors = safetensors.read(path).values()
         except BadRequest:  # which is told with its component
             continue
         for tensor in tensors:

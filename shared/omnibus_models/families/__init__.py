@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibus import errors
-from omnibus.known import ABSENT
+from omnibus.families.specs import ABSENT
 from omnibus_models import torchvision_cpu
 from omnibus_models.contract import Family
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models.contract import Loaded
-from omnibus_models.families import _colours
+from omnibus_models.families import _latent_preview
 
 
 class ImageDecoder(Loaded):
@@ -31,7 +31,7 @@ class ImageDecoder(Loaded):
                 f"this decoder takes latents [{self._channels}, 1, height, width], not {list(latents.shape)}",
                 param="latents",
             )
-        return _colours.to_bytes(self.paint(latents.transpose(0, 1))[0].permute(1, 2, 0).cpu())
+        return _latent_preview.to_bytes(self.paint(latents.transpose(0, 1))[0].permute(1, 2, 0).cpu())
 
     @torch.no_grad()
     def paint(self, latents: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def decoder(checkpoint: Path, device: str, dtype: str) -> ImageDecoder:
     """Load it."""
     from diffusers import AutoencoderKL
 
-    from omnibus_models import diffusion
+    from omnibus_models import diffusers_loading
 
     drop = ("encoder", "quant_conv")
-    return ImageDecoder(diffusion.load(AutoencoderKL, checkpoint, "vae", drop=drop, device=device, dtype=dtype))
+    return ImageDecoder(diffusers_loading.load(AutoencoderKL, checkpoint, "vae", drop=drop, device=device, dtype=dtype))

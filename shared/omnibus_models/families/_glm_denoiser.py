@@ -13,7 +13,7 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models.contract import Loaded, Picture
-from omnibus_models.families import _colours
+from omnibus_models.families import _latent_preview
 from omnibus_models.families._glm_decoder import decoder
 
 #: The pipeline's usual guidance.
@@ -125,16 +125,16 @@ class Denoiser(Loaded):
     def palette(self) -> Tensor:
         """[channels + 1, 3]: the colour that each latent adds, and that of nothing."""
         vae = decoder(self._checkpoint, str(self._device), "float32")
-        size = (_colours.COUNT, self._channels, _colours.SIDE, _colours.SIDE)
+        size = (_latent_preview.COUNT, self._channels, _latent_preview.SIDE, _latent_preview.SIDE)
         drawn = torch.randn(size, generator=torch.Generator().manual_seed(0))
-        return _colours.fitted(drawn.permute(0, 2, 3, 1), vae.paint(drawn))
+        return _latent_preview.fitted(drawn.permute(0, 2, 3, 1), vae.paint(drawn))
 
     def preview(self, denoising: Denoising, palette: Tensor) -> Tensor:
         """A pixel for each latent, of where the last velocity would lead if it stayed as it is."""
         latents = denoising.latents.float()
         if denoising.velocity is not None:
             latents = latents - denoising.sigmas[denoising.done] * denoising.velocity
-        return _colours.to_bytes(_colours.with_plain(latents.permute(1, 2, 0).cpu()) @ palette)
+        return _latent_preview.to_bytes(_latent_preview.with_plain(latents.permute(1, 2, 0).cpu()) @ palette)
 
     def _velocities(self, batch: Sequence[Denoising], rows: Sequence[tuple[int, int]]) -> Tensor:
         """One for each of ``rows``: a picture of the batch, and which of its guides, all equally long."""

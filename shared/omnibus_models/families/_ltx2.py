@@ -9,7 +9,7 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models.contract import Loaded, Picture
-from omnibus_models.families import _colours, _schedule
+from omnibus_models.families import _flow_schedule, _latent_preview
 
 #: Sides of a film are multiples of so many pixels, and at least two latents.
 SIDE = 32
@@ -146,7 +146,7 @@ class Denoiser(Loaded):
         if any(guide.dim() != 2 or guide.shape[1] != width or not len(guide) for guide in guides):
             raise errors.BadRequest(f"a prompt's embeddings must be [tokens, {width}] here", param="embeds")
         frames, rows, columns, _ = shape
-        sigmas, times = _schedule.laid_out(self._scheduler, picture.steps, frames * rows * columns)
+        sigmas, times = _flow_schedule.laid_out(self._scheduler, picture.steps, frames * rows * columns)
         asked = picture.guidance
         plain = asked is not None and asked <= 1
         return Denoising(
@@ -201,7 +201,7 @@ class Denoiser(Loaded):
         if denoising.velocities is not None:
             latents = latents - denoising.sigmas[denoising.done] * denoising.velocities.film
         film = self._unpacked(latents, denoising.shape)
-        return _colours.shown(film[:, film.shape[1] // 2], palette)
+        return _latent_preview.shown(film[:, film.shape[1] // 2], palette)
 
     def _said(self, rows: Sequence[tuple[Denoising, str, Tensor]], isolated: bool) -> list[Pair]:
         """Velocities of film and sound for each row, float32."""

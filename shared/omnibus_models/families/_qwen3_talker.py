@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from omnibus_models.contract import Prefill, Sampling
-from omnibus_models.families import _qwen, _sound
+from omnibus_models.families import _omni_audio, _qwen
 
 _BANNED = 1024  # ids at the end of the vocabulary that are no codes, as the library has it
 
@@ -98,5 +98,5 @@ class Talker(_qwen.Decoder):
 def speaker(talker: Any, voice: str) -> int:
     """The code of ``voice``, in capitals or not."""
     known: Mapping[str, int] = talker.speaker_id
-    _sound.require_voice(voice.lower(), known)
+    _omni_audio.require_voice(voice.lower(), known)
     return known[voice.lower()]

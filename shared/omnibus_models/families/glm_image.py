@@ -20,7 +20,7 @@ from omnibus_models.contract import Encoded, Loaded, Picture, Prepared, no_compo
 from omnibus_models.families import _language
 from omnibus_models.families._glm_decoder import decoder
 from omnibus_models.families._glm_denoiser import Denoiser, check_sides
-from omnibus_models.families._tokens import Drawer, Drawing
+from omnibus_models.families._image_tokens import Drawer, Drawing
 
 #: Most bytes of a text that is to be written. The pipeline cuts texts off without a word.
 TOKENS = 2048
@@ -186,9 +186,9 @@ def _denoiser(checkpoint: Path, device: str, dtype: str) -> Denoiser:
     # The pipeline is imported for a function that each picture needs: here nobody waits for it.
     from diffusers import FlowMatchEulerDiscreteScheduler, GlmImagePipeline, GlmImageTransformer2DModel  # noqa: F401
 
-    from omnibus_models import diffusion
+    from omnibus_models import diffusers_loading
 
-    module = diffusion.load(GlmImageTransformer2DModel, checkpoint, "transformer", device=device, dtype=dtype)
+    module = diffusers_loading.load(GlmImageTransformer2DModel, checkpoint, "transformer", device=device, dtype=dtype)
     try:
         scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(checkpoint, subfolder="scheduler")
         # The VAE's scale is in its configuration; its weights are not needed.

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from omnibus_models.contract import Encoded
-from omnibus_models.families import _plain
+from omnibus_models.families import _llava_style
 
 
-class Thinker(_plain.Thinker):
+class Thinker(_llava_style.Thinker):
     """The language model of InternVL3. A video is its frames, each by its number and between marks."""
 
     def _placeholder(self, modality: str) -> int:
@@ -51,7 +51,7 @@ class Thinker(_plain.Thinker):
         return rows
 
 
-class InternVL(_plain.Family):
+class InternVL(_llava_style.Family):
     """See ``contract.Family``."""
 
     name = "internvl"

@@ -12,8 +12,8 @@ from torch import Tensor
 from omnibus import errors
 from omnibus_models import loading, media
 from omnibus_models.contract import Encoded, Loaded, Picture, Prepared, no_component
-from omnibus_models.families import _colours, _language, _plain
-from omnibus_models.families._tokens import Drawer, Drawing
+from omnibus_models.families import _language, _latent_preview, _llava_style
+from omnibus_models.families._image_tokens import Drawer, Drawing
 
 #: The library's guidance where the checkpoint does not say one.
 GUIDANCE = 5.0
@@ -25,7 +25,7 @@ _DRAWING = ("model.generation_embeddings", "model.generation_aligner", "model.ge
 _DRAWN = ("model.vqmodel",)
 
 
-class Thinker(_plain.Thinker):
+class Thinker(_llava_style.Thinker):
     """The language model as it chats. Marks stand around the rows of a picture."""
 
     def __init__(self, module: Any, checkpoint: Path, modalities: Sequence[str]) -> None:
@@ -130,14 +130,16 @@ class Denoiser(Drawer):
         """[codes, 3]: the colour of each token, on the average of its neighbours."""
         decoder = _decoder(self._checkpoint, str(self._device), "float32")
         codes = decoder.codes()
-        size = (_colours.COUNT, _colours.SIDE, _colours.SIDE)
+        size = (_latent_preview.COUNT, _latent_preview.SIDE, _latent_preview.SIDE)
         drawn = codes[torch.randint(len(codes), size, generator=torch.Generator().manual_seed(0)).to(codes.device)]
-        return _colours.with_plain(codes.cpu()) @ _colours.fitted(drawn, decoder.paint(drawn.permute(0, 3, 1, 2)))
+        return _latent_preview.with_plain(codes.cpu()) @ _latent_preview.fitted(
+            drawn, decoder.paint(drawn.permute(0, 3, 1, 2))
+        )
 
     def preview(self, denoising: Drawing, palette: Tensor) -> Tensor:
         """A pixel for each token; those to come are grey."""
         shown = torch.full((self._grid**2, 3), _GREY, dtype=torch.uint8)
-        shown[: denoising.done] = _colours.to_bytes(palette[denoising.chosen])
+        shown[: denoising.done] = _latent_preview.to_bytes(palette[denoising.chosen])
         return shown.view(self._grid, self._grid, 3)
 
     def _check(self, picture: Picture, guides: Sequence[Tensor]) -> None:
@@ -199,7 +201,7 @@ class ImageDecoder(Loaded):
                 param="latents",
             )
         surface = table[tokens[0, 0].to(table.device)].permute(2, 0, 1)
-        return _colours.to_bytes(self.paint(surface[None])[0].permute(1, 2, 0).cpu())
+        return _latent_preview.to_bytes(self.paint(surface[None])[0].permute(1, 2, 0).cpu())
 
     @torch.no_grad()
     def paint(self, surfaces: Tensor) -> Tensor:
@@ -228,7 +230,7 @@ class Janus:
         match component:
             case "vision":
                 module = _load(checkpoint, [*_LANGUAGE, *_DRAWING, *_DRAWN], device, dtype)
-                return _plain.VisionEncoder(module.model, checkpoint, ("image",), limits)
+                return _llava_style.VisionEncoder(module.model, checkpoint, ("image",), limits)
             case "thinker":
                 return Thinker(_load(checkpoint, [*_VISION, *_DRAWING, *_DRAWN], device, dtype), checkpoint, ("image",))
             case "text_encoder":

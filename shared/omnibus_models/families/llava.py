@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from omnibus import errors
-from omnibus_models.families import _plain
+from omnibus_models.families import _llava_style
 
 
-class Llava(_plain.Family):
+class Llava(_llava_style.Family):
     """See ``contract.Family``."""
 
     name = "llava"

@@ -1,14 +1,14 @@
 """LLaVA-NeXT: pictures in tiles by their aspect ratio (``LlavaNextForConditionalGeneration``)."""
 
-from omnibus_models.families import _plain
+from omnibus_models.families import _llava_style
 
 
-class LlavaNext(_plain.Family):
+class LlavaNext(_llava_style.Family):
     """See ``contract.Family``."""
 
     name = "llava_next"
     architecture = "LlavaNextForConditionalGeneration"
-    encoder = _plain.TilingEncoder
+    encoder = _llava_style.TilingEncoder
 
 
 FAMILY = LlavaNext()

@@ -8,13 +8,13 @@ from PIL import Image
 from torch import Tensor
 
 from omnibus_models.contract import Prepared
-from omnibus_models.families import _plain
+from omnibus_models.families import _llava_style
 
 #: Beside it a picture is not alone, and it costs next to nothing.
 _PIXEL = Image.new("RGB", (1, 1))
 
 
-class VisionEncoder(_plain.TilingEncoder):
+class VisionEncoder(_llava_style.TilingEncoder):
     """A picture that has others beside it in its request is one tile; one alone is seen in more detail."""
 
     closer = frozenset({"image"})
@@ -43,7 +43,7 @@ class VisionEncoder(_plain.TilingEncoder):
         return [torch.cat([row, whole[-1:]]) for row in rows]
 
 
-class LlavaOnevision(_plain.Family):
+class LlavaOnevision(_llava_style.Family):
     """See ``contract.Family``."""
 
     name = "llava_onevision"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from omnibus import errors
 from omnibus_models import loading
 from omnibus_models.contract import Encoded, Loaded, Prepared, no_component
-from omnibus_models.families import _colours, _language, _schedule
+from omnibus_models.families import _flow_schedule, _language, _latent_preview
 from omnibus_models.families._ltx2 import Denoiser, Geometry
 
 #: Tokens that every prompt is filled up to, in front. The pipeline cuts longer ones off without a word.
@@ -93,7 +93,7 @@ class FilmDecoder(Loaded):
                 f"not {list(latents.shape)}",
                 param="latents",
             )
-        return _colours.to_bytes(self.paint(latents[None])[0].permute(1, 2, 3, 0)).cpu()
+        return _latent_preview.to_bytes(self.paint(latents[None])[0].permute(1, 2, 3, 0)).cpu()
 
     @torch.no_grad()
     def paint(self, latents: Tensor) -> Tensor:
@@ -170,13 +170,13 @@ def _text_encoder(checkpoint: Path, device: str, dtype: str) -> TextEncoder:
     from diffusers.pipelines.ltx2 import LTX2TextConnectors
     from transformers import AutoTokenizer, Gemma3ForConditionalGeneration
 
-    from omnibus_models import diffusion
+    from omnibus_models import diffusers_loading
 
     _require(checkpoint, "text_encoder", "Gemma3ForConditionalGeneration")
     drop = ["model.vision_tower", "model.multi_modal_projector", "lm_head"]
     part = checkpoint / "text_encoder"
     language = loading.load(Gemma3ForConditionalGeneration, part, drop=drop, device=device, dtype=dtype)
-    connectors = diffusion.load(LTX2TextConnectors, checkpoint, "connectors", device=device, dtype=dtype)
+    connectors = diffusers_loading.load(LTX2TextConnectors, checkpoint, "connectors", device=device, dtype=dtype)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint / "tokenizer", local_files_only=True)
     return TextEncoder(nn.ModuleDict({"language": language, "connectors": connectors}), tokenizer)
 
@@ -184,23 +184,27 @@ def _text_encoder(checkpoint: Path, device: str, dtype: str) -> TextEncoder:
 def _denoiser(checkpoint: Path, device: str, dtype: str) -> Denoiser:
     from diffusers import LTX2VideoTransformer3DModel
 
-    from omnibus_models import diffusion
+    from omnibus_models import diffusers_loading
 
-    module = diffusion.load(LTX2VideoTransformer3DModel, checkpoint, "transformer", device=device, dtype=dtype)
-    return Denoiser(module, _schedule.load(checkpoint), _geometry(checkpoint), partial(_palette, checkpoint, device))
+    module = diffusers_loading.load(LTX2VideoTransformer3DModel, checkpoint, "transformer", device=device, dtype=dtype)
+    return Denoiser(
+        module, _flow_schedule.load(checkpoint), _geometry(checkpoint), partial(_palette, checkpoint, device)
+    )
 
 
 def _palette(checkpoint: Path, device: str, channels: int) -> Tensor:
     decoder = _film_decoder(checkpoint, device, "float32")
-    return _colours.of_plain(channels, lambda latents: decoder.paint(latents)[:, :, 0])
+    return _latent_preview.of_plain(channels, lambda latents: decoder.paint(latents)[:, :, 0])
 
 
 def _film_decoder(checkpoint: Path, device: str, dtype: str) -> FilmDecoder:
     from diffusers import AutoencoderKLLTX2Video
 
-    from omnibus_models import diffusion
+    from omnibus_models import diffusers_loading
 
-    module = diffusion.load(AutoencoderKLLTX2Video, checkpoint, "vae", drop=("encoder",), device=device, dtype=dtype)
+    module = diffusers_loading.load(
+        AutoencoderKLLTX2Video, checkpoint, "vae", drop=("encoder",), device=device, dtype=dtype
+    )
     if module.config.timestep_conditioning:
         raise errors.Fatal(f"{checkpoint} decodes films with more noise, which this family does not serve")
     return FilmDecoder(module)
@@ -210,14 +214,14 @@ def _sound_decoder(checkpoint: Path, device: str, dtype: str) -> SoundDecoder:
     from diffusers import AutoencoderKLLTX2Audio
     from diffusers.pipelines.ltx2 import vocoder
 
-    from omnibus_models import diffusion
+    from omnibus_models import diffusers_loading
 
     kind = getattr(vocoder, _require(checkpoint, "vocoder", "LTX2Vocoder", "LTX2VocoderWithBWE"))
     parts = {
-        "vae": diffusion.load(
+        "vae": diffusers_loading.load(
             AutoencoderKLLTX2Audio, checkpoint, "audio_vae", drop=("encoder",), device=device, dtype=dtype
         ),
-        "vocoder": diffusion.load(kind, checkpoint, "vocoder", device=device, dtype=dtype),
+        "vocoder": diffusers_loading.load(kind, checkpoint, "vocoder", device=device, dtype=dtype),
     }
     return SoundDecoder(nn.ModuleDict(parts), _geometry(checkpoint))
 

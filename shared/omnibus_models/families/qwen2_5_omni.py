@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from omnibus import errors
 from omnibus_models import loading, media
 from omnibus_models.contract import Encoded, Loaded, Prefill, Prepared
-from omnibus_models.families import _omni, _qwen, _sound
-from omnibus_models.vocoding import Vocoding
+from omnibus_models.dit_vocoder import Vocoding
+from omnibus_models.families import _omni, _omni_audio, _qwen
 
 RATE = 24_000  # samples per second of the released vocoder; no configuration names it
 _DIT = {r"^token2wav\.code2wav_dit_model\.": ""}
 _BIGVGAN = {r"^token2wav\.code2wav_bigvgan_model\.": ""}
 
 
-class AudioEncoder(_sound.AudioEncoder):
+class AudioEncoder(_omni_audio.AudioEncoder):
     """Sound through the audio tower, see ``contract.Encoder``."""
 
     # As the joint processor pads: the last frames see silence after the end.
@@ -78,7 +78,7 @@ class Thinker(_qwen.Thinker):
     @torch.no_grad()
     def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
         """[T + 3, H]: hidden plus text embedding per position, then begin, end and pad of speech."""
-        _sound.require_voice(voice, self._begins)
+        _omni_audio.require_voice(voice, self._begins)
         # A media row's own embedding is left out: the talker hears of media through hidden states alone.
         texts = prefill.inputs.masked_fill(prefill.media[:, None], 0)
         marks = self.embed(torch.tensor([self._begins[voice], *self._ends], device=self.device))
@@ -168,7 +168,7 @@ class Vocoder(Loaded):
 
     def open(self, voice: str, seed: int) -> Vocoding:
         """Begin one waveform. The noise is drawn on the CPU, so it is the same on every device."""
-        _sound.require_voice(voice, self.voices)
+        _omni_audio.require_voice(voice, self.voices)
         chosen, device = self.voices[voice], self.dit.device
         return Vocoding(
             self.dit, self.bigvgan, chosen["cond"].float().to(device), chosen["ref_mel"].float().to(device), seed

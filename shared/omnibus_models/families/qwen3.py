@@ -1,5 +1,5 @@
 """Qwen3: a language model (``Qwen3ForCausalLM``)."""
 
-from omnibus_models.families._text import Language
+from omnibus_models.families._text_only import Language
 
 FAMILY = Language("qwen3", "Qwen3ForCausalLM")

@@ -13,7 +13,7 @@ from torch import Tensor
 from omnibus import errors
 from omnibus_models import loading, media
 from omnibus_models.contract import Encoded, Layout, Loaded, Prefill, Prepared
-from omnibus_models.families import _code2wav, _omni, _qwen, _qwen3, _qwen3_talker, _sound
+from omnibus_models.families import _code2wav, _omni, _omni_audio, _qwen, _qwen3, _qwen3_talker
 from omnibus_models.families._qwen3_talker import Talker
 
 RATE = 24_000  # samples per second of the released vocoder; no configuration names it
@@ -21,7 +21,7 @@ _CODE2WAV = {r"^code2wav\.": ""}
 _PREFIX = 3  # tokens that begin an answer: a mark, the role, a line break
 
 
-class AudioEncoder(_sound.AudioEncoder):
+class AudioEncoder(_omni_audio.AudioEncoder):
     """Sound through the audio tower, see ``contract.Encoder``."""
 
     padding = True

@@ -12,7 +12,7 @@ from torch import Tensor
 from omnibus import errors
 from omnibus_models import loading
 from omnibus_models.contract import Encoded, Loaded, Picture, Prepared, no_component
-from omnibus_models.families import _colours, _qwen, _schedule
+from omnibus_models.families import _flow_schedule, _latent_preview, _qwen
 
 #: What the pipeline says around a prompt, and how many tokens of that are left out again at the beginning.
 TEMPLATE = (
@@ -139,7 +139,7 @@ class Denoiser(Loaded):
         plane = self._plane(picture)
         if any(guide.dim() != 2 or guide.shape[1] != self._width or not len(guide) for guide in guides):
             raise errors.BadRequest(f"a prompt's embeddings must be [tokens, {self._width}] here", param="embeds")
-        sigmas, times = _schedule.laid_out(self._scheduler, picture.steps, plane[1] * plane[2])
+        sigmas, times = _flow_schedule.laid_out(self._scheduler, picture.steps, plane[1] * plane[2])
         guidance = GUIDANCE if picture.guidance is None else picture.guidance
         chosen = guides if guidance > 1 else guides[:1]
         return Denoising(
@@ -178,14 +178,14 @@ class Denoiser(Loaded):
 
     def palette(self) -> Tensor:
         """[channels + 1, 3]: the colour that each latent adds to a plain surface, and what the latter has by itself."""
-        return _colours.of_plain(self._channels, decoder(self._checkpoint, str(self._device), "float32").paint)
+        return _latent_preview.of_plain(self._channels, decoder(self._checkpoint, str(self._device), "float32").paint)
 
     def preview(self, denoising: Denoising, palette: Tensor) -> Tensor:
         """A pixel for each latent, of where the last velocity would lead if it stayed as it is."""
         latents = denoising.latents
         if denoising.velocity is not None:
             latents = latents - denoising.sigmas[denoising.done] * denoising.velocity
-        return _colours.shown(self._unpacked(latents, denoising.shape[0])[:, 0], palette)
+        return _latent_preview.shown(self._unpacked(latents, denoising.shape[0])[:, 0], palette)
 
     def _plane(self, picture: Picture) -> Plane:
         side = self.unit * _PATCH
@@ -233,7 +233,7 @@ class ImageDecoder(Loaded):
                 f"this decoder takes latents [{self._mean.shape[1]}, 1, height, width], not {list(latents.shape)}",
                 param="latents",
             )
-        return _colours.to_bytes(self.paint(latents[None])[0].permute(1, 2, 0).cpu())
+        return _latent_preview.to_bytes(self.paint(latents[None])[0].permute(1, 2, 0).cpu())
 
     @torch.no_grad()
     def paint(self, latents: Tensor) -> Tensor:
@@ -276,9 +276,9 @@ def denoiser(checkpoint: Path, device: str, dtype: str, kind: type[Denoiser] = D
     """The transformer with its schedule as a ``kind`` of denoiser."""
     from diffusers import QwenImageTransformer2DModel
 
-    from omnibus_models import diffusion
+    from omnibus_models import diffusers_loading
 
-    module = diffusion.load(QwenImageTransformer2DModel, checkpoint, "transformer", device=device, dtype=dtype)
+    module = diffusers_loading.load(QwenImageTransformer2DModel, checkpoint, "transformer", device=device, dtype=dtype)
     if module.config.guidance_embeds:
         raise errors.Fatal(f"{checkpoint} is distilled for guidance, which this family does not serve")
     try:
@@ -286,18 +286,18 @@ def denoiser(checkpoint: Path, device: str, dtype: str, kind: type[Denoiser] = D
         halvings = len(json.loads((checkpoint / "vae" / "config.json").read_text())["temperal_downsample"])
     except (OSError, ValueError, KeyError) as error:
         raise errors.Fatal(f"{checkpoint} lacks the configuration of its VAE: {error}") from error
-    return kind(module, checkpoint, _schedule.load(checkpoint), 2**halvings)
+    return kind(module, checkpoint, _flow_schedule.load(checkpoint), 2**halvings)
 
 
 def decoder(checkpoint: Path, device: str, dtype: str) -> ImageDecoder:
     """The VAE without its encoder."""
     from diffusers import AutoencoderKLQwenImage
 
-    from omnibus_models import diffusion
+    from omnibus_models import diffusers_loading
 
     drop = ("encoder", "quant_conv")
     return ImageDecoder(
-        diffusion.load(AutoencoderKLQwenImage, checkpoint, "vae", drop=drop, device=device, dtype=dtype)
+        diffusers_loading.load(AutoencoderKLQwenImage, checkpoint, "vae", drop=drop, device=device, dtype=dtype)
     )
 
 

@@ -231,10 +231,10 @@ def _language(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) ->
 def _encoder(checkpoint: Path, device: str, dtype: str, limits: media.Limits) -> PictureEncoder:
     from diffusers import AutoencoderKLQwenImage
 
-    from omnibus_models import diffusion
+    from omnibus_models import diffusers_loading
 
     drop = ("decoder", "post_quant_conv")
-    module = diffusion.load(AutoencoderKLQwenImage, checkpoint, "vae", drop=drop, device=device, dtype=dtype)
+    module = diffusers_loading.load(AutoencoderKLQwenImage, checkpoint, "vae", drop=drop, device=device, dtype=dtype)
     return PictureEncoder(module, _area(_images(checkpoint)), limits)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import parts, text, weights
+from omnibus_models.tiny import _qwen, chat_tokenizer, weights
 
 torchvision_cpu.install()
 
@@ -61,14 +61,14 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     """
     from transformers import Gemma3ForConditionalGeneration, Gemma3ImageProcessor, Gemma3Processor
 
-    tokenizer = text.tokenizer(_SPECIAL, _NAMES, _TEMPLATE, bos="<bos>", eos="<end_of_turn>", pad="<pad>")
+    tokenizer = chat_tokenizer.tokenizer(_SPECIAL, _NAMES, _TEMPLATE, bos="<bos>", eos="<end_of_turn>", pad="<pad>")
     model = Gemma3ForConditionalGeneration(config(tokenizer, wide)).eval()
     weights.spread(model, seed)
     if llm_seed is not None:
         weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     _attend(model.model.language_model)
     weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
-    parts.greedy(model.generation_config, tokenizer)
+    _qwen.greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     images = Gemma3ImageProcessor(size={"height": _SIDE, "width": _SIDE})
     Gemma3Processor(images, tokenizer, chat_template=_TEMPLATE, image_seq_length=TOKENS).save_pretrained(directory)
@@ -87,7 +87,7 @@ def config(tokenizer: Any, wide: bool = False) -> Any:
     from transformers import Gemma3Config
 
     ids = tokenizer.convert_tokens_to_ids
-    width = _WIDER if wide else parts.HIDDEN
+    width = _WIDER if wide else _qwen.HIDDEN
     language = {
         "hidden_size": width,
         "intermediate_size": 2 * width,
@@ -98,7 +98,7 @@ def config(tokenizer: Any, wide: bool = False) -> Any:
         "num_key_value_heads": 2,
         "head_dim": 32 if wide else 16,
         "query_pre_attn_scalar": 32 if wide else 16,
-        "max_position_embeddings": parts.CONTEXT,
+        "max_position_embeddings": _qwen.CONTEXT,
         "vocab_size": len(tokenizer),
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
@@ -111,7 +111,7 @@ def config(tokenizer: Any, wide: bool = False) -> Any:
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "image_size": _SIDE,
-        "patch_size": parts.PATCH,
+        "patch_size": _qwen.PATCH,
         "vision_use_head": False,
     }
     return Gemma3Config(

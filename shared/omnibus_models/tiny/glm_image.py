@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import parts, text, weights
+from omnibus_models.tiny import _qwen, chat_tokenizer, weights
 
 torchvision_cpu.install()
 
@@ -88,7 +88,7 @@ def _calm(vae: Any) -> None:
 def _processor() -> Any:
     from transformers import GlmImageImageProcessor, GlmImageProcessor
 
-    tokenizer = text.tokenizer(SPECIAL, NAMES, TEMPLATE)
+    tokenizer = chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE)
     tokenizer.add_special_tokens({"bos_token": _BEGIN})
     # Pictures to begin with become 1 to 16 tokens.
     size = {"shortest_edge": 32 * 32, "longest_edge": 64 * 64}
@@ -103,15 +103,15 @@ def _prior(tokenizer: Any) -> Any:
         text_config={
             "vocab_size": len(tokenizer),
             "vision_vocab_size": _CODES + 2,
-            "hidden_size": parts.HIDDEN,
+            "hidden_size": _qwen.HIDDEN,
             "intermediate_size": 128,
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
-            "max_position_embeddings": parts.CONTEXT,
+            "max_position_embeddings": _qwen.CONTEXT,
             "pad_token_id": tokenizer.pad_token_id,
             "eos_token_id": _CODES + 1,
-            "rope_parameters": {**parts.ROPE, "partial_rotary_factor": 1.0},
+            "rope_parameters": {**_qwen.ROPE, "partial_rotary_factor": 1.0},
         },
         vision_config={
             "depth": 2,

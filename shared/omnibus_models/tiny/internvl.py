@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _plain, text
+from omnibus_models.tiny import _llava_style, chat_tokenizer
 
 torchvision_cpu.install()
 
@@ -14,7 +14,7 @@ NAMES = {
     "context_image_token": "<IMG_CONTEXT>",
     "video_token": "<video>",
 }
-TEMPLATE = text.template(image="<IMG_CONTEXT>{{ '\\n' }}", video="<video>{{ '\\n' }}")
+TEMPLATE = chat_tokenizer.template(image="<IMG_CONTEXT>{{ '\\n' }}", video="<video>{{ '\\n' }}")
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
@@ -27,24 +27,24 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
         InternVLVideoProcessor,
     )
 
-    tokenizer = text.tokenizer(SPECIAL, NAMES, TEMPLATE)
-    rows = (_plain.SIDE // _plain.PATCH // 2) ** 2
+    tokenizer = chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE)
+    rows = (_llava_style.SIDE // _llava_style.PATCH // 2) ** 2
     config = InternVLConfig(
         vision_config={
             "hidden_size": 32,
             "intermediate_size": 64,
             "num_hidden_layers": 2,
             "num_attention_heads": 2,
-            "image_size": [_plain.SIDE, _plain.SIDE],
-            "patch_size": [_plain.PATCH, _plain.PATCH],
+            "image_size": [_llava_style.SIDE, _llava_style.SIDE],
+            "patch_size": [_llava_style.PATCH, _llava_style.PATCH],
         },
-        text_config=_plain.language("qwen2", tokenizer),
+        text_config=_llava_style.language("qwen2", tokenizer),
         image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
         image_seq_length=rows,
         downsample_ratio=0.5,
         tie_word_embeddings=False,
     )
-    size = {"height": _plain.SIDE, "width": _plain.SIDE}
+    size = {"height": _llava_style.SIDE, "width": _llava_style.SIDE}
     processor = InternVLProcessor(
         GotOcr2ImageProcessor(size=size, max_patches=6),
         tokenizer,
@@ -52,4 +52,4 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
         image_seq_length=rows,
         chat_template=TEMPLATE,
     )
-    _plain.save(directory, InternVLForConditionalGeneration(config), processor, seed, llm_seed)
+    _llava_style.save(directory, InternVLForConditionalGeneration(config), processor, seed, llm_seed)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _plain, parts, text, weights
+from omnibus_models.tiny import _llava_style, _qwen, chat_tokenizer, weights
 
 torchvision_cpu.install()
 
@@ -34,14 +34,14 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the language model alone."""
     from transformers import JanusForConditionalGeneration, JanusImageProcessor, JanusProcessor
 
-    tokenizer = text.tokenizer(SPECIAL, NAMES, TEMPLATE, bos=_BEGIN, eos=_END, pad=_PAD)
+    tokenizer = chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE, bos=_BEGIN, eos=_END, pad=_PAD)
     model = JanusForConditionalGeneration(_config(tokenizer)).eval()
     weights.spread(model, seed)
     if llm_seed is not None:
         weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     _calm(model.model.vqmodel)
     weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
-    parts.greedy(model.generation_config, tokenizer)
+    _qwen.greedy(model.generation_config, tokenizer)
     model.generation_config.bos_token_id = tokenizer.bos_token_id
     model.generation_config.guidance_scale = 5.0
     model.generation_config.generation_kwargs = {"boi_token_id": tokenizer.boi_token_id}
@@ -64,7 +64,7 @@ def _config(tokenizer: Any) -> Any:
     from transformers import JanusConfig
 
     return JanusConfig(
-        text_config=_plain.language("llama", tokenizer),
+        text_config=_llava_style.language("llama", tokenizer),
         vision_config={
             "hidden_size": 32,
             "num_hidden_layers": 2,
@@ -73,7 +73,7 @@ def _config(tokenizer: Any) -> Any:
             "image_size": _PATCH * _GRID,
             "patch_size": _PATCH,
             "num_image_tokens": _GRID**2,
-            "projection_dim": parts.HIDDEN,
+            "projection_dim": _qwen.HIDDEN,
             "depth": 2,
         },
         vq_config={
@@ -84,8 +84,8 @@ def _config(tokenizer: Any) -> Any:
             "base_channels": 32,  # the library normalises in groups of 32
             "channel_multiplier": [1, 1, 1, 1, 1],
             "num_res_blocks": 1,
-            "projection_dim": parts.HIDDEN,
-            "image_token_embed_dim": parts.HIDDEN,
+            "projection_dim": _qwen.HIDDEN,
+            "image_token_embed_dim": _qwen.HIDDEN,
             "num_hidden_layers": 2,
         },
         image_token_id=tokenizer.image_token_id,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _plain, text
+from omnibus_models.tiny import _llava_style, chat_tokenizer
 
 torchvision_cpu.install()
 
@@ -24,22 +24,22 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     from transformers import CLIPImageProcessor, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
 
     names = {"image_token": "<image>"}
-    tokenizer = text.tokenizer(SPECIAL, names, TEMPLATE, bos="<s>", eos="</s>", pad="<pad>")
+    tokenizer = chat_tokenizer.tokenizer(SPECIAL, names, TEMPLATE, bos="<s>", eos="</s>", pad="<pad>")
     config = LlavaConfig(
-        vision_config=_plain.clip(),
-        text_config=_plain.language("llama", tokenizer, wide),
+        vision_config=_llava_style.clip(),
+        text_config=_llava_style.language("llama", tokenizer, wide),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-        image_seq_length=(_plain.SIDE // _plain.PATCH) ** 2,
+        image_seq_length=(_llava_style.SIDE // _llava_style.PATCH) ** 2,
         vision_feature_layer=-2,
         vision_feature_select_strategy="default",
     )
-    size = {"height": _plain.SIDE, "width": _plain.SIDE}
+    size = {"height": _llava_style.SIDE, "width": _llava_style.SIDE}
     processor = LlavaProcessor(
-        CLIPImageProcessor(size={"shortest_edge": _plain.SIDE}, crop_size=size),
+        CLIPImageProcessor(size={"shortest_edge": _llava_style.SIDE}, crop_size=size),
         tokenizer,
-        patch_size=_plain.PATCH,
+        patch_size=_llava_style.PATCH,
         num_additional_image_tokens=1,
         vision_feature_select_strategy="default",
         chat_template=TEMPLATE,
     )
-    _plain.save(directory, LlavaForConditionalGeneration(config), processor, seed, llm_seed)
+    _llava_style.save(directory, LlavaForConditionalGeneration(config), processor, seed, llm_seed)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _plain, text
+from omnibus_models.tiny import _llava_style, chat_tokenizer
 
 torchvision_cpu.install()
 
@@ -19,7 +19,10 @@ TEMPLATE = (
     "{% if message['role'] == 'user' %}{{ ' [/INST]' }}{% else %}{{ '\\n' }}{% endif %}"
     "{% endfor %}"
 )
-_GRID = [[_plain.SIDE * height, _plain.SIDE * width] for height, width in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))]
+_GRID = [
+    [_llava_style.SIDE * height, _llava_style.SIDE * width]
+    for height, width in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
+]
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
@@ -32,23 +35,23 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     )
 
     names = {"image_token": "<image>"}
-    tokenizer = text.tokenizer(SPECIAL, names, TEMPLATE, bos="<s>", eos="</s>", pad="<pad>")
+    tokenizer = chat_tokenizer.tokenizer(SPECIAL, names, TEMPLATE, bos="<s>", eos="</s>", pad="<pad>")
     config = LlavaNextConfig(
-        vision_config=_plain.clip(),
-        text_config={**_plain.language("mistral", tokenizer), "sliding_window": None},
+        vision_config=_llava_style.clip(),
+        text_config={**_llava_style.language("mistral", tokenizer), "sliding_window": None},
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         image_grid_pinpoints=_GRID,
-        image_seq_length=(_plain.SIDE // _plain.PATCH) ** 2,
+        image_seq_length=(_llava_style.SIDE // _llava_style.PATCH) ** 2,
         vision_feature_layer=-2,
         vision_feature_select_strategy="default",
     )
-    size = {"height": _plain.SIDE, "width": _plain.SIDE}
+    size = {"height": _llava_style.SIDE, "width": _llava_style.SIDE}
     processor = LlavaNextProcessor(
-        LlavaNextImageProcessor(size={"shortest_edge": _plain.SIDE}, crop_size=size, image_grid_pinpoints=_GRID),
+        LlavaNextImageProcessor(size={"shortest_edge": _llava_style.SIDE}, crop_size=size, image_grid_pinpoints=_GRID),
         tokenizer,
-        patch_size=_plain.PATCH,
+        patch_size=_llava_style.PATCH,
         num_additional_image_tokens=1,
         vision_feature_select_strategy="default",
         chat_template=TEMPLATE,
     )
-    _plain.save(directory, LlavaNextForConditionalGeneration(config), processor, seed, llm_seed)
+    _llava_style.save(directory, LlavaNextForConditionalGeneration(config), processor, seed, llm_seed)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _plain, text
+from omnibus_models.tiny import _llava_style, chat_tokenizer
 
 torchvision_cpu.install()
 
@@ -20,7 +20,11 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 _MOST = 3
-_GRID = [[_plain.SIDE * height, _plain.SIDE * width] for height in range(1, _MOST + 1) for width in range(1, _MOST + 1)]
+_GRID = [
+    [_llava_style.SIDE * height, _llava_style.SIDE * width]
+    for height in range(1, _MOST + 1)
+    for width in range(1, _MOST + 1)
+]
 _RATIO = "anyres_max_4"  # more than four tiles are thinned out to the rows of four
 
 
@@ -35,10 +39,10 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     )
 
     names = {"image_token": "<image>", "video_token": "<video>"}
-    tokenizer = text.tokenizer(SPECIAL, names, TEMPLATE)
+    tokenizer = chat_tokenizer.tokenizer(SPECIAL, names, TEMPLATE)
     config = LlavaOnevisionConfig(
-        vision_config=_plain.siglip(),
-        text_config=_plain.language("qwen2", tokenizer),
+        vision_config=_llava_style.siglip(),
+        text_config=_llava_style.language("qwen2", tokenizer),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
         image_grid_pinpoints=_GRID,
@@ -46,14 +50,14 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
         vision_feature_select_strategy="full",
         vision_aspect_ratio=_RATIO,
     )
-    size = {"height": _plain.SIDE, "width": _plain.SIDE}
+    size = {"height": _llava_style.SIDE, "width": _llava_style.SIDE}
     processor = LlavaOnevisionProcessor(
         LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=_GRID),
         tokenizer,
         LlavaOnevisionVideoProcessor(size=size),
-        num_image_tokens=(_plain.SIDE // _plain.PATCH) ** 2,
+        num_image_tokens=(_llava_style.SIDE // _llava_style.PATCH) ** 2,
         vision_feature_select_strategy="full",
         vision_aspect_ratio=_RATIO,
         chat_template=TEMPLATE,
     )
-    _plain.save(directory, LlavaOnevisionForConditionalGeneration(config), processor, seed, llm_seed)
+    _llava_style.save(directory, LlavaOnevisionForConditionalGeneration(config), processor, seed, llm_seed)

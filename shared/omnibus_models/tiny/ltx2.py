@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import parts, text, weights
+from omnibus_models.tiny import _qwen, chat_tokenizer, weights
 
 torchvision_cpu.install()
 
@@ -24,7 +24,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     from diffusers.pipelines.ltx2 import LTX2TextConnectors
     from transformers import Gemma3ForConditionalGeneration
 
-    tokenizer = text.tokenizer(_SPECIAL, {}, "", bos="<bos>", eos="<eos>", pad="<pad>")
+    tokenizer = chat_tokenizer.tokenizer(_SPECIAL, {}, "", bos="<bos>", eos="<eos>", pad="<pad>")
     made = {
         "text_encoder": Gemma3ForConditionalGeneration(_gemma(tokenizer)),
         "connectors": LTX2TextConnectors(**_connectors()),
@@ -97,7 +97,7 @@ def _gemma(tokenizer: Any) -> Any:
         "num_key_value_heads": 1,
         "head_dim": 16,
         "query_pre_attn_scalar": 16,
-        "max_position_embeddings": parts.CONTEXT,
+        "max_position_embeddings": _qwen.CONTEXT,
         "vocab_size": len(tokenizer),
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
@@ -110,7 +110,7 @@ def _gemma(tokenizer: Any) -> Any:
         "num_hidden_layers": 1,
         "num_attention_heads": 1,
         "image_size": 56,
-        "patch_size": parts.PATCH,
+        "patch_size": _qwen.PATCH,
         "vision_use_head": False,
     }
     return Gemma3Config(

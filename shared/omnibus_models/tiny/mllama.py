@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import parts, text, weights
+from omnibus_models.tiny import _qwen, chat_tokenizer, weights
 
 torchvision_cpu.install()
 
 TILES = 4  # most of a picture
-_SIDE = 4 * parts.PATCH  # pixels of a tile
+_SIDE = 4 * _qwen.PATCH  # pixels of a tile
 _SPECIAL = (
     "<|begin_of_text|>",
     "<|end_of_text|>",
@@ -55,7 +55,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
 
     # The placeholder is no word of the vocabulary: as in the real model it comes behind it.
     names = {"image_token": _IMAGE}
-    tokenizer = text.tokenizer(
+    tokenizer = chat_tokenizer.tokenizer(
         _SPECIAL, names, _TEMPLATE, bos="<|begin_of_text|>", eos="<|eot_id|>", pad="<|finetune_right_pad_id|>"
     )
     model = MllamaForConditionalGeneration(config(tokenizer)).eval()
@@ -64,7 +64,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
         weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     _open(model)
     weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
-    parts.greedy(model.generation_config, tokenizer)
+    _qwen.greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     images = MllamaImageProcessor(size={"height": _SIDE, "width": _SIDE}, max_image_tiles=TILES)
     MllamaProcessor(images, tokenizer, chat_template=_TEMPLATE).save_pretrained(directory)
@@ -83,7 +83,7 @@ def config(tokenizer: Any) -> Any:
     from transformers import MllamaConfig
 
     language = {
-        **parts.text_config(tokenizer),
+        **_qwen.text_config(tokenizer),
         "vocab_size": tokenizer.convert_tokens_to_ids(_IMAGE),
         "num_hidden_layers": 4,
         "cross_attention_layers": [1, 3],
@@ -99,7 +99,7 @@ def config(tokenizer: Any) -> Any:
         "intermediate_layers_indices": [0, 1],
         "vision_output_dim": 3 * 32,
         "image_size": _SIDE,
-        "patch_size": parts.PATCH,
+        "patch_size": _qwen.PATCH,
         "max_num_tiles": TILES,
         "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
     }

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import parts, text, weights
+from omnibus_models.tiny import _qwen, chat_tokenizer, weights
 
 torchvision_cpu.install()
 
@@ -37,7 +37,7 @@ NAMES = {
     "audio_bos_token": "<|audio_bos|>",
     "audio_eos_token": "<|audio_eos|>",
 }
-_TEMPLATE = text.template(
+_TEMPLATE = chat_tokenizer.template(
     image="<|vision_bos|><|IMAGE|><|vision_eos|>",
     video="<|vision_bos|><|VIDEO|><|vision_eos|>",
     audio="<|audio_bos|><|AUDIO|><|audio_eos|>",
@@ -53,7 +53,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     """Write model, tokenizer, processor and voices to ``directory``; ``llm_seed`` is for the thinker's LLM alone."""
     from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
-    tokenizer = text.tokenizer(SPECIAL, NAMES, _TEMPLATE)
+    tokenizer = chat_tokenizer.tokenizer(SPECIAL, NAMES, _TEMPLATE)
     model = Qwen2_5OmniForConditionalGeneration(_config(tokenizer, wide)).eval()
     weights.spread(model, seed)
     if llm_seed is not None:
@@ -63,10 +63,10 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     weights.speak_words(model.thinker.lm_head.weight, tokenizer, stop_gain=2.0)
     # Ends of speech rarely win, so that an answer is usually heard to the end of its two seconds.
     weights.soften(model.talker.codec_head.weight, range(_CODES, _CODES + 8))
-    parts.greedy(model.generation_config, tokenizer)
+    _qwen.greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     processor = Qwen2_5OmniProcessor(
-        parts.image_processor(), parts.video_processor(), _ears(), tokenizer, chat_template=_TEMPLATE
+        _qwen.image_processor(), _qwen.video_processor(), _ears(), tokenizer, chat_template=_TEMPLATE
     )
     processor.save_pretrained(directory)
     torch.save(_voices(tokenizer, seed), directory / "spk_dict.pt")
@@ -155,12 +155,12 @@ def _thinker(tokenizer: Any, media: dict[str, int], wide: bool) -> dict[str, Any
         "d_model": 32,
         "max_source_positions": 1500,
         "n_window": 100,
-        "output_dim": parts.HIDDEN,
+        "output_dim": _qwen.HIDDEN,
     }
     return {
         "audio_config": audio,
-        "vision_config": parts.vision_config(),
-        "text_config": parts.text_config(tokenizer, wide),
+        "vision_config": _qwen.vision_config(),
+        "text_config": _qwen.text_config(tokenizer, wide),
         "user_token_id": tokenizer.convert_tokens_to_ids("user"),
         **media,
     }
@@ -169,15 +169,15 @@ def _thinker(tokenizer: Any, media: dict[str, int], wide: bool) -> dict[str, Any
 def _talker(tokenizer: Any, media: dict[str, int]) -> dict[str, Any]:
     return {
         **codec(tokenizer, _CODES),
-        "embedding_size": parts.HIDDEN,
+        "embedding_size": _qwen.HIDDEN,
         "hidden_size": 48,
         "intermediate_size": 96,
         "num_hidden_layers": 2,
         "num_attention_heads": 3,
         "num_key_value_heads": 1,
         "head_dim": 16,
-        "max_position_embeddings": parts.CONTEXT,
-        "rope_parameters": dict(parts.ROPE),
+        "max_position_embeddings": _qwen.CONTEXT,
+        "rope_parameters": dict(_qwen.ROPE),
         **media,
     }
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import parts, text, weights
+from omnibus_models.tiny import _qwen, chat_tokenizer, weights
 
 torchvision_cpu.install()
 
@@ -21,7 +21,7 @@ SPECIAL = (
     "<|video_pad|>",
 )
 NAMES = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
-TEMPLATE = text.template(
+TEMPLATE = chat_tokenizer.template(
     image="<|vision_start|><|image_pad|><|vision_end|>", video="<|vision_start|><|video_pad|><|vision_end|>"
 )
 
@@ -30,7 +30,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
     from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
-    tokenizer = text.tokenizer(SPECIAL, NAMES, TEMPLATE)
+    tokenizer = chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE)
     model = Qwen2_5_VLForConditionalGeneration(config(tokenizer, wide)).eval()
     save(model, Qwen2_5_VLProcessor, tokenizer, directory, seed, llm_seed)
 
@@ -41,9 +41,9 @@ def save(model: Any, processor: Any, tokenizer: Any, directory: Path, seed: int,
     if llm_seed is not None:
         weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
-    parts.greedy(model.generation_config, tokenizer)
+    _qwen.greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
-    made = processor(parts.image_processor(), tokenizer, parts.video_processor(), chat_template=TEMPLATE)
+    made = processor(_qwen.image_processor(), tokenizer, _qwen.video_processor(), chat_template=TEMPLATE)
     made.save_pretrained(directory)
 
 
@@ -52,7 +52,7 @@ def config(tokenizer: Any, wide: bool = False) -> Any:
     from transformers import Qwen2_5_VLConfig
 
     return Qwen2_5_VLConfig(
-        text_config=parts.text_config(tokenizer, wide), vision_config=parts.vision_config(), **media(tokenizer)
+        text_config=_qwen.text_config(tokenizer, wide), vision_config=_qwen.vision_config(), **media(tokenizer)
     )
 
 

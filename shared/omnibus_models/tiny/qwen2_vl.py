@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from omnibus_models.tiny import parts, qwen2_5_vl, text
+from omnibus_models.tiny import _qwen, chat_tokenizer, qwen2_5_vl
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = False) -> None:
     """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
     from transformers import Qwen2VLForConditionalGeneration, Qwen2VLProcessor
 
-    tokenizer = text.tokenizer(qwen2_5_vl.SPECIAL, qwen2_5_vl.NAMES, qwen2_5_vl.TEMPLATE)
+    tokenizer = chat_tokenizer.tokenizer(qwen2_5_vl.SPECIAL, qwen2_5_vl.NAMES, qwen2_5_vl.TEMPLATE)
     model = Qwen2VLForConditionalGeneration(_config(tokenizer, wide)).eval()
     qwen2_5_vl.save(model, Qwen2VLProcessor, tokenizer, directory, seed, llm_seed)
 
@@ -21,13 +21,13 @@ def _config(tokenizer: Any, wide: bool) -> Any:
     vision = {
         "depth": 2,
         "embed_dim": 32,
-        "hidden_size": parts.HIDDEN,
+        "hidden_size": _qwen.HIDDEN,
         "mlp_ratio": 2,
         "num_heads": 2,
-        "patch_size": parts.PATCH,
+        "patch_size": _qwen.PATCH,
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,
     }
     return Qwen2VLConfig(
-        text_config=parts.text_config(tokenizer, wide), vision_config=vision, **qwen2_5_vl.media(tokenizer)
+        text_config=_qwen.text_config(tokenizer, wide), vision_config=vision, **qwen2_5_vl.media(tokenizer)
     )

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import parts, qwen3_vl, text, weights
+from omnibus_models.tiny import _qwen, chat_tokenizer, qwen3_vl, weights
 
 torchvision_cpu.install()
 
@@ -36,7 +36,7 @@ _NAMES = {
     "audio_bos_token": "<|audio_start|>",
     "audio_eos_token": "<|audio_end|>",
 }
-_TEMPLATE = text.template(
+_TEMPLATE = chat_tokenizer.template(
     image="<|vision_start|><|image_pad|><|vision_end|>",
     video="<|vision_start|><|video_pad|><|vision_end|>",
     audio="<|audio_start|><|audio_pad|><|audio_end|>",
@@ -57,7 +57,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the thinker's LLM alone."""
     from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
 
-    tokenizer = text.tokenizer(SPECIAL, _NAMES, _TEMPLATE)
+    tokenizer = chat_tokenizer.tokenizer(SPECIAL, _NAMES, _TEMPLATE)
     model = Qwen3OmniMoeForConditionalGeneration(_config(tokenizer)).eval()
     weights.spread(model, seed)
     if llm_seed is not None:
@@ -67,10 +67,10 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     # The end of speech rarely wins, so that an answer is usually heard for a while.
     weights.soften(model.talker.codec_head.weight, [_CODES])
     for each in (model, model.thinker):
-        parts.greedy(each.generation_config, tokenizer)
+        _qwen.greedy(each.generation_config, tokenizer)
     model.save_pretrained(directory)
     processor = Qwen3OmniMoeProcessor(
-        parts.image_processor(_PATCH), parts.video_processor(_PATCH), _ears(), tokenizer, chat_template=_TEMPLATE
+        _qwen.image_processor(_PATCH), _qwen.video_processor(_PATCH), _ears(), tokenizer, chat_template=_TEMPLATE
     )
     processor.save_pretrained(directory)
     _limit_speech(directory / "generation_config.json")
@@ -151,7 +151,7 @@ def _thinker(tokenizer: Any, media: dict[str, int]) -> dict[str, Any]:
         "n_window": 50,
         "n_window_infer": 400,
         "downsample_hidden_size": 8,
-        "output_dim": parts.HIDDEN,
+        "output_dim": _qwen.HIDDEN,
     }
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     return {
@@ -171,7 +171,7 @@ def _talker(media: dict[str, int]) -> dict[str, Any]:
         "num_attention_heads": 3,
         "num_key_value_heads": 1,
         "head_dim": 16,
-        "max_position_embeddings": parts.CONTEXT,
+        "max_position_embeddings": _qwen.CONTEXT,
     }
     experts = {
         "num_experts": 4,
@@ -182,7 +182,7 @@ def _talker(media: dict[str, int]) -> dict[str, Any]:
     marks = ("eos_token", "nothink", "think_bos", "think_eos", "pad", "bos")
     return {
         "num_code_groups": _GROUPS,
-        "thinker_hidden_size": parts.HIDDEN,
+        "thinker_hidden_size": _qwen.HIDDEN,
         "accept_hidden_layer": 2,
         "text_config": {**decoder, **experts, "vocab_size": _CODES + _MARKS, "rope_parameters": dict(_MROPE)},
         "code_predictor_config": {

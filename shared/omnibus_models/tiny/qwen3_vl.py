@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import parts, text, weights
+from omnibus_models.tiny import _qwen, chat_tokenizer, weights
 from omnibus_models.tiny.qwen2_5_vl import NAMES, SPECIAL, TEMPLATE
 
 torchvision_cpu.install()
@@ -20,14 +20,14 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
     from transformers import Qwen3VLForConditionalGeneration, Qwen3VLProcessor
 
-    tokenizer = text.tokenizer(SPECIAL, NAMES, TEMPLATE)
+    tokenizer = chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE)
     model = Qwen3VLForConditionalGeneration(config(tokenizer, wide)).eval()
     weights.spread(model, seed)
     if llm_seed is not None:
         weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     weights.sharpen(model.model.language_model)
     weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
-    parts.greedy(model.generation_config, tokenizer)
+    _qwen.greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     processor = Qwen3VLProcessor(image_processor(), tokenizer, video_processor(), chat_template=TEMPLATE)
     processor.save_pretrained(directory)
@@ -54,10 +54,10 @@ def text_config(tokenizer: Any, wide: bool = False) -> dict[str, Any]:
     size = 32 if wide else 16
     section = [6, 5, 5] if wide else [3, 3, 2]
     return {
-        **parts.text_config(tokenizer, wide),
+        **_qwen.text_config(tokenizer, wide),
         "num_hidden_layers": 3,
         "head_dim": size,
-        "rope_parameters": {**parts.ROPE, "mrope_section": section, "mrope_interleaved": True},
+        "rope_parameters": {**_qwen.ROPE, "mrope_section": section, "mrope_interleaved": True},
     }
 
 
@@ -68,7 +68,7 @@ def vision_config() -> dict[str, Any]:
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_heads": 2,
-        "out_hidden_size": parts.HIDDEN,
+        "out_hidden_size": _qwen.HIDDEN,
         "patch_size": _PATCH,
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import parts, qwen2_5_vl, text, weights
+from omnibus_models.tiny import _qwen, chat_tokenizer, qwen2_5_vl, weights
 
 torchvision_cpu.install()
 
@@ -30,7 +30,7 @@ def components(seed: int, llm_seed: int | None = None, base: int = 16) -> dict[s
     from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImageTransformer2DModel
     from transformers import Qwen2_5_VLForConditionalGeneration
 
-    tokenizer = text.tokenizer(qwen2_5_vl.SPECIAL, qwen2_5_vl.NAMES, qwen2_5_vl.TEMPLATE)
+    tokenizer = chat_tokenizer.tokenizer(qwen2_5_vl.SPECIAL, qwen2_5_vl.NAMES, qwen2_5_vl.TEMPLATE)
     text_encoder = Qwen2_5_VLForConditionalGeneration(qwen2_5_vl.config(tokenizer)).eval()
     transformer = QwenImageTransformer2DModel(**_transformer()).eval()
     vae = AutoencoderKLQwenImage(**_vae(base)).eval()
@@ -77,7 +77,7 @@ def _transformer() -> dict[str, Any]:
         "num_layers": 2,
         "attention_head_dim": _WIDTH,
         "num_attention_heads": _HEADS,
-        "joint_attention_dim": parts.HIDDEN,
+        "joint_attention_dim": _qwen.HIDDEN,
         "axes_dims_rope": (8, 4, 4),
     }
 

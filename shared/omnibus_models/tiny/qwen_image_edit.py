@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from omnibus_models.tiny import parts, qwen2_5_vl, qwen_image
+from omnibus_models.tiny import _qwen, qwen2_5_vl, qwen_image
 
 #: Pixels of a visual token, and tokens of a picture: at most 112 x 112 pixels.
 _TOKEN, _LEAST, _MOST = 28**2, 4, 16
@@ -20,9 +20,9 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     _look(made["vae"])
     _heed(made["transformer"])
     size = {"shortest_edge": _LEAST * _TOKEN, "longest_edge": _MOST * _TOKEN}
-    images = Qwen2VLImageProcessor(size=size, patch_size=parts.PATCH, merge_size=2, temporal_patch_size=2)
+    images = Qwen2VLImageProcessor(size=size, patch_size=_qwen.PATCH, merge_size=2, temporal_patch_size=2)
     processor = Qwen2_5_VLProcessor(
-        images, made["tokenizer"], parts.video_processor(), chat_template=qwen2_5_vl.TEMPLATE
+        images, made["tokenizer"], _qwen.video_processor(), chat_template=qwen2_5_vl.TEMPLATE
     )
     QwenImageEditPipeline(**made, processor=processor).save_pretrained(directory)
 

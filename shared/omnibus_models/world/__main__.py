@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from omnibus_models.world import listening, looking, scenes, sounds, talks
+from omnibus_models.world import audio_oracle, dialogues, image_oracle, scenes, tone_synth
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,10 +31,10 @@ def _made(directory: Path, seed: int | None) -> str:
     """A scene that no training saw, and tones. Their words, and in a line below those of another such scene to draw."""
     random = np.random.default_rng(seed)
     scene, other = (scenes.unseen()[int(place)] for place in random.choice(len(scenes.unseen()), 2, replace=False))
-    tones = talks.some_tones(random)
+    tones = dialogues.some_tones(random)
     (directory / "seen.png").write_bytes(scenes.png(scenes.drawn(scene, random)))
-    (directory / "heard.wav").write_bytes(sounds.wav(sounds.played(list(tones), random), sounds.HEARD_RATE))
-    return f"{talks.both(scene, tones).answer}\n{other.caption}"
+    (directory / "heard.wav").write_bytes(tone_synth.wav(tone_synth.played(list(tones), random), tone_synth.HEARD_RATE))
+    return f"{dialogues.both(scene, tones).answer}\n{other.caption}"
 
 
 def _told(file: Path) -> str:
@@ -42,10 +42,10 @@ def _told(file: Path) -> str:
         with wave.open(str(file)) as opened:
             rate, data = opened.getframerate(), opened.readframes(opened.getnframes())
         samples = np.frombuffer(data, "<i2") / 32767
-        return " ".join(listening.words(samples, rate) or listening.tones(samples, rate) or ["nothing"])
+        return " ".join(audio_oracle.words(samples, rate) or audio_oracle.tones(samples, rate) or ["nothing"])
     from PIL import Image
 
-    scene = looking.seen(np.asarray(Image.open(file).convert("RGB")))
+    scene = image_oracle.seen(np.asarray(Image.open(file).convert("RGB")))
     return scene.caption if scene else "nothing"
 
 

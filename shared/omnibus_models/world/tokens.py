@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omnibus_models.families.qwen_image import TEMPLATE
-from omnibus_models.tiny import text
-from omnibus_models.world import scenes, sounds, talks
+from omnibus_models.tiny import chat_tokenizer
+from omnibus_models.world import dialogues, scenes, tone_synth
 
 #: Room for all that is to become one token.
 _VOCABULARY = 2000
@@ -24,18 +24,26 @@ _UNASKED = ("Is it {}?",)
 
 def template(image: str, video: str, audio: str = "") -> str:
     """See ``tiny.text.template``. No system message where there is none: each token less makes training faster."""
-    return text.template(image, video, audio, system=False)
+    return chat_tokenizer.template(image, video, audio, system=False)
 
 
 def tokenizer(special: Sequence[str], names: Mapping[str, str], chat_template: str) -> Any:
     """See ``tiny.text.tokenizer``."""
-    return text.tokenizer(special, names, chat_template, texts=_texts(), vocabulary=_VOCABULARY)
+    return chat_tokenizer.tokenizer(special, names, chat_template, texts=_texts(), vocabulary=_VOCABULARY)
 
 
 def _texts() -> list[str]:
     """Everything that is said in this world, and what the pipeline of Qwen-Image says around it."""
-    asked = [*talks.SEE, *talks.HEAR, *talks.BOTH, *talks.COLOUR, *talks.SHAPE, *talks.COUNT, *talks.PLACE]
-    asked += [*talks.GROUND, *_UNLEARNT[:2], *talks.SAY, *_UNASKED, *talks.WISHES, "on a background"]
-    asked += [*_UNLEARNT[2:], *talks.READ, talks.HELPFUL]
-    words = [*sounds.WORDS, *scenes.COLOURS, *asked, "system", "user", "assistant", TEMPLATE]
+    asked = [
+        *dialogues.SEE,
+        *dialogues.HEAR,
+        *dialogues.BOTH,
+        *dialogues.COLOUR,
+        *dialogues.SHAPE,
+        *dialogues.COUNT,
+        *dialogues.PLACE,
+    ]
+    asked += [*dialogues.GROUND, *_UNLEARNT[:2], *dialogues.SAY, *_UNASKED, *dialogues.WISHES, "on a background"]
+    asked += [*_UNLEARNT[2:], *dialogues.READ, dialogues.HELPFUL]
+    words = [*tone_synth.WORDS, *scenes.COLOURS, *asked, "system", "user", "assistant", TEMPLATE]
     return [form for word in words for form in (word, f" {word}")] * 4

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibus import catalog
+from omnibus.families import catalog
 from omnibus_models import tiny
 from tests.e2e.apps.estate import Estate
 from tests.e2e.system import ROOT, VL, System, declaration, running

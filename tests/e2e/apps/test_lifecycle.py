@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from omnibus.up.lineage import die_with_parent
+from omnibus.process.parent_death import die_with_parent
 from omnibus.up.ports import free_ports
 from tests.e2e.apps import texts
 from tests.e2e.apps.estate import Estate, error, source, until

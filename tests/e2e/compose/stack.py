@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from omnibus.cli import samples
+from omnibus.cli import demo_media
 from omnibus.up.ports import free_ports
 from omnibus.up.stack import ROOT
 from tests.e2e.docker_engine import Engine
@@ -206,7 +206,7 @@ SPOKEN = {
 
 def seen_and_heard() -> dict[str, Any]:
     """A picture and a sound, to be answered in text and speech: every executor of the first model takes part."""
-    sound = base64.b64encode(samples.sound()).decode()
+    sound = base64.b64encode(demo_media.sound()).decode()
     content = [
         picture(),
         {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}},
@@ -221,5 +221,5 @@ def short() -> dict[str, Any]:
 
 
 def picture() -> dict[str, Any]:
-    data = base64.b64encode(samples.picture()).decode()
+    data = base64.b64encode(demo_media.picture()).decode()
     return {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{data}"}}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omnibus import catalog
+from omnibus.families import catalog
 from omnibus_models import tiny
 from tests.e2e.questions import Question, ask, image, video
 from tests.e2e.system import System, declaration

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from omnibus import catalog
-from omnibus.up.tiny import TWIN_SEED
+from omnibus.families import catalog
+from omnibus.up.tiny_models import TWIN_SEED
 from omnibus_models import tiny
 from tests.e2e.questions import Question, ask, image
 from tests.e2e.shapes.test_shapes import said

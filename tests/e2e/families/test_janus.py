@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from omnibus import catalog
+from omnibus.families import catalog
 from omnibus_models import tiny
 from tests.e2e.apps.estate import error
 from tests.e2e.questions import Question, ask, image

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibus import catalog
+from omnibus.families import catalog
 from omnibus_models import tiny
 from tests import models_oracle as oracle
 from tests.e2e.questions import VL_QUESTIONS

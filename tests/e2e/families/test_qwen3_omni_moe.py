@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omnibus import catalog
+from omnibus.families import catalog
 from omnibus_models import tiny
 from tests.e2e import by_hand
 from tests.e2e.omni.speech import Spoken, pcm, same, spoken

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from omnibus import catalog
+from omnibus.families import catalog
 from omnibus_models import tiny
 from tests.e2e.system import System, running
 from tests.unit.checkpoints.hubs import Hub, serving

@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from omnibus.process.parent_death import die_with_parent
 from omnibus.service import until_cancelled
 from omnibus.up import binaries
-from omnibus.up.lineage import die_with_parent
 from omnibus.up.ports import free_ports
 from tests.e2e.system import ROOT
 from tests.kube.api import Api, Object

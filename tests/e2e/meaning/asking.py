@@ -11,8 +11,8 @@ import httpx
 import numpy as np
 from PIL import Image
 
-from omnibus_models.world import scenes, sounds
-from omnibus_models.world.talks import Talk
+from omnibus_models.world import scenes, tone_synth
+from omnibus_models.world.dialogues import Talk
 from tests.e2e.questions import data_url
 from tests.e2e.system import System
 
@@ -39,7 +39,7 @@ async def ask(http: httpx.AsyncClient, talk: Talk, seed: int, voice: str = "", p
     if talk.scene:
         content.append(_image(scenes.png(scenes.drawn(talk.scene, random))))
     if talk.tones:
-        content.append(_audio(sounds.wav(sounds.played(list(talk.tones), random), sounds.HEARD_RATE)))
+        content.append(_audio(tone_synth.wav(tone_synth.played(list(talk.tones), random), tone_synth.HEARD_RATE)))
     text = [{"type": "text", "text": talk.question}]
     system = [{"role": "system", "content": talk.system}] if talk.system else []
     said = [*text, *content] if talk.after else [*content, *text]
@@ -93,7 +93,7 @@ def share(right: Sequence[bool]) -> float:
 
 def _samples(data: str) -> np.ndarray:
     with wave.open(io.BytesIO(base64.b64decode(data))) as file:
-        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, sounds.SPOKEN_RATE)
+        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, tone_synth.SPOKEN_RATE)
         return np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32767
 
 

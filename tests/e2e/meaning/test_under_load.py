@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import httpx
 import pytest
 
-from omnibus_models.world import listening, looking, scenes, sounds, talks
+from omnibus_models.world import audio_oracle, dialogues, image_oracle, scenes, tone_synth
 from tests.e2e.meaning.asking import ENOUGH, ask, open_door, paint, share, some_at_once
 from tests.e2e.system import System
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.e2e
 
 AT_ONCE, ALL = 32, 48
 CROWD = scenes.unseen()[:ALL]
-TONES = [row for count in (1, 2, 3) for row in itertools.product(sounds.TONES, repeat=count)]
+TONES = [row for count in (1, 2, 3) for row in itertools.product(tone_synth.TONES, repeat=count)]
 #: What came and what should have.
 Told = tuple[str, str]
 
@@ -37,16 +37,16 @@ def _one(http: httpx.AsyncClient, scene: scenes.Scene, place: int) -> Awaitable[
 
 
 async def _written(http: httpx.AsyncClient, scene: scenes.Scene, seed: int) -> Told:
-    talk = talks.both(scene, TONES[seed % len(TONES)])
+    talk = dialogues.both(scene, TONES[seed % len(TONES)])
     return (await ask(http, talk, seed)).text, talk.answer
 
 
 async def _spoken(http: httpx.AsyncClient, scene: scenes.Scene, seed: int) -> Told:
-    talk = talks.see(scene)
+    talk = dialogues.see(scene)
     answer = await ask(http, talk, seed, "Ethan")
-    return f"{answer.text}, {' '.join(listening.words(answer.sound) or [])}", f"{talk.answer}, {talk.answer}"
+    return f"{answer.text}, {' '.join(audio_oracle.words(answer.sound) or [])}", f"{talk.answer}, {talk.answer}"
 
 
 async def _drawn(http: httpx.AsyncClient, scene: scenes.Scene, seed: int) -> Told:
-    seen = looking.seen(await paint(http, scene.caption, seed))
+    seen = image_oracle.seen(await paint(http, scene.caption, seed))
     return seen.caption if seen else "nothing", scene.caption

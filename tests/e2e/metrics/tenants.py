@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import msgspec
 
-from omnibus import keys
-from omnibus.keys import KeyRecord
+from omnibus import api_key
+from omnibus.api_key import KeyRecord
 from tests.e2e.omni.speech import wanted
 from tests.e2e.questions import ask
 from tests.e2e.system import System
@@ -38,7 +38,7 @@ LONG = 3000  # tokens: nobody waits for the last one
 
 def write(path: Path) -> Path:
     """The file of their keys."""
-    records = [KeyRecord(keys.digest(_key(name)), name, **limits) for name, limits in LIMITS.items()]
+    records = [KeyRecord(api_key.digest(_key(name)), name, **limits) for name, limits in LIMITS.items()]
     path.write_bytes(msgspec.json.encode({"keys": records}))
     return path
 

@@ -5,7 +5,7 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from omnibus.told import REGISTRY
+from omnibus.metrics.collectors import REGISTRY
 from tests import observed as kept
 from tests.e2e.metrics import tenants
 from tests.e2e.metrics.conftest import REASONS, SERVICES, Observed

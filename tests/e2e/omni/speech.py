@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from omnibus import catalog
+from omnibus.families import catalog
 from tests import models_oracle as oracle
 from tests.e2e.questions import Question
 from tests.e2e.system import OMNI

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from omnibus.up.lineage import die_with_parent
+from omnibus.process.parent_death import die_with_parent
 from omnibus.up.shm import SHARED_MEMORY
 from tests.e2e.system import ROOT, VL
 

@@ -9,9 +9,9 @@ import pytest
 from omnibus import profile
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
-from services.planner.asked import GpuType
-from services.planner.model import Declared, Model
-from services.planner.planned.planner import Planner
+from services.planner.declared.model import Declared, Model
+from services.planner.declared.planned_spec import GpuType
+from services.planner.optimize.planner import Planner
 from tests.e2e.profiling.running import finished
 from tests.e2e.system import ROOT, VL
 

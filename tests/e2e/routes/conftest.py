@@ -7,7 +7,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from omnibus import catalog
+from omnibus.families import catalog
 from omnibus_models import tiny
 from tests.e2e.system import OMNI, System, declaration, running
 

@@ -14,7 +14,7 @@ import pytest
 from openai.types import Video
 from PIL import Image
 
-from omnibus.encoding.film import Film
+from omnibus.encoding.video import Film
 from tests.e2e.routes.conftest import DIRECTOR, PAINTER
 from tests.e2e.system import System
 from tests.e2e.watch import Watch

@@ -6,10 +6,10 @@ import logging
 import httpx
 import pytest
 
-from omnibus import keys
+from omnibus import api_key
+from omnibus.api_key import KeyRecord
 from omnibus.bus import subjects
 from omnibus.errors import BusUnavailable, StoreUnavailable
-from omnibus.keys import KeyRecord
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
 from tests import certificates
@@ -108,8 +108,8 @@ async def test_without_a_key_there_is_no_answer(closed: Town):
 
 async def test_a_key_of_the_store_is_good_until_it_is_revoked(closed: Town):
     store = Store(StoreSettings(url=closed._env["OMNIBUS_STORE_URL"], tls_ca=str(certificates.CA)))
-    key = keys.new()
-    record = KeyRecord(keys.digest(key), "guest")
+    key = api_key.new()
+    record = KeyRecord(api_key.digest(key), "guest")
     async with asyncio.timeout(PATIENCE), closed.http(key) as http:
         await store.put_key(record)
         while (await http.get("/v1/models")).status_code != 200:

@@ -18,14 +18,15 @@ import msgspec
 import psutil
 import redis
 
-from omnibus import catalog, keys
+from omnibus import api_key
+from omnibus.api_key import KeyRecord
 from omnibus.bus import permissions
 from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import task_name
-from omnibus.keys import KeyRecord
+from omnibus.families import catalog
+from omnibus.process.parent_death import die_with_parent
 from omnibus.settings import BusSettings
 from omnibus.up import infra
-from omnibus.up.lineage import die_with_parent
 from omnibus.up.ports import free_ports
 from tests import certificates
 from tests.conftest import running as served
@@ -204,7 +205,7 @@ def _start(made: Town, settings: Mapping[str, str]) -> None:
 
 
 def _record(tenant: str) -> KeyRecord:
-    return KeyRecord(keys.digest(f"omni-{tenant}"), tenant)
+    return KeyRecord(api_key.digest(f"omni-{tenant}"), tenant)
 
 
 def _guard(url: str) -> None:

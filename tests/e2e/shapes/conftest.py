@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibus import catalog
+from omnibus.families import catalog
 from tests.e2e.system import OMNI, VL, System, running
 
 #: Ways of a request with a picture, and of one without.

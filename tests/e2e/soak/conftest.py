@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibus import catalog
+from omnibus.families import catalog
 from tests.e2e.system import VL, System, declaration, running
 
 HALVES = f"{VL}-halves"

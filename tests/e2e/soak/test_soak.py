@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omnibus.profiling.size import GB, memory_gb
+from omnibus.profiling.memory import GB, memory_gb
 from tests.e2e.soak.conftest import HALVES
 from tests.e2e.soak.crowd import crowd, questions, served
 from tests.e2e.system import VL, System

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from omnibus import catalog
+from omnibus.families import catalog
 from tests.e2e.images.conftest import GALLERY, MODEL
 from tests.e2e.system import OMNI, VL, System, declaration, running
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from omnibus.app.describe import Loaded, loaded
+from omnibus.app.introspect import Loaded, loaded
+from omnibus.app_record import AppSource, TaskRecord
 from omnibus.errors import BadRequest
-from omnibus.registry import AppSource, TaskRecord
 
 HEAD = """
 from collections.abc import AsyncIterator, AsyncGenerator

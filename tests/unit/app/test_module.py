@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from omnibus.app.module import DIRECTORY, IMPORT, UPLOAD, load
+from omnibus.app.module_loader import DIRECTORY, IMPORT, UPLOAD, load
+from omnibus.app_record import AppSource
 from omnibus.errors import BadRequest
-from omnibus.registry import AppSource
 
 GOOD = '"""Echoes."""\nHERE = True\nasync def serve(request):\n    return request\n'
 
@@ -60,7 +60,7 @@ def test_a_name_that_is_no_module_is_refused(tmp_path, name):
         load(below(tmp_path, name))
 
 
-@pytest.mark.parametrize("name", ["json", "numpy", "omnibus.app.module", "absent_app"])
+@pytest.mark.parametrize("name", ["json", "numpy", "omnibus.app.module_loader", "absent_app"])
 def test_a_module_that_is_not_in_the_directory_is_not_taken_from_elsewhere(tmp_path, name):
     with pytest.raises(BadRequest, match=f"no module {name.partition('.')[0]} in"):
         load(below(tmp_path, name))
@@ -125,7 +125,7 @@ def test_a_module_that_cannot_be_imported_says_why(tmp_path, caplog, kind, text,
 
 
 def test_an_installed_module_is_loaded_by_its_name():
-    assert load(AppSource(IMPORT, "omnibus.app.wire")).__name__ == "omnibus.app.wire"
+    assert load(AppSource(IMPORT, "omnibus.app.protocol")).__name__ == "omnibus.app.protocol"
 
 
 def test_an_app_of_a_plugin_is_loaded_by_the_name_of_its_entry_point(tmp_path, monkeypatch):

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibus.app import wire
-from omnibus.app.link import Link
-from omnibus.app.pieces import Array, Piece, pack, unpack
+from omnibus.app import protocol
+from omnibus.app.array_codec import Array, Piece, pack, unpack
+from omnibus.app.transport import Link
+from omnibus.app_record import AppSource
 from omnibus.errors import Problem, ProtocolError, TooLarge
 from omnibus.graph import Node, digest
-from omnibus.registry import AppSource
 from omnibus.task import Segment
 from omnibus.tensors.item import Item
 
@@ -25,55 +25,55 @@ NODE = Node(
 PROBLEM = Problem("app_failed", "what happened", stage="poet")
 PIECE = Piece({"text": "a"}, Array("float32", (2, 1), np.ones((2, 1), np.float32).tobytes()))
 TO_WORKER = [
-    wire.Load(AppSource("upload", "poet", sha256="ab"), "async def serve(request): ...", 1 << 30),
-    wire.Serve(1, "gw-1", b'{"a": 1}', wire.JSON, 7, 12.5),
-    wire.Submitted(1, 0, "gw-1"),
-    wire.Refused(1, 0, PROBLEM),
-    wire.Items(1, 0, 2, "text", (PIECE,), True, PROBLEM),
-    wire.More(1, 100),
-    wire.Cancel(1),
-    wire.Stop(),
+    protocol.Load(AppSource("upload", "poet", sha256="ab"), "async def serve(request): ...", 1 << 30),
+    protocol.Serve(1, "gw-1", b'{"a": 1}', protocol.JSON, 7, 12.5),
+    protocol.Submitted(1, 0, "gw-1"),
+    protocol.Refused(1, 0, PROBLEM),
+    protocol.Items(1, 0, 2, "text", (PIECE,), True, PROBLEM),
+    protocol.More(1, 100),
+    protocol.Cancel(1),
+    protocol.Stop(),
 ]
 FROM_WORKER = [
-    wire.Ready(wire.Description("poet", "doc", (), "chat", "poet", {"a": {}}, {}, True, ("limits",))),
-    wire.Broken(PROBLEM),
-    wire.Submit(1, 0, Segment((NODE,), ((0, "letters"),), (3,), ("apart",), (1, 0))),
-    wire.Read(1, 0, 2, "text"),
-    wire.Answer(1, b"[]", {"text": (0, 1, "text")}),
-    wire.Give(1, "text", (PIECE,), True),
-    wire.Part(1, b"1"),
-    wire.End(1),
-    wire.Failed(1, PROBLEM),
+    protocol.Ready(protocol.Description("poet", "doc", (), "chat", "poet", {"a": {}}, {}, True, ("limits",))),
+    protocol.Broken(PROBLEM),
+    protocol.Submit(1, 0, Segment((NODE,), ((0, "letters"),), (3,), ("apart",), (1, 0))),
+    protocol.Read(1, 0, 2, "text"),
+    protocol.Answer(1, b"[]", {"text": (0, 1, "text")}),
+    protocol.Give(1, "text", (PIECE,), True),
+    protocol.Part(1, b"1"),
+    protocol.End(1),
+    protocol.Failed(1, PROBLEM),
 ]
 
 
 def bodies(data: bytes) -> list[bytes]:
-    return list(wire.Frames().feed(data))
+    return list(protocol.Frames().feed(data))
 
 
 @pytest.mark.parametrize("message", TO_WORKER, ids=lambda message: type(message).__name__)
 def test_a_worker_reads_what_a_gateway_wrote(message):
-    (body,) = bodies(wire.encode(message))
+    (body,) = bodies(protocol.encode(message))
 
-    assert wire.to_worker(body) == message
+    assert protocol.to_worker(body) == message
 
 
 @pytest.mark.parametrize("message", FROM_WORKER, ids=lambda message: type(message).__name__)
 def test_a_gateway_reads_what_a_worker_wrote(message):
-    (body,) = bodies(wire.encode(message))
+    (body,) = bodies(protocol.encode(message))
 
-    assert wire.from_worker(body) == message
+    assert protocol.from_worker(body) == message
 
 
 @given(st.lists(st.integers(0, 400), max_size=8))
 def test_frames_survive_any_cut_of_the_stream(cuts):
-    data = b"".join(wire.encode(message) for message in FROM_WORKER)
+    data = b"".join(protocol.encode(message) for message in FROM_WORKER)
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    frames = wire.Frames()
+    frames = protocol.Frames()
 
     found = [body for start, end in pairwise(edges) for body in frames.feed(data[start:end])]
 
-    assert [wire.from_worker(body) for body in found] == FROM_WORKER
+    assert [protocol.from_worker(body) for body in found] == FROM_WORKER
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ def test_frames_survive_any_cut_of_the_stream(cuts):
 )
 def test_what_is_no_message_is_refused(body):
     with pytest.raises(ProtocolError, match="not a message"):
-        wire.from_worker(body)
+        protocol.from_worker(body)
 
 
 def test_a_frame_over_the_limit_is_not_sent_and_not_awaited():
-    head = (wire.MAX_FRAME + 1).to_bytes(4, "little")
+    head = (protocol.MAX_FRAME + 1).to_bytes(4, "little")
 
     with pytest.raises(TooLarge):
-        wire.encode(wire.Part(1, bytes(wire.MAX_FRAME)))
+        protocol.encode(protocol.Part(1, bytes(protocol.MAX_FRAME)))
     with pytest.raises(ProtocolError, match="allowed"):
         bodies(head + b"x")
 
@@ -154,35 +154,35 @@ def test_an_array_that_may_not_travel_is_refused_before_it_leaves(array):
 def test_a_gateway_begins_with_what_to_load():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(wire.encode(TO_WORKER[0]) + wire.encode(wire.Cancel(1)))
+        ours.sendall(protocol.encode(TO_WORKER[0]) + protocol.encode(protocol.Cancel(1)))
         ours.shutdown(socket.SHUT_WR)
 
-        assert wire.read(theirs) == TO_WORKER[0]
+        assert protocol.read(theirs) == TO_WORKER[0]
         with pytest.raises(ProtocolError, match="begins with Load, not Cancel"):
-            wire.read(theirs)
-        assert wire.read(theirs) is None
+            protocol.read(theirs)
+        assert protocol.read(theirs) is None
 
 
 @pytest.mark.parametrize(
     ("message", "most"),
     [
-        (wire.Part(1, b"x" * (2 << 20)), wire.MAX_FRAME),
-        (wire.Answer(1, b"x" * (2 << 20)), wire.MAX_FRAME),
-        (wire.Give(1, "audio", (Piece({}, Array("uint8", (2 << 20,), bytes(2 << 20))),)), wire.MAX_GIVE),
+        (protocol.Part(1, b"x" * (2 << 20)), protocol.MAX_FRAME),
+        (protocol.Answer(1, b"x" * (2 << 20)), protocol.MAX_FRAME),
+        (protocol.Give(1, "audio", (Piece({}, Array("uint8", (2 << 20,), bytes(2 << 20))),)), protocol.MAX_GIVE),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_a_worker_may_send_much_of_what_is_bytes(message, most):
-    assert wire.from_worker(bodies(wire.encode(message))[0]) == message
+    assert protocol.from_worker(bodies(protocol.encode(message))[0]) == message
     assert message.most == most
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        wire.Submit(1, 0, Segment((Node("t", "c", {"x": [0] * (2 << 20)}, ""),), ())),
-        wire.Failed(1, Problem("a", "x" * (2 << 20))),
-        wire.Give(1, "text", (Piece({"text": "x" * (9 << 20)}),)),
+        protocol.Submit(1, 0, Segment((Node("t", "c", {"x": [0] * (2 << 20)}, ""),), ())),
+        protocol.Failed(1, Problem("a", "x" * (2 << 20))),
+        protocol.Give(1, "text", (Piece({"text": "x" * (9 << 20)}),)),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -190,9 +190,9 @@ def test_a_worker_may_not_make_its_gateway_build_much(message):
     body = msgspec.msgpack.encode(message)
 
     with pytest.raises(TooLarge, match="are allowed"):
-        wire.encode(message)
+        protocol.encode(message)
     with pytest.raises(ProtocolError, match="which its kind may not have"):
-        wire.from_worker(body)
+        protocol.from_worker(body)
 
 
 # Links

@@ -5,8 +5,8 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from omnibus.process.parent_death import die_with_parent
 from omnibus.up.infra import Server
-from omnibus.up.lineage import die_with_parent
 
 PATIENCE = 15.0  # seconds
 

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from omnibus.bus.comeback import Comeback
 from omnibus.bus.memory import MemoryBus
+from omnibus.bus.reconnect import Comeback
 
 
 @pytest.fixture

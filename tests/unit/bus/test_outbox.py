@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from omnibus.bus import Delivery, outbox
+from omnibus.bus import Delivery, coalescer
+from omnibus.bus.coalescer import Outbox
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import Chunk, decode_replies, encode
-from omnibus.bus.outbox import Outbox
 from omnibus.errors import ProtocolError
 from omnibus.settings import BusSettings
 
@@ -80,7 +80,7 @@ async def test_a_lazy_message_without_company_leaves_after_a_moment(wire: Wire):
     await wire.more()
 
     assert wire.frames == [("to.a", [0, 1])]
-    assert asyncio.get_running_loop().time() - began >= outbox.LAZY * 0.9
+    assert asyncio.get_running_loop().time() - began >= coalescer.LAZY * 0.9
 
 
 async def test_flushing_sends_everything_at_once_and_nothing_twice(wire: Wire):
@@ -89,7 +89,7 @@ async def test_flushing_sends_everything_at_once_and_nothing_twice(wire: Wire):
     await wire.more()
     wire.outbox.send("to.a", chunk(1))
     wire.outbox.flush()
-    await asyncio.sleep(outbox.LAZY * 3)
+    await asyncio.sleep(coalescer.LAZY * 3)
 
     assert wire.frames == [("to.a", [0]), ("to.a", [1])]
 

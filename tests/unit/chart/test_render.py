@@ -7,9 +7,9 @@ import pytest
 
 from omnibus import metrics, settings
 from omnibus.bus import permissions
+from omnibus.cluster.desired import Kind, Wanted, wanted
 from omnibus.plan import Plan
-from omnibus.wanted import Kind, Wanted, wanted
-from services.planner import declare
+from services.planner.declared import declarations_file
 from tests.kube import schemas
 from tests.kube import values as known
 from tests.kube.helm import Values
@@ -209,5 +209,5 @@ UNSAID = {"OMNIBUS_EXECUTOR_ORIGIN", "OMNIBUS_EXECUTOR_TASKS", "OMNIBUS_EXECUTOR
 
 def declarations(models: Values) -> dict[Kind, Wanted]:
     """What a planner would have executors be."""
-    known = msgspec.convert(models, declare.Declarations)
-    return wanted(Plan(1, 0, 0.0, declare.plans(known.models)))
+    known = msgspec.convert(models, declarations_file.Declarations)
+    return wanted(Plan(1, 0, 0.0, declarations_file.plans(known.models)))

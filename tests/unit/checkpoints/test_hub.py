@@ -8,8 +8,9 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from omnibus import checkpoints, child
+from omnibus import checkpoints
 from omnibus.errors import BadRequest, Forbidden, HubUnavailable, NotFound
+from omnibus.process import run_module
 from tests.unit.checkpoints.hubs import Hub, keep, serving
 
 MODEL = {
@@ -55,7 +56,7 @@ def hub() -> Iterator[Hub]:
 async def downloaded(id: str, hub: Hub, cache: Path) -> Path:
     hub.asked.clear()
     env = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    return Path(await child.ask("omnibus.checkpoints", id, within=60, env=env))
+    return Path(await run_module.ask("omnibus.checkpoints", id, within=60, env=env))
 
 
 @pytest.mark.parametrize("text", ["Qwen/Qwen2.5-VL-7B-Instruct", "a/b_c", "org.x/y@main", "o/m@refs/pr/1"])
@@ -136,7 +137,7 @@ async def test_a_hub_that_cannot_be_reached_is_said(cache: Path):
     env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0"}
 
     with pytest.raises(HubUnavailable, match="o/model was not downloaded: "):
-        await child.ask("omnibus.checkpoints", "o/model", within=60, env=env)
+        await run_module.ask("omnibus.checkpoints", "o/model", within=60, env=env)
 
 
 async def test_who_is_offline_downloads_nothing(hub: Hub, cache: Path):
@@ -144,7 +145,7 @@ async def test_who_is_offline_downloads_nothing(hub: Hub, cache: Path):
     hub.asked.clear()
 
     with pytest.raises(HubUnavailable):
-        await child.ask("omnibus.checkpoints", "o/model", within=60, env=env)
+        await run_module.ask("omnibus.checkpoints", "o/model", within=60, env=env)
 
     assert hub.asked == []
     assert os.listdir(cache) == [] if cache.exists() else True

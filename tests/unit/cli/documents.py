@@ -3,9 +3,10 @@
 import json
 from typing import Any
 
-from omnibus import graph, recorded
+from omnibus import graph
 from omnibus.graph import Invocation
-from omnibus.recorded import Ended
+from omnibus.recording import records
+from omnibus.recording.records import Ended
 
 
 def node(component: str, *uses: tuple[int, str], **inputs: Any) -> dict[str, Any]:
@@ -51,4 +52,4 @@ def invocation(**changes: Any) -> Invocation:
 
 
 def ended(**changes: Any) -> Ended:
-    return recorded.decode_end(json.dumps({**ENDED, **changes}).encode())
+    return records.decode_end(json.dumps({**ENDED, **changes}).encode())

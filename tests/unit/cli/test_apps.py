@@ -13,8 +13,8 @@ import pytest
 import redis.asyncio as redis
 
 from omnibus.cli import main
-from omnibus.up.run import RunDirectory, RunState
-from services.gateway.server import server
+from omnibus.up.run_dir import RunDirectory, RunState
+from services.gateway.http.server import server
 from tests.unit.gateway.apps.estate import COUNT, ECHO, LOUD, TOKEN, Estate, Gateway, estate, source
 from tests.unit.gateway.house import VL
 

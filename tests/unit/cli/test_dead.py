@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from omnibus import deadletters, graph
+from omnibus import graph
 from omnibus.bus import Delivery, subjects
 from omnibus.bus.nats import NatsBus
 from omnibus.cli import main
-from omnibus.cli.dead import describe
-from omnibus.deadletters import DeadLetter
+from omnibus.cli.dead_letters import describe
 from omnibus.errors import Problem
-from omnibus.recorded import Moved
+from omnibus.recording import dead_letters
+from omnibus.recording.dead_letters import DeadLetter
+from omnibus.recording.records import Moved
 from omnibus.settings import BusSettings
 from tests.unit.cli.documents import invocation
 from tests.unit.sidecar.node import until
@@ -56,7 +57,7 @@ def omnibus(nats_url: str) -> Any:
 
 async def keep(bus: NatsBus, *letters: DeadLetter) -> None:
     for each in letters:
-        body = deadletters.encode(each, limit=60_000)
+        body = dead_letters.encode(each, limit=60_000)
         bus.record(subjects.dead(each.app, each.inv), body, f"{each.inv}.{id(bus)}")
 
     async def kept() -> bool:
@@ -134,8 +135,8 @@ async def test_a_retry_that_succeeds_takes_the_letter_away(
 
     assert await omnibus("retry", "c-1", *flags) == code
     assert asked == [invocation(id="c-1")]
-    found = await deadletters.latest(bus, 10)
-    assert [deadletters.decode(each.data).inv for each in found] == left
+    found = await dead_letters.latest(bus, 10)
+    assert [dead_letters.decode(each.data).inv for each in found] == left
     await stop()
 
 

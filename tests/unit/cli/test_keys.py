@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from omnibus import keys
+from omnibus import api_key
 from omnibus.bus import permissions
 from omnibus.cli import main
 
@@ -32,10 +32,10 @@ def test_a_key_is_shown_once_and_only_its_hash_is_listed(say: Callable[..., str]
 
     listed = say("list")
 
-    assert key.startswith(keys.PREFIX)
+    assert key.startswith(api_key.PREFIX)
     assert key not in listed
-    assert keys.digest(key)[:12] in told
-    assert [cell in listed for cell in (keys.digest(key)[:12], "search", "5/s", "nightly")] == [True] * 4
+    assert api_key.digest(key)[:12] in told
+    assert [cell in listed for cell in (api_key.digest(key)[:12], "search", "5/s", "nightly")] == [True] * 4
 
 
 def test_no_two_keys_are_the_same(say: Callable[..., str]):
@@ -66,7 +66,7 @@ def test_a_record_for_a_file_needs_no_store(capsys: pytest.CaptureFixture[str], 
     path = tmp_path / "keys.json"
     path.write_text(json.dumps({"keys": [made["record"]]}))
 
-    found = keys.find(keys.read(path), made["key"])
+    found = api_key.find(api_key.read(path), made["key"])
     assert found is not None
     assert (found.tenant, found.concurrent) == ("search", 4)
 

@@ -12,7 +12,7 @@ import pytest
 from omnibus import graph
 from omnibus.bus import Delivery, subjects
 from omnibus.bus.nats import NatsBus
-from omnibus.cli import look, main
+from omnibus.cli import invocations, main
 from omnibus.settings import BusSettings
 from tests.unit.cli.documents import ENDED, INVOCATION, ended, invocation
 from tests.unit.sidecar.node import until
@@ -22,7 +22,7 @@ PATIENCE = 20.0  # seconds
 
 def line(document: dict[str, Any]) -> str:
     """The line of ``omnibus tail`` without its clock."""
-    clock, _, rest = look._line(Delivery("s", json.dumps(document).encode())).partition(" ")
+    clock, _, rest = invocations._line(Delivery("s", json.dumps(document).encode())).partition(" ")
     assert len(clock) == len("12:00:00")
     return rest
 
@@ -42,7 +42,7 @@ def test_tail_shows_an_end_and_why():
 
 
 def test_an_invocation_is_described_from_beginning_to_end():
-    lines = look.describe(invocation(), ended())
+    lines = invocations.describe(invocation(), ended())
 
     assert lines[0] == "g-0-1  m  seed 7"
     assert lines[-3:] == ["status  done", "answer  'hello'", "sound   1.50 s, sha256 0123456789abcdef…"]
@@ -53,14 +53,14 @@ def test_a_failure_is_described_with_its_attempts():
     problem = {"code": "stage_failed", "message": "vision failed"}
     over = ended(status="failed", attempts=3, problem=problem, answer={})
 
-    assert look.describe(invocation(), over)[-2:] == [
+    assert invocations.describe(invocation(), over)[-2:] == [
         "status  failed, after 3 attempts",
         "problem stage_failed: vision failed",
     ]
 
 
 def test_what_has_not_ended_says_so():
-    assert look.describe(invocation(), None)[-1] == "it has not ended yet"
+    assert invocations.describe(invocation(), None)[-1] == "it has not ended yet"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_has_not_ended_says_so():
     ],
 )
 def test_the_progress_of_a_replay_is_said(part: dict[str, Any], shown: str):
-    assert look._progress(part) == shown
+    assert invocations._progress(part) == shown
 
 
 # The commands on a real bus
@@ -176,7 +176,7 @@ async def test_replay_without_a_gateway_says_so(bus: NatsBus, nats_url: str, cap
 
 async def test_tail_prints_what_begins_and_ends(bus: NatsBus, nats_url: str, capsys: pytest.CaptureFixture[str]):
     options = argparse.Namespace(nats=nats_url)
-    tailing = asyncio.ensure_future(look.tail(options))
+    tailing = asyncio.ensure_future(invocations.tail(options))
     seen: list[str] = []
 
     async def both() -> bool:

@@ -14,16 +14,17 @@ import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 
-from omnibus import catalog, checkpoints, plugins
+from omnibus import checkpoints
 from omnibus.checkpoints.report import Part, Report
 from omnibus.cli import main
-from omnibus.cli.modeltexts import checked, checkpoint, count, size, sizes
-from omnibus.known import KNOWN
+from omnibus.cli.format.models import checked, checkpoint, count, size, sizes
+from omnibus.families import catalog, plugins
+from omnibus.families.specs import KNOWN
 from omnibus.plan import Plan
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from omnibus_models import tiny
-from services.planner import declare
+from services.planner.declared import declarations_file
 from tests.unit.checkpoints.hubs import Hub, keep, serving
 from tests.unit.plugins.dists import installer, toy
 
@@ -99,7 +100,7 @@ def test_machines_read_the_list(say: Say):
 
 def test_the_models_of_a_running_system_are_listed(say: Say, valkey_url: str):
     declared = {"small": catalog.declaration("qwen2_5_vl", "Qwen/Qwen2.5-VL-3B-Instruct")}
-    models = declare.plans(msgspec.convert(declared, dict[str, declare.Declared]))
+    models = declarations_file.plans(msgspec.convert(declared, dict[str, declarations_file.Declared]))
 
     async def write() -> None:
         store = Store(StoreSettings(url=valkey_url))
@@ -191,7 +192,9 @@ def test_a_checkpoint_that_can_be_served_comes_with_its_declaration(say: Say, vl
     assert [row[2] for row in rows(text) if row[0] in ("vision", "thinker")] == ["complete", "complete"]
     declared = json.loads(text[text.index("\n{\n") :])
     assert declared == {"models": {"vl": {"family": "qwen2_5_vl", "checkpoint": str(vl)}}}
-    assert declare.plans(msgspec.convert(declared["models"], dict[str, declare.Declared]))["vl"].options.keys() == {
+    assert declarations_file.plans(msgspec.convert(declared["models"], dict[str, declarations_file.Declared]))[
+        "vl"
+    ].options.keys() == {
         "E",
         "L",
         "EL",

@@ -14,11 +14,12 @@ import redis
 from omnibus.bus import subjects
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.bus.nats import NatsBus
-from omnibus.cli import main, plantexts
+from omnibus.cli import main
+from omnibus.cli.format import plan as plan_format
+from omnibus.cluster.desired import Kind
 from omnibus.plan import ModelPlan, Option, Path, Plan
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import PlanProblem, Store
-from omnibus.wanted import Kind
 
 Say = Callable[..., str]
 
@@ -289,4 +290,4 @@ def test_a_store_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]):
     [(-5, "0 s ago"), (119, "119 s ago"), (125, "2 min ago"), (7300, "2 h ago"), (200000, "2 d ago")],
 )
 def test_ages_are_rough(seconds: float, said: str):
-    assert plantexts.ago(time.time() - seconds) == said
+    assert plan_format.ago(time.time() - seconds) == said

@@ -8,7 +8,7 @@ import pytest
 
 from omnibus.cli import main
 from omnibus.cli.profile import Bar
-from omnibus.profiling.partial import Keeper
+from omnibus.profiling.checkpoint import Keeper
 from tests.unit.profiling.subjects import declared
 
 APP = """

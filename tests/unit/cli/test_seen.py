@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from omnibus.bus.messages import GatewayStatus, Load
-from omnibus.cli import top, toptexts
+from omnibus.cli import top
+from omnibus.cli.format import top as top_format
+from omnibus.cluster.monitor import told
+from omnibus.cluster.monitor.snapshot import FORGET, WINDOW, Seen, planned, together
 from omnibus.store import PlanProblem, Stand
-from omnibus.watch import told
-from omnibus.watch.seen import FORGET, WINDOW, Seen, planned, together
 from tests.unit.cli.watched import TYPE, Clock, event, model, plan, shown, status
 
 
@@ -194,14 +195,14 @@ def test_long_types_are_cut_so_that_each_part_is_still_there(seen: Seen):
     name = "vision+audio+thinker+talker+vocoder"
     seen.load(event(**{name: Load(1, 1, quantities={"speech_seconds": 1.0})}))
 
-    lines = list(toptexts.lines(seen, (), 90))
+    lines = list(top_format.lines(seen, (), 90))
 
     assert max(map(len, lines)) <= 90
     assert any(line.startswith("  visi+audi+thin+talk+voco") for line in lines)
 
 
 def test_nothing_at_all_can_be_shown(clock: Clock):
-    lines = list(toptexts.lines(Seen(clock), ()))
+    lines = list(top_format.lines(Seen(clock), ()))
 
     assert lines[0] == "plan     none yet"
     assert json.loads(json.dumps(told(Seen(clock), ())))["executors"] == []

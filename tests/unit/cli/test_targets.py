@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibus.cli.targets import located, source
+from omnibus.cli.app_target import located, source
 from omnibus.errors import BadRequest
 
 

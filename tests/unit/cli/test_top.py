@@ -18,10 +18,10 @@ from omnibus.bus import subjects
 from omnibus.bus.messages import Load, LoadEvent
 from omnibus.bus.nats import NatsBus
 from omnibus.cli import main, top
+from omnibus.cluster.monitor import monitor
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
 from omnibus.up import infra
-from omnibus.watch import follow
 from tests.unit.bus.servers import running
 from tests.unit.cli.watched import TYPE, plan, rows, status
 from tests.unit.sidecar.node import PATIENCE, until
@@ -108,9 +108,9 @@ def test_a_store_or_a_bus_that_is_not_there_is_named(
 
 
 async def test_restarts_of_the_bus_and_the_store_are_said_and_survived(tmp_path: File, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(follow, "AGAIN", 0.05)
-    monkeypatch.setattr(follow, "REREAD", 0.05)
-    monkeypatch.setattr(follow, "ASK", 0.0)
+    monkeypatch.setattr(monitor, "AGAIN", 0.05)
+    monkeypatch.setattr(monitor, "REREAD", 0.05)
+    monkeypatch.setattr(monitor, "ASK", 0.0)
     (tmp_path / "bus").mkdir()
     async with (
         asyncio.timeout(PATIENCE * 2),
@@ -125,7 +125,7 @@ async def test_restarts_of_the_bus_and_the_store_are_said_and_survived(tmp_path:
             subjects.event(subjects.CENSUS),
             lambda _: crowd.publish(subjects.event(subjects.EXECUTOR), msgspec.json.encode(status("a"))),
         )
-        async with follow.Watch(store, bus).following() as watch:
+        async with monitor.Watch(store, bus).following() as watch:
 
             def says(word: str) -> Callable[[], bool]:
                 return lambda: any(word in each for each in watch.turn()) if word else not watch.turn()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from omnibus import waterfall as waterfalls
 from omnibus.cli.waterfall import MARKS, WIDTH, graph, waterfall
+from omnibus.recording import waterfall as waterfalls
 from tests.unit.cli.documents import ended, hop, invocation
 
 

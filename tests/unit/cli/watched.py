@@ -5,9 +5,9 @@ import time
 from typing import Any
 
 from omnibus.bus.messages import ExecutorStatus, Load, LoadEvent
-from omnibus.cli import toptexts
+from omnibus.cli.format import top
+from omnibus.cluster.monitor.snapshot import Seen
 from omnibus.plan import ModelPlan, Option, Path, Plan
-from omnibus.watch.seen import Seen
 
 TYPE = "vision+thinker"
 
@@ -47,4 +47,4 @@ def rows(lines: Any) -> dict[str, list[str]]:
 
 
 def shown(seen: Seen, *away: str, width: int = 100) -> dict[str, list[str]]:
-    return rows(toptexts.lines(seen, away, width))
+    return rows(top.lines(seen, away, width))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.families import family
-from services.encoder.runner import EncodeRunner, EncodeSettings
+from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.models import files
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from omnibus.errors import BadRequest, ContextTooLong
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.families import family
-from services.encoder.embed import EmbedRunner
-from services.encoder.runner import EncodeSettings
+from services.encoder.media_encoder import EncodeSettings
+from services.encoder.text_embedding import EmbedRunner
 from tests.unit.jobs import MemoryJob, run
 
 TEXTS = ["the quick brown fox", "hello world, how are you today?", "a", "the cat sat on the mat " * 5]

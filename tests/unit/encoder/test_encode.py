@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 
 from omnibus.errors import BadMedia, BadRequest
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models import limits, tiny
 from omnibus_models.contract import Encoder
 from omnibus_models.families import family
 from services.encoder.batcher import Batcher
-from services.encoder.runner import EncodeRunner, EncodeSettings
+from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.models import files
 

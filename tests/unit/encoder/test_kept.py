@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from omnibus.errors import BadMedia
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.contract import Encoder
 from omnibus_models.families import family
-from services.encoder.identity import Identity
-from services.encoder.runner import EncodeRunner, EncodeSettings
+from services.encoder.cache_key import Identity
+from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 from tests.close import assert_close
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.models import files

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from omnibus.errors import BadRequest, ContextTooLong
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.contract import Encoded
 from omnibus_models.families import family
-from services.encoder.prompts import TextEncodeRunner
-from services.encoder.runner import EncodeSettings
+from services.encoder.media_encoder import EncodeSettings
+from services.encoder.text_encoder import TextEncodeRunner
 from tests.unit.jobs import MemoryJob, run
 
 

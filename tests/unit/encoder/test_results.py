@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from omnibus.errors import BadMedia, StageUnavailable
-from services.encoder.results import OVERHEAD, Result, Results
+from services.encoder.embedding_cache import OVERHEAD, Result, Results
 from tests.unit.sidecar.node import until
 
 ROWS = 1024  # bytes of an embedding here

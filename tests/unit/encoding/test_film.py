@@ -7,7 +7,7 @@ import av
 import numpy as np
 import pytest
 
-from omnibus.encoding.film import Film
+from omnibus.encoding.video import Film
 from omnibus.errors import BadRequest, Fatal, StorageFull
 
 RATE = 8000

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from omnibus.encoding.picture import MIME, PictureFormat, encode
+from omnibus.encoding.image import MIME, PictureFormat, encode
 from omnibus.errors import BadRequest
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from omnibus.encoding.sound import FASTEST, MIME, SLOWEST, Encoder, SoundFormat, encode, pcm16, wav
-from services.gateway.openai.formats.sniff import READERS, sniff
+from omnibus.encoding.audio import FASTEST, MIME, SLOWEST, Encoder, SoundFormat, encode, pcm16, wav
+from services.gateway.media.headers.sniff import READERS, sniff
 from tests.unit.gateway.samples import tone
 
 FORMATS: list[tuple[SoundFormat, str, int]] = [

@@ -14,9 +14,9 @@ from omnibus import graph
 from omnibus.bus import Delivery, messages, subjects
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import Chunk, End, ExecutorStatus, Failed, Hop
-from omnibus.executor.contract import Job
 from omnibus.executor.identity import Identity
 from omnibus.executor.loop import Executor
+from omnibus.executor.runner import Job
 from omnibus.graph import WIRE_VERSION, Invocation, Node, digest, refs
 from omnibus.settings import BusSettings
 from omnibus.tensors.client import TensorClient

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus.executor.sim import Clock, Profile, Simulation, decode
 from omnibus.executor.sim.runner import Simulated
 from omnibus.settings import ExecutorSettings

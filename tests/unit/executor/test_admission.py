@@ -7,7 +7,7 @@ import pytest
 
 from omnibus.bus import subjects
 from omnibus.bus.messages import Accepted, Busy, Chunk, ExecutorStatus, Failed, Hop
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from tests.unit.executor.arithmetic import Does, Place, call, forever, invocation, number
 from tests.unit.sidecar.node import until
 

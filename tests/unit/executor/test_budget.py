@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibus.executor.budget import ALPHA, NONE, Goals, Sizes, found, search
+from omnibus.executor.step_budget import ALPHA, NONE, Goals, Sizes, found, search
 
 
 class Measured:

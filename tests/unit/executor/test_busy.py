@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from omnibus.errors import BadRequest
-from omnibus.executor.contract import Job
-from omnibus.executor.own import Computing
+from omnibus.executor.python_task import Computing
+from omnibus.executor.runner import Job
 from omnibus.metrics import exposition
-from omnibus.task.own import execute
+from omnibus.task.execute import execute
 from tests.unit.executor.arithmetic import Place, call, forever, invocation, number
 from tests.unit.executor.simulated import bench, media, profile
 from tests.unit.jobs import MemoryJob

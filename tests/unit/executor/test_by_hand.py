@@ -9,7 +9,7 @@ import pytest
 from omnibus import graph
 from omnibus.bus import messages, subjects
 from omnibus.bus.messages import Chunk, Failed, Hop
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from omnibus.graph import ref
 from tests.unit.executor.arithmetic import Place, call, invocation, number, task
 from tests.unit.sidecar.node import until

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from omnibus.errors import DeadlineExceeded, SequenceGap
-from omnibus.executor.channels import Channel, Piece
-from omnibus.executor.contract import Item
+from omnibus.executor.inputs import Channel, Piece
+from omnibus.executor.runner import Item
 
 
 def piece(seq: int, last: bool = False) -> Piece:

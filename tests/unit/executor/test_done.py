@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from omnibus.bus.messages import Chunk
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from omnibus.graph import ref
 from tests.unit.executor.arithmetic import Place, add, call, invocation, number
 

@@ -10,7 +10,7 @@ import pytest
 from omnibus.bus import subjects
 from omnibus.bus.messages import Failed
 from omnibus.errors import BadRequest, ContextTooLong, Overloaded, StageFailed, from_problem
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from omnibus.graph import HANDLE, ref
 from tests.unit.executor.arithmetic import Place, Work, call, forever, invocation, number, tell
 from tests.unit.sidecar.node import until

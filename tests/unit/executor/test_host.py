@@ -10,7 +10,7 @@ from omnibus.bus import messages, subjects
 from omnibus.bus.messages import Chunk, Hop
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import BadRequest
-from omnibus.executor.host import ExecutorService, engine
+from omnibus.executor.service import ExecutorService, engine
 from omnibus.graph import Node
 from omnibus.settings import BusSettings, ExecutorSettings
 from tests.unit.executor.arithmetic import invocation
@@ -67,7 +67,7 @@ def test_settings_that_make_no_executor_are_named(settings: dict[str, Any], faul
         service(**settings).identity("n")
 
 
-@pytest.mark.parametrize("path", ["nothing", "omnibus.nothing:engine", "omnibus.executor.own:nothing"])
+@pytest.mark.parametrize("path", ["nothing", "omnibus.nothing:engine", "omnibus.executor.python_task:nothing"])
 def test_an_engine_that_is_not_there_is_named_with_its_variable(path: str):
     with pytest.raises(BadRequest, match=f"OMNIBUS_EXECUTOR_ENGINE='{path}' must name module:function"):
         engine(path)

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from omnibus.executor import metering
-from omnibus.executor.contract import Job
+from omnibus.executor import metrics
+from omnibus.executor.runner import Job
 from omnibus.graph import REF
 from omnibus.metrics import EDGES, REGISTRY, TRANSFER
 from tests.unit.executor.arithmetic import Place, call, invocation
@@ -31,7 +31,7 @@ def test_runners_are_asked_for_what_they_count():
         "llm": Counting(waiting=3, slots=16, used=2, tokens=40, batches={"1": 2, "6": 3}),
         "own": Counting(task="x"),
     }
-    metering.watch(runners)  # type: ignore[arg-type]
+    metrics.watch(runners)  # type: ignore[arg-type]
 
     assert value("engine_waiting", component="llm") == 3
     assert value("engine_slots_used", component="llm") == 2
@@ -43,7 +43,7 @@ def test_runners_are_asked_for_what_they_count():
 
 
 def test_what_a_runner_says_of_another_kind_is_left_out():
-    metering.watch({"llm": Counting(waiting="many")})  # type: ignore[dict-item]
+    metrics.watch({"llm": Counting(waiting="many")})  # type: ignore[dict-item]
 
     assert value("engine_waiting", component="llm") is None
 

@@ -11,15 +11,15 @@ import msgspec
 import pytest
 
 from omnibus import graph
+from omnibus.app_record import TaskRecord
 from omnibus.bus import messages, subjects
 from omnibus.bus.messages import Chunk, Failed, Hop
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import BadRequest, Forbidden
-from omnibus.executor.contract import Runner
-from omnibus.executor.host import ExecutorService
-from omnibus.executor.own import engine
+from omnibus.executor.python_task import engine
+from omnibus.executor.runner import Runner
+from omnibus.executor.service import ExecutorService
 from omnibus.graph import Node
-from omnibus.registry import TaskRecord
 from omnibus.settings import BusSettings, ExecutorSettings
 from tests.unit.executor.arithmetic import invocation
 from tests.unit.jobs import MemoryJob, run
@@ -318,7 +318,7 @@ def test_a_module_of_the_same_name_that_is_loaded_already_is_not_taken_for_it(tm
 
 
 def test_executors_of_other_tasks_do_not_load_what_apps_are_written_with():
-    code = "import sys, omnibus.executor.own; print(*sys.modules)"
+    code = "import sys, omnibus.executor.python_task; print(*sys.modules)"
 
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).split()
 
@@ -335,7 +335,7 @@ async def test_an_executor_of_an_own_task_answers_on_the_bus(
     variables = {
         "BUS_URL": nats_url, "SIDECAR_SOCKET": str(tmp_path / "s"), "SIDECAR_NODE": nodes.NODE,
         "EXECUTOR_MODEL": "spell", "EXECUTOR_FAMILY": "python", "EXECUTOR_OPTION": "spell",
-        "EXECUTOR_COMPONENTS": "spell", "EXECUTOR_TASKS": "spell", "EXECUTOR_ENGINE": "omnibus.executor.own:engine",
+        "EXECUTOR_COMPONENTS": "spell", "EXECUTOR_TASKS": "spell", "EXECUTOR_ENGINE": "omnibus.executor.python_task:engine",
         "EXECUTOR_CHECKPOINT": source(record(tmp_path, f"{module}:Spell")), "EXECUTOR_APPS_DIR": str(tmp_path),
     }  # fmt: skip
     for name, value in variables.items():

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from omnibus.graph import Node, ref
 from tests.unit.executor.arithmetic import Place, add, call, invocation, number
 

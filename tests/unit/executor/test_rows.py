@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from omnibus.bus.messages import Chunk, Failed
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from omnibus.graph import ref
 from tests.unit.executor.arithmetic import Place, call, invocation
 

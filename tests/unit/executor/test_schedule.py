@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnibus.executor.schedule import Budget, Schedule
+from omnibus.executor.scheduler import Budget, Schedule
 
 KIND = "image"
 

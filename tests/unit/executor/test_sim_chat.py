@@ -14,7 +14,7 @@ from omnibus import graph
 from omnibus.bus import messages, subjects
 from omnibus.bus.messages import Chunk, Hop
 from omnibus.bus.nats import NatsBus
-from omnibus.executor.host import ExecutorService
+from omnibus.executor.service import ExecutorService
 from omnibus.executor.sim import Simulation
 from omnibus.graph import Node
 from omnibus.settings import BusSettings, ExecutorSettings

@@ -5,7 +5,7 @@ from math import inf
 import pytest
 
 from omnibus.executor.sim.device import Device, Lane, Sequence, Turn, Work
-from omnibus.executor.sim.measures import Curve
+from omnibus.executor.sim.distributions import Curve
 
 UNIT = Curve(base=1.0)
 TOKENS = Curve(per_token=1.0, base=0.001)

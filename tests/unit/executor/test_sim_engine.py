@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omnibus.errors import BadRequest
-from omnibus.executor.host import engine as named
+from omnibus.executor.service import engine as named
 from omnibus.executor.sim import Simulation
 from omnibus.settings import ExecutorSettings
 from tests.unit.executor.simulated import (

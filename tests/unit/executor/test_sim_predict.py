@@ -13,7 +13,7 @@ import pytest
 from omnibus.bus import Delivery, messages
 from omnibus.bus.messages import Busy, Chunk, Failed
 from omnibus.errors import BadRequest
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from omnibus.executor.sim import Demand, Load, Predicted, Profile, Simulation, predicted
 from omnibus.graph import HANDLE, Invocation, Node, ref
 from omnibus.settings import ExecutorSettings

@@ -11,8 +11,8 @@ from omnibus.errors import BadRequest
 from omnibus.executor.sim import decode, read
 from omnibus.executor.sim import profile as profiles
 from omnibus.executor.sim.device import Device
+from omnibus.executor.sim.distributions import Curve, Draw, Size
 from omnibus.executor.sim.engine import KINDS, lane_of
-from omnibus.executor.sim.measures import Curve, Draw, Size
 from omnibus.executor.sim.profile import Component, kind_of
 
 

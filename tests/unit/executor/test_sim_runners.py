@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from omnibus.errors import BadMedia, BadRequest, ContextTooLong, OmnibusError
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus.executor.sim.language import WORDS, Decode, Prefill
 from tests.unit.executor.simulated import (
     THINKER,

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from omnibus.errors import BadRequest
-from omnibus.executor.budget import Goals
 from omnibus.executor.sim import Demand, Load, predicted
 from omnibus.executor.sim.device import Device, Lane, Sequence, Together, Turn, Work
-from omnibus.executor.sim.measures import Curve
-from omnibus.executor.sim.staged import Staged
+from omnibus.executor.sim.distributions import Curve
+from omnibus.executor.sim.scheduled_device import Staged
+from omnibus.executor.step_budget import Goals
 from tests.unit.executor.simulated import ALL, bench, chat, media, profile
 
 GOALS = Goals(ttft=4.0, tbt=0.5)

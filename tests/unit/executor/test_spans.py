@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnibus.executor.schedule import Budget, Schedule
+from omnibus.executor.scheduler import Budget, Schedule
 
 
 def made(budget: int, slots: int = 3) -> Schedule[str]:

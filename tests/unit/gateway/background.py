@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from omnibus import catalog
+from omnibus.families import catalog
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from tests.unit.gateway.house import FILMER, OMNI, PAINTER, House, house

@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 from omnibus.bus import subjects
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from tests.unit.gateway.house import OMNI, TOYS, House
 from tests.unit.sidecar.node import until
 

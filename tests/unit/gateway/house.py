@@ -16,34 +16,34 @@ import httpx
 import msgspec
 import numpy as np
 
-from omnibus import catalog
 from omnibus.bus import subjects
 from omnibus.bus.subjects import task_name, token
 from omnibus.errors import BadRequest, TooLarge
-from omnibus.executor.contract import Item, Job
+from omnibus.executor.runner import Item, Job
+from omnibus.families import catalog
 from omnibus.plan import Plan
-from omnibus.recorded import Ended
+from omnibus.recording.records import Ended
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
-from services.gateway.chat import Chat
+from services.gateway.api.app import Frontend
+from services.gateway.api.routes import Table
 from services.gateway.console.routes import Console
-from services.gateway.continuing import Continuations
-from services.gateway.deadletters import DeadLetters
-from services.gateway.dispatch import Dispatcher
-from services.gateway.fetch import Fetcher, FetchRules
-from services.gateway.files import Files
-from services.gateway.http import Frontend
-from services.gateway.keep import MediaKeep
-from services.gateway.load import Loads
-from services.gateway.members import Members
-from services.gateway.records import Records
-from services.gateway.replay import Replayer
-from services.gateway.route import Router
-from services.gateway.routes.table import Table
-from services.gateway.run import Runs
-from services.gateway.spoken import Spoken
+from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.media.blob_store import MediaKeep
+from services.gateway.media.fetcher import Fetcher, FetchRules
+from services.gateway.media.files import Files
+from services.gateway.media.spoken_answers import Spoken
+from services.gateway.replay.replay import Replayer
+from services.gateway.request.continuing import Continuations
+from services.gateway.request.dead_letters import DeadLetters
+from services.gateway.request.load_report import Loads
+from services.gateway.request.record import Records
+from services.gateway.request.request import Runs
+from services.gateway.routing.executors import Members
+from services.gateway.routing.router import Router
+from services.gateway.tasks.chat import Chat
 from services.gateway.videos.service import Videos
-from services.planner import declare
+from services.planner.declared import declarations_file
 from tests.unit.executor.arithmetic import LIMIT, Place, Work, place
 from tests.unit.gateway.samples import picture
 from tests.unit.sidecar import node as nodes
@@ -208,7 +208,7 @@ class House:
     def serve(self, *models: str, **more: Any) -> None:
         """A plan of the usual declarations; ``toy.omni`` speaks. ``more`` are declarations of others by name."""
         declared = {name: catalog.declaration(_FAMILIES[name], "") for name in models} | more
-        plans = declare.plans(msgspec.convert(declared, dict[str, declare.Declared]))
+        plans = declarations_file.plans(msgspec.convert(declared, dict[str, declarations_file.Declared]))
         epoch = self.router.plan.epoch + 1 if self.router.plan else 1
         self.router.plan = Plan(epoch, 0, 1000.0, plans)
 

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count, cycle
 
 from omnibus.errors import Overloaded
-from services.gateway.draining import DrainRate, check
+from services.gateway.routing.draining import DrainRate, check
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 
 from omnibus.errors import BadRequest, Forbidden, OmnibusError, Unauthorized
 from omnibus.settings import GatewaySettings
-from services.gateway.admin import Admin, check_token, loopback
+from services.gateway.auth.admin import Admin, check_token, loopback
 from services.gateway.service import GatewayService
 
 HERE = {"host": "127.0.0.1:8000"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from tests.unit.gateway.house import TEXT, House, answered, error, house, question, think
 
 DEADLINE, SERVICE, AT_ONCE = 4.0, 0.1, 120  # seconds, seconds, requests

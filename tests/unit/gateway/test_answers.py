@@ -5,7 +5,7 @@ import json
 
 from openai.types.chat import ChatCompletion
 
-from services.gateway.openai.answers import Audio, completion, usage
+from services.gateway.openai.chat_response import Audio, completion, usage
 
 COUNTS = usage(prompt_text=5, prompt_image=100, prompt_audio=25, cached=64, text=7, audio=30)
 

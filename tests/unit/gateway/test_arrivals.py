@@ -10,8 +10,8 @@ import pytest
 from omnibus.errors import Fatal, OmnibusError, StageFailed, StreamConsumed
 from omnibus.task import Audio, ChatOutput, Result, TextChunk
 from omnibus.tensors.item import Item
-from services.gateway.arrivals import arrivals, incoming
-from services.gateway.streams import Incoming, merge
+from services.gateway.dispatch.streams import Incoming, merge
+from services.gateway.tasks.output_streams import arrivals, incoming
 
 
 def source(*items: Item, ended: bool = True) -> Incoming:

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from omnibus.api_key import KeyRecord
 from omnibus.errors import Overloaded
-from omnibus.keys import KeyRecord
 from omnibus.settings import GatewaySettings
-from services.gateway import bodies
-from services.gateway.bodies import FREE_BYTES, BodyBudget, Upload
-from services.gateway.openai.requests import read_body
+from services.gateway.openai.parse import read_body
+from services.gateway.tenancy import body_budget
+from services.gateway.tenancy.body_budget import FREE_BYTES, BodyBudget, Upload
 from services.gateway.tenancy.tenant import Tenant, acting
 from tests.unit.gateway.house import TEXT, answered, house, question
 from tests.unit.gateway.wires import Doorway, Wire, doorway, post
@@ -86,7 +86,7 @@ async def test_a_slow_client_that_goes_on_is_served(tmp_path: Path):
 
 async def test_the_deadline_counts_from_the_first_byte_of_the_body(tmp_path: Path):
     async with house(tmp_path) as home:
-        upload = bodies.begin(BodyBudget(home.settings))
+        upload = body_budget.begin(BodyBudget(home.settings))
         assert home.runs.open("chat").left > 29
 
         upload.seconds = 20.0

@@ -13,9 +13,9 @@ import pytest
 from omnibus import graph
 from omnibus.bus import subjects
 from omnibus.bus.messages import Hop
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from omnibus.graph import HANDLE
-from services.gateway.openai.requests import parse_chat
+from services.gateway.openai.parse import parse_chat
 from tests.unit.encoding.test_sound import decode
 from tests.unit.gateway.house import (
     OMNI,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from openai.types.chat import completion_create_params
 
 from omnibus.errors import BadRequest, TooLarge
-from services.gateway.openai.requests import parse_chat, read_body
-from services.gateway.openai.schema import ChatRequest, ImagePart, TextPart, UserMessage
+from services.gateway.openai.chat_request import ChatRequest, ImagePart, TextPart, UserMessage
+from services.gateway.openai.parse import parse_chat, read_body
 
 
 def body(**fields: Any) -> bytes:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionChunk
 
 from omnibus.errors import BadRequest, Overloaded, StageFailed
-from services.gateway.openai import stream
-from services.gateway.openai.answers import usage
-from services.gateway.openai.stream import DONE, ChatStream
+from services.gateway.openai import chat_stream
+from services.gateway.openai.chat_response import usage
+from services.gateway.openai.chat_stream import DONE, ChatStream
 
 
 def chat(**options: Any) -> ChatStream:
@@ -37,7 +37,7 @@ def chunks(data: bytes) -> list[ChatCompletionChunk]:
         chunk = ChatCompletionChunk.model_validate_json(event, strict=True)
         assert chunk.model_extra == {}
         assert (chunk.id, chunk.model, chunk.created) == ("chatcmpl-1", 'm"\n', 1700000000)
-        msgspec.json.decode(event, type=stream.ChatCompletionChunk, strict=True)
+        msgspec.json.decode(event, type=chat_stream.ChatCompletionChunk, strict=True)
         parsed.append(chunk)
     return parsed
 

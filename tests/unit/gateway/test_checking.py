@@ -7,7 +7,7 @@ import pytest
 from omnibus.errors import ProtocolError
 from omnibus.graph import Node, ref
 from omnibus.task import Segment, record
-from services.gateway.checking import check
+from services.gateway.request.validate import check
 from tests.unit.task.tasks import ADD, ONE, AddInput, NumberInput
 
 REFERS = r"\(number\) must refer to outputs of earlier nodes as \[node, output\], and list these references in `uses`"

@@ -10,10 +10,10 @@ import openai
 import pytest
 import redis.asyncio as redis
 
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
-from services.gateway.draining import DrainRate
+from services.gateway.routing.draining import DrainRate
 from services.gateway.tenancy.tenant import Tenant, acting
 from tests.unit.gateway.event_streams import parsed, shape, sound_of, text_of
 from tests.unit.gateway.house import OMNI, TEXT, VL, House, error, house, image, question, text, think

@@ -9,20 +9,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from omnibus import deadletters, graph
+from omnibus import graph
 from omnibus.bus import subjects
-from omnibus.deadletters import DeadLetter
 from omnibus.errors import BadRequest, StageFailed
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from omnibus.graph import Node
 from omnibus.metrics import GATEWAY
-from services.gateway import metering
-from services.gateway.deadletters import KINDS
-from services.gateway.dispatch import ATTEMPTS
-from services.gateway.members import Members
-from services.gateway.quarantine import MAX_DEATHS
-from services.gateway.route import Route
-from services.gateway.running import Running
+from omnibus.recording import dead_letters
+from omnibus.recording.dead_letters import DeadLetter
+from services.gateway.dispatch.dispatcher import ATTEMPTS
+from services.gateway.dispatch.inflight import Running
+from services.gateway.dispatch.quarantine import MAX_DEATHS
+from services.gateway.request import metrics
+from services.gateway.request.dead_letters import KINDS
+from services.gateway.routing.executors import Members
+from services.gateway.routing.router import Route
 from tests.unit.executor.arithmetic import call, invocation
 from tests.unit.gateway.house import TEXT, House, answered, error, house, think
 from tests.unit.sidecar.node import until
@@ -34,10 +35,10 @@ async def letters(home: House, count: int) -> list[DeadLetter]:
     """All letters, newest first, once there are ``count``."""
 
     async def there() -> bool:
-        return len(await deadletters.latest(home.bus, 100)) >= count
+        return len(await dead_letters.latest(home.bus, 100)) >= count
 
     await until(there)
-    return [deadletters.decode(each.data) for each in await deadletters.latest(home.bus, 100)]
+    return [dead_letters.decode(each.data) for each in await dead_letters.latest(home.bus, 100)]
 
 
 async def fail(job: Job) -> None:
@@ -160,7 +161,7 @@ async def test_who_loses_one_executor_and_is_answered_by_the_next_is_no_dead_let
         await home.executor(TEXT, "L", "thinker", id=f"L-{number}", thinker=once)
 
     assert answered(await home.ask(TEXT, "hi"))
-    assert await deadletters.latest(home.bus, 10) == []
+    assert await dead_letters.latest(home.bus, 10) == []
 
 
 async def test_a_letter_runs_again_from_the_record(home: House):
@@ -176,7 +177,7 @@ async def test_a_letter_runs_again_from_the_record(home: House):
     [letter] = await letters(home, 1)
     broken = False
 
-    body = graph.encode(await deadletters.body(home.bus, letter))
+    body = graph.encode(await dead_letters.body(home.bus, letter))
     parts = [json.loads(part) async for part in home.bus.requests(subjects.REPLAY, body, 20.0)]
 
     assert [part["status"] for part in parts] == ["running", "done"]
@@ -193,10 +194,10 @@ async def test_inputs_are_kept_with_the_letter_when_that_is_asked_for(tmp_path: 
 
         assert (SECRET in str(letter)) is there
         if there:
-            assert (await deadletters.body(home.bus, letter)).id == letter.inv
+            assert (await dead_letters.body(home.bus, letter)).id == letter.inv
         else:
             with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_DEADLETTERS=full"):
-                await deadletters.body(home.bus, letter)
+                await dead_letters.body(home.bus, letter)
 
 
 # What is told of them
@@ -204,7 +205,7 @@ async def test_inputs_are_kept_with_the_letter_when_that_is_asked_for(tmp_path: 
 
 def told(home: House) -> dict[tuple[str, str], float]:
     """Dead letters by model and reason, as Prometheus reads them."""
-    metering.watch(home.settings, home.router, home.members, home.dispatcher, home.dead)
+    metrics.watch(home.settings, home.router, home.members, home.dispatcher, home.dead)
     return {
         (sample.labels["model"], sample.labels["reason"]): sample.value
         for family in GATEWAY.dead.collect()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from omnibus.errors import OmnibusError, TooLarge
 from services.gateway.openai import density, embeddings, images, speech, videos
 from services.gateway.openai.density import VALUES, check_values
-from services.gateway.openai.dialect import translated
-from services.gateway.openai.requests import MAX_PARTS, parse_chat
+from services.gateway.openai.parse import MAX_PARTS, parse_chat
+from services.gateway.openai.vllm_omni import translated
 from tests.unit.gateway.house import House, error
 
 MIB = 1 << 20

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from PIL import Image
 
 from omnibus.errors import OmnibusError
-from omnibus.executor.contract import Job
-from services.gateway.openai.dialect import OmniRequest, translated
+from omnibus.executor.runner import Job
+from services.gateway.openai.vllm_omni import OmniRequest, translated
 from tests.unit.gateway.fuzz import JUNK
 from tests.unit.gateway.house import OMNI, PAINTER, RATE, VL, House, error, events
 

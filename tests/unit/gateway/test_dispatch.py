@@ -8,8 +8,8 @@ import pytest
 from omnibus.bus.messages import Chunk, Failed
 from omnibus.errors import Problem, StageFailed, TooLarge
 from omnibus.graph import HANDLE
-from services.gateway import dispatch
-from services.gateway.dispatch import ATTEMPTS
+from services.gateway.dispatch import dispatcher
+from services.gateway.dispatch.dispatcher import ATTEMPTS
 from tests.unit.executor.arithmetic import call
 from tests.unit.gateway.world import World, finish, texts
 from tests.unit.sidecar.node import until
@@ -149,7 +149,7 @@ async def test_an_answer_that_is_whole_ends_when_all_times_are_there(there: Worl
 
 
 async def test_times_that_never_come_are_not_waited_for(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dispatch, "SETTLE", 0.02)
+    monkeypatch.setattr(dispatcher, "SETTLE", 0.02)
     await there.puppets_of(e="E", l="L")
     running = there.submit()
     then: list[str] = []

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from omnibus.errors import Overloaded
-from services.gateway.draining import DrainRate, check
+from services.gateway.routing.draining import DrainRate, check
 from tests.unit.gateway.overloaded import Executor, World, percentile
 
 

@@ -14,7 +14,7 @@ import openai
 import pytest
 from PIL import Image
 
-from omnibus import plugins
+from omnibus.families import plugins
 from services.gateway.openai.multipart import PARTS
 from tests.unit.gateway.house import PAINTER, House, error
 from tests.unit.gateway.samples import picture, sound

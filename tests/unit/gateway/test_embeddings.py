@@ -8,7 +8,7 @@ import numpy as np
 import openai
 import pytest
 
-from omnibus import catalog
+from omnibus.families import catalog
 from tests.unit.gateway.house import VL, House, error
 
 PATH = "/v1/embeddings"

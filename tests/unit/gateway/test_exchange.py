@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from omnibus.executor.contract import Job
-from services.gateway.server import ON_LEFT
+from omnibus.executor.runner import Job
+from services.gateway.http.server import ON_LEFT
 from tests.unit.gateway.house import VL, House, house, question
 from tests.unit.sidecar.node import until
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from omnibus.errors import BadMedia, BadRequest, TooLarge
-from services.gateway import fetch
-from services.gateway.fetch import Fetcher, FetchRules
+from services.gateway.media import fetcher as media_fetcher
+from services.gateway.media.fetcher import Fetcher, FetchRules
 
 CERTIFICATE = Path(__file__).with_name("media.test.pem")  # for media.test, valid until 2125
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -44,10 +44,12 @@ class Site:
         answers = self.names[host]
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
-    async def connect(self, address: str, port: int, tls: ssl.SSLContext | None, name: str | None) -> fetch.Streams:
+    async def connect(
+        self, address: str, port: int, tls: ssl.SSLContext | None, name: str | None
+    ) -> media_fetcher.Streams:
         """Stand in for the internet: whatever address was chosen, the site answers."""
         self.dialled.append(address)
-        return await fetch.connect("127.0.0.1", self.port, tls, name)
+        return await media_fetcher.connect("127.0.0.1", self.port, tls, name)
 
     def fetcher(self, *, tls: ssl.SSLContext | None = None, **rules: object) -> Fetcher:
         options = {"allow_http": True, "timeout": 5.0, **rules}
@@ -267,7 +269,7 @@ async def test_a_dead_address_is_followed_by_the_next_one(site: Site) -> None:
     site.names["media.test"] = [["93.184.215.14", "93.184.215.15"]]
     site.answers["/a"] = OK
 
-    async def connect(address: str, port: int, tls: ssl.SSLContext | None, name: str | None) -> fetch.Streams:
+    async def connect(address: str, port: int, tls: ssl.SSLContext | None, name: str | None) -> media_fetcher.Streams:
         if address == "93.184.215.14":
             raise ConnectionRefusedError
         return await site.connect(address, port, tls, name)

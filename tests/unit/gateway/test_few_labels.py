@@ -8,8 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from omnibus.graph import Node
-from services.gateway import metering
-from services.gateway.scope import Assignment, Part
+from services.gateway.request import metrics
+from services.gateway.routing.assignment import Assignment, Part
 from tests.unit.gateway.house import VL, House, answered, house, image, question, text
 
 SAMPLES = dict[str, dict[tuple[str, ...], float]]
@@ -19,7 +19,7 @@ SAMPLES = dict[str, dict[tuple[str, ...], float]]
 async def home(tmp_path: Path) -> AsyncIterator[House]:
     async with house(tmp_path) as made:
         await made.all_of(VL)
-        metering.watch(made.settings, made.router, made.members, made.dispatcher, made.dead)
+        metrics.watch(made.settings, made.router, made.members, made.dispatcher, made.dead)
         yield made
 
 
@@ -95,8 +95,8 @@ async def test_a_graph_of_two_models_counts_on_a_path_of_each(home: House):
     both = Assignment("a+b", "a=thinker,b=thinker", (part("a"), part("b")), tuple[Node, ...]())
     before = (await samples(home))["omnibus_path_requests_total"]
 
-    metering.count_paths(both, "a=E>L,b=EL")
-    metering.count_paths(both, "of another shape")
+    metrics.count_paths(both, "a=E>L,b=EL")
+    metrics.count_paths(both, "of another shape")
 
     after = (await samples(home))["omnibus_path_requests_total"]
     assert {labels: count for labels, count in after.items() if labels not in before} == {

@@ -11,7 +11,7 @@ import pytest
 
 from omnibus.errors import BadRequest, Fatal, NotFound, TooLarge
 from omnibus.settings import GatewaySettings
-from services.gateway.files import Files, Ticket
+from services.gateway.media.files import Files, Ticket
 from services.gateway.tenancy.tenant import Tenant, acting
 from tests.unit.gateway.house import House, error
 

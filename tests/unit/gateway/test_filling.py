@@ -8,8 +8,8 @@ import pytest
 from omnibus.errors import ProtocolError, StageFailed
 from omnibus.graph import HANDLE, Node, digest
 from omnibus.tensors.item import Item
-from services.gateway.filling import Place, filled, marked
-from services.gateway.streams import ResultStream
+from services.gateway.dispatch.streams import ResultStream
+from services.gateway.request.segment_inputs import Place, filled, marked
 
 
 class Shelf:

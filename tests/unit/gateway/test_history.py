@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from omnibus import graph
-from services.gateway import history
+from services.gateway.replay import history
 from tests.unit.cli.documents import invocation
 from tests.unit.gateway.house import OMNI, VL, House, error, house, image, text
 

@@ -8,8 +8,8 @@ import h11
 import pytest
 
 from omnibus.errors import BadMedia
-from services.gateway.fetch import Fetcher, FetchRules
-from services.gateway.slots import Slots
+from services.gateway.media.fetcher import Fetcher, FetchRules
+from services.gateway.tenancy.external_slots import Slots
 from services.gateway.tenancy.tenant import Tenant, acting
 
 PATIENCE = 20.0

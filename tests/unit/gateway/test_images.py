@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from omnibus.executor.contract import Job
-from services.gateway.painting import between
+from omnibus.executor.runner import Job
+from services.gateway.tasks.images import between
 from tests.unit.gateway.house import PAINTER, VL, House, error, house
 from tests.unit.sidecar.node import until
 

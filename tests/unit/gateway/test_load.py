@@ -14,18 +14,18 @@ from omnibus.bus.messages import Chunk, Load, LoadEvent
 from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import task_name
 from omnibus.errors import Fatal
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from omnibus.graph import Node
 from omnibus.plan import Plan
 from omnibus.profile import QUANTITIES
 from omnibus.settings import BusSettings
 from omnibus.task import CompositeTask, choose
 from omnibus.up import infra
-from services.gateway.load import Loads, _measure
-from services.gateway.members import Members
-from services.gateway.route import Router
-from services.gateway.scope import Scope
-from services.gateway.streams import ResultStream
+from services.gateway.dispatch.streams import ResultStream
+from services.gateway.request.load_report import Loads, _measure
+from services.gateway.routing.assignment import Scope
+from services.gateway.routing.executors import Members
+from services.gateway.routing.router import Router
 from tests.property.estate import MODELS, estate, model
 from tests.unit.bus.servers import running
 from tests.unit.executor.arithmetic import LIMIT
@@ -39,7 +39,7 @@ BOTH = "vision+thinker"
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.gateway.load.PERIOD", 0.02)
+    monkeypatch.setattr("services.gateway.request.load_report.PERIOD", 0.02)
 
 
 class Ear:
@@ -222,7 +222,7 @@ async def test_as_long_as_a_request_runs_there_is_word_of_it(home: House, ear: E
 
 
 async def test_the_last_word_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.gateway.load.PERIOD", 1000.0)
+    monkeypatch.setattr("services.gateway.request.load_report.PERIOD", 1000.0)
     async with house(tmp_path) as home:
         ear = await Ear().listen(home.bus)
         await home.all_of(VL)

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from omnibus.errors import BadMedia, BadRequest, TooLarge
-from services.gateway.fetch import Fetcher, FetchRules
-from services.gateway.openai.conversation import MediaRef
-from services.gateway.openai.media import Limits, MediaInfo, estimate_tokens, inspect, load
+from services.gateway.media.fetcher import Fetcher, FetchRules
+from services.gateway.media.inspect import Limits, MediaInfo, estimate_tokens, inspect, load
+from services.gateway.openai.messages import MediaRef
 from tests.unit.gateway.samples import film, picture, sound
 
 PNG = picture("PNG")

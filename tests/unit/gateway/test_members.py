@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from omnibus.bus.messages import ExecutorStatus
-from services.gateway import members as module
-from services.gateway.members import Members
+from services.gateway.routing import executors as module
+from services.gateway.routing.executors import Members
 
 
 class Clock:

@@ -2,19 +2,19 @@
 
 import pytest
 
-from omnibus import catalog
 from omnibus.errors import BadRequest
+from omnibus.families import catalog
 from omnibus.plan import Plan
 from omnibus.task import MLLM, Omni
 from omnibus.task.library import DrawInput, EditInput, ImageEdit, ImageGeneration, VideoGeneration, VideoInput
-from services.gateway.models import composite, filmer, painter, pictures_taken, request_of
-from services.planner import declare
-from services.planner.declare import Declared
+from services.gateway.tasks.resolve import composite, filmer, painter, pictures_taken, request_of
+from services.planner.declared import declarations_file
+from services.planner.declared.declarations_file import Declared
 
 
 def plan(*families: str) -> Plan:
     declared = {name: Declared(name, "") for name in families}
-    return Plan(1, 0, 1000.0, declare.plans(declared))
+    return Plan(1, 0, 1000.0, declarations_file.plans(declared))
 
 
 ALL = plan(*catalog.FAMILIES)

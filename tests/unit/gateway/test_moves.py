@@ -9,9 +9,9 @@ from omnibus.bus import subjects
 from omnibus.bus.messages import Busy, Failed
 from omnibus.errors import BusUnavailable, Overloaded, Problem, StageUnavailable, TooLarge
 from omnibus.plan import Plan
-from services.gateway import watching
-from services.gateway.dispatch import ATTEMPTS
-from services.gateway.running import Running
+from services.gateway.dispatch import failure_detector
+from services.gateway.dispatch.dispatcher import ATTEMPTS
+from services.gateway.dispatch.inflight import Running
 from tests.unit.gateway.world import Puppet, World, finish, texts, world
 from tests.unit.sidecar.node import until
 
@@ -230,7 +230,7 @@ async def test_an_invocation_takes_so_many_routes_and_no_more(there: World):
 
 
 async def test_after_a_reconnect_what_is_in_flight_runs_again(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watching, "RETURN", 0.05)
+    monkeypatch.setattr(failure_detector, "RETURN", 0.05)
     vision, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     await there.turn()
@@ -245,8 +245,8 @@ async def test_after_a_reconnect_what_is_in_flight_runs_again(there: World, monk
 
 
 async def test_a_bus_that_goes_away_again_and_again_is_said(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watching, "RETURN", 0.0)
-    monkeypatch.setattr(watching, "WATCH", 0.01)
+    monkeypatch.setattr(failure_detector, "RETURN", 0.0)
+    monkeypatch.setattr(failure_detector, "WATCH", 0.01)
     _, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
 

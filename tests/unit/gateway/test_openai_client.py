@@ -16,16 +16,17 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from omnibus.encoding.sound import encode, pcm16
+from omnibus.encoding.audio import encode, pcm16
 from omnibus.errors import OmnibusError, Overloaded, StageFailed
-from services.gateway.fetch import Fetcher
-from services.gateway.openai import answers, media, problems, stream
-from services.gateway.openai.conversation import conversation
-from services.gateway.openai.requests import parse_chat, read_body
-from services.gateway.openai.schema import ChatRequest
+from services.gateway.media import inspect
+from services.gateway.media.fetcher import Fetcher
+from services.gateway.openai import chat_response, chat_stream, errors
+from services.gateway.openai.chat_request import ChatRequest
+from services.gateway.openai.messages import conversation
+from services.gateway.openai.parse import parse_chat, read_body
 from tests.unit.gateway.samples import picture, sound, tone
 
-LIMITS = media.Limits(body_bytes=1 << 20)
+LIMITS = inspect.Limits(body_bytes=1 << 20)
 
 
 async def answer(http: Request) -> Response:
@@ -33,12 +34,12 @@ async def answer(http: Request) -> Response:
     try:
         request = parse_chat(await read_body(http.stream(), LIMITS.body_bytes))
         messages, refs = conversation(request)
-        items = await media.load(refs, Fetcher(), LIMITS)
+        items = await inspect.load(refs, Fetcher(), LIMITS)
         if request.model == "busy":
             raise Overloaded("Busy.", retry_after=3)
     except OmnibusError as error:
-        body, headers = problems.error_body(error, "req-1"), problems.error_headers(error)
-        return Response(body, problems.status_of(error), headers, "application/json")
+        body, headers = errors.error_body(error, "req-1"), errors.error_headers(error)
+        return Response(body, errors.status_of(error), headers, "application/json")
     words = [item.info.mime for item in items] or [str(messages[-1]["content"])]
     if request.stream:
         return StreamingResponse(frames(request, words), media_type="text/event-stream")
@@ -49,20 +50,20 @@ async def whole(request: ChatRequest, text: str) -> bytes:
     spoken = None
     if request.audio is not None and request.speaks:
         data = encode(tone(0.1), 24000, request.audio.format)
-        spoken = answers.Audio(id="audio_1", data=data, expires_at=1, transcript=text)
-    return answers.completion(
+        spoken = chat_response.Audio(id="audio_1", data=data, expires_at=1, transcript=text)
+    return chat_response.completion(
         id="chatcmpl-1",
         model=request.model,
         created=1,
         text=None if spoken else text,
         finish_reason="stop",
-        usage=answers.usage(prompt_text=2, text=1),
+        usage=chat_response.usage(prompt_text=2, text=1),
         audio=spoken,
     )
 
 
 async def frames(request: ChatRequest, words: list[str]) -> AsyncIterator[bytes]:
-    out = stream.ChatStream("chatcmpl-1", request.model, 1, include_usage=request.wants_usage)
+    out = chat_stream.ChatStream("chatcmpl-1", request.model, 1, include_usage=request.wants_usage)
     yield out.role()
     for word in words:
         yield out.text(word)
@@ -75,8 +76,8 @@ async def frames(request: ChatRequest, words: list[str]) -> AsyncIterator[bytes]
         yield out.transcript("hi")
         yield out.audio_end(1)
     yield out.finish("stop")
-    yield out.usage(answers.usage(prompt_text=2, text=1))
-    yield stream.DONE
+    yield out.usage(chat_response.usage(prompt_text=2, text=1))
+    yield chat_stream.DONE
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from omnibus.errors import BadMedia, ContextTooLong, OmnibusError, StageFailed
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from tests.unit.gateway.house import VL, House, house, image, question, text
 from tests.unit.gateway.test_exchange import Client, Speaker
 from tests.unit.gateway.wires import doorway, post

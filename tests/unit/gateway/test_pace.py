@@ -5,8 +5,8 @@ import time
 import pytest
 
 from omnibus.metrics import REGISTRY
-from services.gateway import pace
-from services.gateway.pace import Pace
+from services.gateway.request import latency
+from services.gateway.request.latency import Pace
 
 MODEL = "a-model-of-its-own"
 
@@ -27,7 +27,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(pace, "time", made)
+    monkeypatch.setattr(latency, "time", made)
     return made
 
 

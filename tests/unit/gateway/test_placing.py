@@ -13,9 +13,9 @@ from omnibus.errors import NotFound, ProtocolError, StaleHandle
 from omnibus.graph import HANDLE, digest
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.item import Item
-from services.gateway.dispatch import ATTEMPTS
-from services.gateway.keep import MediaKeep
-from services.gateway.placing import Tensors, place, restore
+from services.gateway.dispatch.dispatcher import ATTEMPTS
+from services.gateway.media.blob_store import MediaKeep
+from services.gateway.request.arena_inputs import Tensors, place, restore
 from services.sidecar.server import Sidecar
 from tests.unit.sidecar import node as nodes
 

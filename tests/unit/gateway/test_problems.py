@@ -5,7 +5,7 @@ import json
 import pytest
 
 from omnibus import errors
-from services.gateway.openai.problems import error_body, error_headers, status_of
+from services.gateway.openai.errors import error_body, error_headers, status_of
 
 CASES = [
     (errors.BadRequest("m", param="messages[0]"), 400, "invalid_request_error", "bad_request"),

@@ -8,15 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from omnibus import deadletters, graph
+from omnibus import graph
 from omnibus.bus import messages, subjects
 from omnibus.bus.messages import Chunk, Hop
-from omnibus.deadletters import DeadLetter
 from omnibus.errors import BadInput, Problem
 from omnibus.graph import WIRE_VERSION
-from services.gateway.members import Members
-from services.gateway.quarantine import MAX_REFUSED, Quarantine, node_keys
-from services.gateway.running import Running
+from omnibus.recording import dead_letters
+from omnibus.recording.dead_letters import DeadLetter
+from services.gateway.dispatch.inflight import Running
+from services.gateway.dispatch.quarantine import MAX_REFUSED, Quarantine, node_keys
+from services.gateway.routing.executors import Members
 from tests.unit.executor.arithmetic import LIMIT, call, invocation
 from tests.unit.gateway.world import Puppet, World, texts, world
 
@@ -201,7 +202,7 @@ async def test_another_gateways_letter_refuses_its_input_here(there: World):
     there.bus.record(subjects.dead("chat", "j"), b"no letter", "j.dead")
     await there.turn()
 
-    assert deadletters.decode(messages.encode(letter)).refused == tuple(culprit)
+    assert dead_letters.decode(messages.encode(letter)).refused == tuple(culprit)
     assert refused(there, 5)
     assert not refused(there, 6)
 

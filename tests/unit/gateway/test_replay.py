@@ -12,7 +12,7 @@ import pytest
 
 from omnibus import graph
 from omnibus.bus import subjects
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from omnibus.graph import HANDLE, Invocation
 from tests.unit.gateway.house import OMNI, PNG, VL, House, answered, house, image, text, think
 

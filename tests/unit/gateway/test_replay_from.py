@@ -10,8 +10,8 @@ import pytest
 
 from omnibus import graph
 from omnibus.bus import Delivery, subjects
-from omnibus.executor.contract import Job
-from services.gateway import tape
+from omnibus.executor.runner import Job
+from services.gateway.dispatch import capture
 from tests.unit.gateway.house import OMNI, TOYS, VL, House, answered, house, image, text
 
 PATIENCE = 20.0  # seconds
@@ -217,7 +217,7 @@ async def test_what_is_kept_is_told_by_output_and_not_asked_for_again(home: Hous
 
 
 async def test_what_is_too_large_is_not_kept(home: House, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tape, "LARGEST", 10)
+    monkeypatch.setattr(capture, "LARGEST", 10)
     await home.all_of(VL)
     body = await begun(home, content=[text("look"), image()], path="E>L")
 

@@ -19,7 +19,11 @@ from tests.unit.gateway.house import TEXT, VL, House, house, image, text
 
 ROOT = Path(__file__).parents[3]
 OURS = (str(ROOT / "shared"), str(ROOT / "services"))
-LEFT_OUT = ("/shared/omnibus/bus/memory.py", "/shared/omnibus/executor/vitals.py", "/services/gateway/watching.py")
+LEFT_OUT = (
+    "/shared/omnibus/bus/memory.py",
+    "/shared/omnibus/executor/status.py",
+    "/services/gateway/dispatch/failure_detector.py",
+)
 REQUESTS = 20
 
 

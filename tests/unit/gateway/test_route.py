@@ -9,9 +9,9 @@ from omnibus.bus.messages import ExecutorStatus
 from omnibus.errors import BadRequest, NotFound, StageUnavailable
 from omnibus.graph import Node
 from omnibus.plan import ModelPlan, Option, Path, Plan
-from services.gateway.members import Members
-from services.gateway.route import Route, Router, Ticket
-from services.gateway.scope import Part
+from services.gateway.routing.assignment import Part
+from services.gateway.routing.executors import Members
+from services.gateway.routing.router import Route, Router, Ticket
 
 KIND = "vision+thinker"
 APART = Path("E>L", {"vision": "E", "thinker": "L"}, 70)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from omnibus.encoding.sound import FASTEST, MIME, SLOWEST
+from omnibus.encoding.audio import FASTEST, MIME, SLOWEST
+from services.gateway.api import speech, transcriptions
 from services.gateway.openai.openapi import openapi_paths
-from services.gateway.routes import speech, transcriptions
 
 TEXT = re.sub(r"\s+", " ", (Path(__file__).parents[3] / "docs" / "routes.md").read_text())
 

@@ -12,10 +12,10 @@ import pytest_asyncio
 
 from omnibus.errors import BadRequest, Fatal, Overloaded, ProtocolError, StageFailed, StageUnavailable, TooLarge
 from omnibus.graph import HANDLE, Node
-from omnibus.recorded import Ended
+from omnibus.recording.records import Ended
 from omnibus.task import CompositeTask, Segment, choose, use
-from services.gateway.checking import NODES, SEGMENTS
-from services.gateway.run import Run, Runs, _name
+from services.gateway.request.request import Run, Runs, _name
+from services.gateway.request.validate import NODES, SEGMENTS
 from tests.property.estate import Estate, estate
 from tests.unit.sidecar.node import PATIENCE, until
 from tests.unit.task.tasks import ADD, ONE, ROLL, STRICT, AddInput, NumberInput

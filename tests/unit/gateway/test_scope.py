@@ -5,9 +5,9 @@ import pytest
 from omnibus.errors import BadRequest, NotFound, StageUnavailable
 from omnibus.graph import Node, ref
 from omnibus.plan import ModelPlan, Plan
-from services.gateway.members import Members
-from services.gateway.route import Router
-from services.gateway.scope import Assignment, Scope
+from services.gateway.routing.assignment import Assignment, Scope
+from services.gateway.routing.executors import Members
+from services.gateway.routing.router import Router
 
 
 def model(**tasks: str) -> ModelPlan:

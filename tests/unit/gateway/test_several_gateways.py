@@ -8,8 +8,8 @@ import pytest
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.graph import Node
 from omnibus.plan import ModelPlan, Option, Path, Plan
-from services.gateway.members import Member, Members
-from services.gateway.route import Route, Router
+from services.gateway.routing.executors import Member, Members
+from services.gateway.routing.router import Route, Router
 
 PATHS = (Path("L", {"thinker": "L"}, 70), Path("M", {"thinker": "M"}, 30))
 THINK = [Node("think", "thinker", {}, "")]

@@ -9,8 +9,8 @@ from omnibus.bus.messages import ExecutorStatus
 from omnibus.errors import BadRequest, NotFound, StageUnavailable
 from omnibus.graph import Node
 from omnibus.plan import ModelPlan, Option, Path, Plan
-from services.gateway.members import Members
-from services.gateway.route import Route, Router
+from services.gateway.routing.executors import Members
+from services.gateway.routing.router import Route, Router
 
 TYPE = "vision+thinker"
 E, L, EL = (

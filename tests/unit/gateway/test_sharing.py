@@ -8,8 +8,8 @@ import pytest
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.graph import Node
 from omnibus.plan import ModelPlan, Option, Path, Plan
-from services.gateway.members import Members
-from services.gateway.route import Route, Router
+from services.gateway.routing.executors import Members
+from services.gateway.routing.router import Route, Router
 
 TASKS = {"vision": "encode-m-vision", "thinker": "think-m-thinker"}
 KIND = "vision+thinker"

@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from omnibus.errors import BadRequest
-from omnibus.executor.contract import Job
-from services.gateway.openai.formats.sniff import sniff
+from omnibus.executor.runner import Job
+from services.gateway.media.headers.sniff import sniff
 from tests.unit.encoding.test_sound import decode
 from tests.unit.gateway.house import OMNI, RATE, VL, House, error
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from services.gateway.spread import FAR, Chosen, Item, Spread, pick
+from services.gateway.routing.affinity import FAR, Chosen, Item, Spread, pick
 
 IDLE = dict.fromkeys("abcd", 0.0)
 

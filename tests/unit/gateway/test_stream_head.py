@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from omnibus.errors import StageUnavailable
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from tests.unit.gateway.house import TEXT, VL, House, error, events, house, question
 from tests.unit.gateway.test_exchange import Client
 from tests.unit.sidecar.node import until

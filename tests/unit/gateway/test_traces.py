@@ -11,7 +11,7 @@ import pytest
 
 from omnibus import graph, tracing
 from omnibus.bus import subjects
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from omnibus.settings import otlp_endpoint
 from tests.collector import Collector, Seen, collector
 from tests.unit.gateway.house import OMNI, VL, House, house, image, question, text, think
@@ -204,7 +204,7 @@ async def test_while_traces_are_off_requests_carry_no_context(tmp_path: Path):
 @pytest.mark.parametrize(
     ("module", "theirs"),
     [
-        ("omnibus.executor.host", "opentelemetry"),
+        ("omnibus.executor.service", "opentelemetry"),
         # The store's client imports some of it by itself, but nothing that traces or sends.
         ("services.gateway.service", "opentelemetry.sdk.trace opentelemetry.exporter"),
     ],

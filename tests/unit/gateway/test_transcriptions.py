@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from omnibus.errors import BadRequest
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from tests.unit.gateway.house import OMNI, VL, House, error
 from tests.unit.gateway.samples import picture, sound
 

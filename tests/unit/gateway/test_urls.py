@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnibus.errors import BadRequest
-from services.gateway import addresses, urls
-from services.gateway.urls import Target, UrlRules
+from services.gateway.media import ssrf, urls
+from services.gateway.media.urls import Target, UrlRules
 
 PRODUCTION = UrlRules()
 DEVELOPMENT = UrlRules(allow_http=True, allow_private=True, ports=None)
@@ -169,7 +169,7 @@ def test_the_default_port_is_left_out_of_the_host_header() -> None:
 def test_whatever_is_allowed_is_global_for_the_standard_library_too(number: int) -> None:
     address = ip_address(number)
 
-    if addresses.allowed(address):
+    if ssrf.allowed(address):
         assert address.is_global
         assert not address.is_multicast
 

@@ -18,10 +18,10 @@ from omnibus.graph import WIRE_VERSION, Invocation, Node
 from omnibus.plan import ModelPlan, Option, Path, Plan
 from omnibus.settings import BusSettings
 from omnibus.tensors.client import TensorClient
-from services.gateway.dispatch import Dispatcher
-from services.gateway.members import Members
-from services.gateway.route import Router
-from services.gateway.running import Running
+from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.dispatch.inflight import Running
+from services.gateway.routing.executors import Members
+from services.gateway.routing.router import Router
 from services.sidecar.server import Sidecar
 from tests.unit.executor.arithmetic import LIMIT, call
 from tests.unit.sidecar import node as nodes

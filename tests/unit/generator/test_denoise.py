@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from omnibus.errors import BadRequest, StageUnavailable, TooLarge
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models.contract import Denoiser, Picture
 from omnibus_models.families import family
-from services.generator.denoise import DenoiseRunner, DenoiseSettings
+from services.generator.denoiser import DenoiseRunner, DenoiseSettings
 from tests.unit.jobs import MemoryJob, run
 
 WIDTH = 64

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from omnibus.errors import BadRequest, TooLarge
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus.settings import ExecutorSettings
 from omnibus_models.contract import Denoiser, Picture
 from omnibus_models.families import family
 from services import engines
-from services.generator import pictures
-from services.generator.denoise import DenoiseRunner, DenoiseSettings
-from services.generator.pictures import DecodeAudioRunner, DecodeImageRunner, DecodeVideoRunner, PictureSettings
+from services.generator import vae_decoder
+from services.generator.denoiser import DenoiseRunner, DenoiseSettings
+from services.generator.vae_decoder import DecodeAudioRunner, DecodeImageRunner, DecodeVideoRunner, PictureSettings
 from tests.unit.jobs import MemoryJob, run
 
 TOKENS, WIDTH = 9, 64
@@ -155,7 +155,7 @@ async def speaker(ltx2: Path) -> AsyncIterator[DecodeAudioRunner]:
 async def test_frames_come_in_order_a_few_at_a_time(
     screen: DecodeVideoRunner, ltx2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pictures, "_PIECE", 2 * 32 * 48 * 3 + 1)
+    monkeypatch.setattr(vae_decoder, "_PIECE", 2 * 32 * 48 * 3 + 1)
     decoder: Any = family("ltx2").load("vae", ltx2)
     given = [drawn(seed, 8, 2, 4, 6) for seed in range(3)]
     jobs = [MemoryJob({"latents": Item({}, each)}) for each in given]

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from omnibus.errors import BadRequest
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models.families import family
-from services.generator.pictures import DecodeImageRunner, PictureSettings
+from services.generator.vae_decoder import DecodeImageRunner, PictureSettings
 from tests.unit.jobs import MemoryJob, run
 
 

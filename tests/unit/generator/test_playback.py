@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from services.generator.playback import Floor, Playback
+from services.generator.playback_scheduler import Floor, Playback
 
 RATE = 24000
 

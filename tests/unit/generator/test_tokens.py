@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from omnibus.errors import BadRequest, StageUnavailable, TooLarge
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.contract import Picture
 from omnibus_models.families import family
-from services.generator.denoise import DenoiseRunner, DenoiseSettings
+from services.generator.denoiser import DenoiseRunner, DenoiseSettings
 from services.generator.prior import PriorRunner
 from tests.unit.jobs import MemoryJob, run
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from services.generator.turns import Size, Turns
+from services.generator.step_scheduler import Size, Turns
 
 SMALL, LARGE = "small", "large"
 SIZES = {SMALL: Size(2, 16), LARGE: Size(2, 256)}

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from omnibus.errors import BadRequest
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.contract import Vocoder
 from omnibus_models.families import family
-from services.generator.pieces import piece_sizes
-from services.generator.runner import VocodeRunner, VocodeSettings
+from services.generator.vocoder import VocodeRunner, VocodeSettings
+from services.generator.vocoder_chunks import piece_sizes
 from tests.unit.jobs import MemoryJob, Pipe, run
 
 VOICE = "Chelsie"

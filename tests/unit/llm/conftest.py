@@ -10,9 +10,9 @@ from transformers.cache_utils import DynamicCache
 from omnibus_models import tiny
 from omnibus_models.contract import Prefill, Thinker
 from omnibus_models.families import family
-from services.llm.core import Core, ThinkSettings
-from services.llm.runner import ThinkRunner
-from services.llm.split import DecodeRunner, PrefillRunner
+from services.llm.engine.model import Core, ThinkSettings
+from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from services.llm.runners.thinker import ThinkRunner
 from tests.unit.llm.halves import Halves, core
 
 torch.set_num_threads(1)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.llm.core import Core, ThinkSettings
-from services.llm.split import DecodeRunner, PrefillRunner
+from services.llm.engine.model import Core, ThinkSettings
+from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from tests.unit.jobs import MemoryJob, run
 
 

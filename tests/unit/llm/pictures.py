@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models import families
 from tests.oracles import plain as oracle
 from tests.unit.jobs import MemoryJob

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from omnibus.errors import ArenaFull, Fatal, ProtocolError, StageUnavailable
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models.contract import Thinker
-from services.llm import caches
-from services.llm.split import DecodeRunner, PrefillRunner
+from services.llm.engine import kv_codec
+from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves, core
 from tests.unit.llm.test_think import alone, job, mixed, text
@@ -187,8 +187,8 @@ def test_a_packed_cache_is_the_same_bit_for_bit(dtype: torch.dtype) -> None:
     numbers = torch.Generator().manual_seed(1)
     filled = [tuple(torch.randn(2, 7, 4, generator=numbers).to(dtype) for _ in range(2)) for _ in range(3)]
 
-    about, packed = caches.pack(filled)
-    back = caches.unpack(about, packed, 7, caches.Layout(3, 2, 4))
+    about, packed = kv_codec.pack(filled)
+    back = kv_codec.unpack(about, packed, 7, kv_codec.Layout(3, 2, 4))
 
     assert packed.dtype.name in ("float32", "float16", "int16")
     for pair, other in zip(filled, back, strict=True):

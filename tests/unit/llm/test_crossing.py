@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from omnibus_models.attention import BothWays, Crossing
-from services.llm import caches
-from services.llm.crossing import CrossCache
+from services.llm.engine import kv_codec
+from services.llm.engine.cross_attention_cache import CrossCache
 
 #: Of four layers two look aside.
 CROSSED = (1, 3)
@@ -115,7 +115,7 @@ def test_a_packed_cache_is_the_same_bit_for_bit(dtype: torch.dtype, rows: int):
     about, packed = cache.pack(filled)
     back = cache.unpack(about, packed, 7)
 
-    assert cache.layout == caches.Layout(2, 2, 3, 2)
+    assert cache.layout == kv_codec.Layout(2, 2, 3, 2)
     assert about["rows"] == rows
     for pair, other in zip(filled, back, strict=True):
         assert all(torch.equal(one, two) for one, two in zip(pair, other, strict=True))

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.families import family
-from services.llm.runner import ThinkRunner
-from services.llm.split import DecodeRunner, PrefillRunner
+from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from services.llm.runners.thinker import ThinkRunner
 from tests.e2e.questions import VL_QUESTIONS, Question, ask, image, video
 from tests.oracles import qwen3_vl as oracle
 from tests.unit.jobs import MemoryJob, run

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from omnibus.errors import BadRequest
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.families import family
-from services.llm.runner import ThinkRunner
-from services.llm.split import DecodeRunner, PrefillRunner
-from services.llm.talk import TalkRunner, TalkSettings
+from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from services.llm.runners.talker import TalkRunner, TalkSettings
+from services.llm.runners.thinker import ThinkRunner
 from tests.e2e.questions import OMNI_QUESTIONS, Question, ask, audio, image
 from tests.oracles import qwen3_omni_moe as oracle
 from tests.unit.jobs import MemoryJob, run

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from omnibus.executor.budget import NONE, Goals
-from omnibus.executor.contract import Item
-from omnibus.executor.schedule import Budget
+from omnibus.executor.runner import Item
+from omnibus.executor.scheduler import Budget
+from omnibus.executor.step_budget import NONE, Goals
 from omnibus.settings import ExecutorSettings
 from omnibus_models.contract import Thinker
 from services import engines
-from services.encoder.runner import EncodeRunner, EncodeSettings
-from services.llm.core import Core, ThinkSettings
-from services.llm.runner import ThinkRunner
-from services.llm.split import DecodeRunner, PrefillRunner
+from services.encoder.media_encoder import EncodeRunner, EncodeSettings
+from services.llm.engine.model import Core, ThinkSettings
+from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.test_think import alone, job, mixed, picture
 

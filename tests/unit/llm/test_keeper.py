@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from omnibus.errors import StageUnavailable
-from services.llm.vllm import keeper as module
-from services.llm.vllm.keeper import Keeper
-from services.llm.vllm.port import Generation, Layout, Tokens
+from services.llm.vllm import supervisor as module
+from services.llm.vllm.protocol import Generation, Layout, Tokens
+from services.llm.vllm.supervisor import Keeper
 
 
 class Mortal:

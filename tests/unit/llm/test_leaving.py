@@ -8,9 +8,9 @@ import pytest
 
 from omnibus.errors import StageUnavailable
 from omnibus_models.contract import Thinker
-from services.llm.core import Core, ThinkSettings
-from services.llm.runner import ThinkRunner
-from services.llm.steps import Steps
+from services.llm.engine.model import Core, ThinkSettings
+from services.llm.engine.step import Steps
+from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import run
 from tests.unit.llm.test_think import alone, job, text
 

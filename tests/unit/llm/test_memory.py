@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from services.llm.vllm.memory import Memory, mapped, moved, opened
+from services.llm.vllm.shared_memory import Memory, mapped, moved, opened
 
 READ = """
 import json, sys
 import torch
-from services.llm.vllm.memory import mapped
+from services.llm.vllm.shared_memory import mapped
 print(mapped(json.loads(sys.argv[1]), torch.uint8).numpy().tobytes().hex())
 """
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from omnibus.errors import BadRequest, StageFailed
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.contract import Encoded, Reader
 from omnibus_models.families import family
-from services.llm.vllm.memory import mapped
-from services.llm.vllm.order import Order
+from services.llm.vllm.request import Order
+from services.llm.vllm.shared_memory import mapped
 from tests.unit.llm.test_think import embedding
 
 PARTS = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from omnibus.errors import Fatal, ProtocolError
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models import tiny
-from services.llm.core import Core, ThinkSettings
-from services.llm.runner import ThinkRunner
-from services.llm.split import DecodeRunner, PrefillRunner
+from services.llm.engine.model import Core, ThinkSettings
+from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves, core
 from tests.unit.llm.pictures import Asked, Pictured, mixed, pictured, text

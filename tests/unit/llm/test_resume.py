@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.llm.core import Core, ThinkSettings
-from services.llm.runner import ThinkRunner
-from services.llm.split import DecodeRunner, PrefillRunner
+from services.llm.engine.model import Core, ThinkSettings
+from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves, core
 from tests.unit.llm.test_think import embedding, picture

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.llm.vllm.split import Room
+from services.llm.vllm.prefill_decode import Room
 
 BLOCKS, SLOTS = 10, 3
 

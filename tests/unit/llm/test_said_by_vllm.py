@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from omnibus.errors import BadRequest
-from services.llm.vllm.core import VllmCore
-from services.llm.vllm.port import Launch
+from services.llm.vllm.model import VllmCore
+from services.llm.vllm.protocol import Launch
 from tests.unit.jobs import MemoryJob
 
 

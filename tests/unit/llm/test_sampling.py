@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from omnibus_models.contract import Sampling
-from services.llm.sampling import Picker, choose
+from services.llm.engine.sampler import Picker, choose
 
 V = 50
 

@@ -10,8 +10,8 @@ import pytest
 
 from omnibus.errors import ProtocolError, StageUnavailable
 from omnibus_models.contract import Thinker
-from services.llm.runner import ThinkRunner
-from services.llm.split import DecodeRunner, PrefillRunner
+from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves, core
 from tests.unit.llm.test_think import alone, embedding, job, mixed, picture, text

@@ -11,11 +11,11 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from omnibus.errors import BadRequest, Fatal
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models.contract import Talker, Thinker
 from omnibus_models.families import family
-from services.llm.runner import ThinkRunner
-from services.llm.talk import TalkRunner, TalkSettings
+from services.llm.runners.talker import TalkRunner, TalkSettings
+from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, Pipe, run
 
 VOICE = "Chelsie"

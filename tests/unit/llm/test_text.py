@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.llm.text import Detokeniser, Reply, StopGuard
+from services.llm.runners.detokenize import Detokeniser, Reply, StopGuard
 
 EOS = 256
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from omnibus.errors import BadRequest, ContextTooLong, Fatal, Rejected
-from omnibus.executor.contract import Item
+from omnibus.executor.runner import Item
 from omnibus_models.contract import Encoded, Thinker
 from omnibus_models.families import family
-from services.llm.core import Core, ThinkSettings
-from services.llm.runner import ThinkRunner
+from services.llm.engine.model import Core, ThinkSettings
+from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, Pipe, run
 from tests.unit.llm.conftest import greedy
 

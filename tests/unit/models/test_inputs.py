@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoProcessor
 
-from omnibus.known import KNOWN
+from omnibus.families.specs import KNOWN
 from omnibus_models import families, tiny
 
 #: Parts of a processor, and what each prepares.

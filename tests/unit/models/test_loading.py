@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5OmniForConditionalGeneration
 
 from omnibus.errors import Fatal, NotFound
-from omnibus_models import diffusion, families, loading
+from omnibus_models import diffusers_loading, families, loading
 
 
 def without(checkpoint: Path, copy: Path, lost: str) -> Path:
@@ -164,7 +164,7 @@ class Slow(torch.nn.Module):
 
 def test_loads_in_threads_take_turns(tmp_path: Path) -> None:
     """The library replaces functions of its classes while it loads: see ``loading.TURN``."""
-    loads = [partial(loading.load, Slow, tmp_path), partial(diffusion.load, Slow, tmp_path, "vae")] * 4
+    loads = [partial(loading.load, Slow, tmp_path), partial(diffusers_loading.load, Slow, tmp_path, "vae")] * 4
 
     with ThreadPoolExecutor(len(loads)) as pool:
         loaded = list(pool.map(lambda load: load(), loads))

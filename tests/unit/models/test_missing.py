@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from omnibus.errors import Fatal
-from omnibus.known import KNOWN
+from omnibus.families.specs import KNOWN
 from omnibus_models import families, tiny
 
 

@@ -3,15 +3,15 @@
 import msgspec
 import pytest
 
-from omnibus import catalog, plugins
 from omnibus.errors import BadRequest
+from omnibus.families import catalog, plugins
 from omnibus.plan import ModelPlan
 from services import engines
-from services.planner import declare
+from services.planner.declared import declarations_file
 
 
 def plans(models: dict[str, dict[str, object]]) -> dict[str, ModelPlan]:
-    return declare.plans(msgspec.convert(models, dict[str, declare.Declared]))
+    return declarations_file.plans(msgspec.convert(models, dict[str, declarations_file.Declared]))
 
 
 @pytest.mark.parametrize("name", catalog.FAMILIES)

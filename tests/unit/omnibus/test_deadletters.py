@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from omnibus import deadletters, graph
+from omnibus import graph
 from omnibus.bus import subjects
 from omnibus.bus.memory import MemoryBus
-from omnibus.deadletters import DeadLetter
 from omnibus.errors import (
     AppFailed,
     BadMedia,
@@ -21,7 +20,9 @@ from omnibus.errors import (
     StageFailed,
     StageUnavailable,
 )
-from omnibus.recorded import Moved
+from omnibus.recording import dead_letters
+from omnibus.recording.dead_letters import DeadLetter
+from omnibus.recording.records import Moved
 from tests.unit.cli.documents import INVOCATION, invocation
 
 
@@ -50,7 +51,7 @@ def lost(*reasons: str) -> list[Moved]:
 def test_engines_that_crash_or_fail_make_dead_letters_and_clients_do_not(
     failure: OmnibusError | None, node: int, moves: list[Moved], attempt: int, why: str
 ):
-    assert deadletters.reason(failure, node, moves, attempt) == why
+    assert dead_letters.reason(failure, node, moves, attempt) == why
 
 
 def letter(**changes: Any) -> DeadLetter:
@@ -64,7 +65,7 @@ def letter(**changes: Any) -> DeadLetter:
 def test_a_letter_is_read_as_it_was_written():
     one = letter(lost=("a", "b"), node=2, component="thinker", moves=tuple(lost("gone")), invocation=invocation())
 
-    assert deadletters.decode(deadletters.encode(one, limit=10_000)) == one
+    assert dead_letters.decode(dead_letters.encode(one, limit=10_000)) == one
 
 
 def test_what_does_not_fit_is_left_out():
@@ -73,40 +74,40 @@ def test_what_does_not_fit_is_left_out():
         letter(invocation=invocation(nodes=INVOCATION["nodes"][:1], outputs=[], options=["E"], route=["e"])),
     )
 
-    assert deadletters.decode(deadletters.encode(whole, small, limit=10_000)) == whole
-    assert deadletters.decode(deadletters.encode(whole, small, limit=900)) == small
-    assert deadletters.decode(deadletters.encode(whole, small, limit=100)) == letter()
+    assert dead_letters.decode(dead_letters.encode(whole, small, limit=10_000)) == whole
+    assert dead_letters.decode(dead_letters.encode(whole, small, limit=900)) == small
+    assert dead_letters.decode(dead_letters.encode(whole, small, limit=100)) == letter()
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b'{"v":2}', deadletters.encode(letter(v=2), limit=10_000)])
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"v":2}', dead_letters.encode(letter(v=2), limit=10_000)])
 def test_what_is_no_letter_of_this_version_is_refused(body: bytes):
     with pytest.raises(ProtocolError, match="dead letter"):
-        deadletters.decode(body)
+        dead_letters.decode(body)
 
 
 async def keeping(*letters: DeadLetter) -> MemoryBus:
     bus = MemoryBus()
     await bus.open_records(60.0, 1 << 20, subjects.DEADLETTERS)
     for each in letters:
-        bus.record(subjects.dead(each.app, each.inv), deadletters.encode(each, limit=10_000), f"{each.inv}.{each.at}")
+        bus.record(subjects.dead(each.app, each.inv), dead_letters.encode(each, limit=10_000), f"{each.inv}.{each.at}")
     return bus
 
 
 async def test_the_latest_come_first_and_the_last_of_one_is_read():
     bus = await keeping(letter(), letter(inv="g-0-2"), letter(at=3.0))
 
-    assert [deadletters.decode(each.data).inv for each in await deadletters.latest(bus, 2)] == ["g-0-1", "g-0-2"]
-    assert (await deadletters.read(bus, "g-0-1")).at == 3.0
+    assert [dead_letters.decode(each.data).inv for each in await dead_letters.latest(bus, 2)] == ["g-0-1", "g-0-2"]
+    assert (await dead_letters.read(bus, "g-0-1")).at == 3.0
 
 
 @pytest.mark.parametrize("id", ["g-0-9", "*", ">", "a.b", ""])
 async def test_a_letter_that_is_not_there_is_not_found(id: str):
     with pytest.raises(NotFound):
-        await deadletters.read(await keeping(letter()), id)
+        await dead_letters.read(await keeping(letter()), id)
 
 
 async def test_a_letter_with_its_inputs_needs_no_record():
-    assert await deadletters.body(MemoryBus(), letter(invocation=invocation())) == invocation()
+    assert await dead_letters.body(MemoryBus(), letter(invocation=invocation())) == invocation()
 
 
 def digested() -> dict[str, Any]:
@@ -119,23 +120,23 @@ async def test_else_the_record_is_what_runs_again():
     bus = await keeping()
     bus.record(subjects.record("chat", "g-0-1"), graph.encode(invocation()), "g-0-1.0")
 
-    assert await deadletters.body(bus, letter(invocation=invocation(**digested()))) == invocation()
-    assert await deadletters.body(bus, letter()) == invocation()
+    assert await dead_letters.body(bus, letter(invocation=invocation(**digested()))) == invocation()
+    assert await dead_letters.body(bus, letter()) == invocation()
 
 
 async def test_without_inputs_anywhere_it_says_which_setting_keeps_them():
     with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_DEADLETTERS=full"):
-        await deadletters.body(await keeping(), letter())
+        await dead_letters.body(await keeping(), letter())
 
     bus = await keeping()
     bus.record(subjects.record("chat", "g-0-1"), graph.encode(invocation(**digested())), "g-0-1.0")
     with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_RECORD=full"):
-        await deadletters.body(bus, letter())
+        await dead_letters.body(bus, letter())
 
 
 async def test_a_removed_letter_is_gone():
     bus = await keeping(letter(), letter(inv="g-0-2"))
 
-    await deadletters.remove(bus, letter())
+    await dead_letters.remove(bus, letter())
 
-    assert [deadletters.decode(each.data).inv for each in await deadletters.latest(bus, 9)] == ["g-0-2"]
+    assert [dead_letters.decode(each.data).inv for each in await dead_letters.latest(bus, 9)] == ["g-0-2"]

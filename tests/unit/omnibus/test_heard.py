@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from omnibus import heard
 from omnibus.bus import subjects
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import ExecutorStatus, GatewayStatus
-from omnibus.heard import Gateways, ReadyExecutors
+from omnibus.cluster import presence
+from omnibus.cluster.desired import Kind
+from omnibus.cluster.presence import Gateways, ReadyExecutors
 from omnibus.settings import BusSettings
-from omnibus.wanted import Kind
 
 L, NEW = Kind("m", "L", "aaaa"), Kind("m", "L", "bbbb")
 
@@ -90,8 +90,8 @@ async def test_who_is_silent_is_not_counted_until_it_speaks_again(
 ):
     executor(bus, "a")
     await turn()
-    later = time.monotonic() + heard.SILENT + 1
-    monkeypatch.setattr(heard.time, "monotonic", lambda: later)
+    later = time.monotonic() + presence.SILENT + 1
+    monkeypatch.setattr(presence.time, "monotonic", lambda: later)
     silent = ready.count(L)
 
     executor(bus, "a")

@@ -3,7 +3,7 @@
 import pytest
 
 from omnibus.bus.messages import Load, LoadEvent
-from omnibus.recent import Recent
+from omnibus.cluster.load_window import Recent
 
 
 class Clock:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from omnibus import recorded
 from omnibus.bus import Delivery, subjects
 from omnibus.bus.memory import MemoryBus
 from omnibus.errors import NotFound, ProtocolError
+from omnibus.recording import records
 from tests.unit.cli.documents import ENDED, INVOCATION, ended, invocation
 
 
@@ -20,33 +20,33 @@ async def remembering(*documents: dict[str, Any]) -> MemoryBus:
 
 
 async def test_a_record_is_read_with_its_end():
-    assert await recorded.find(await remembering(INVOCATION, ENDED), "g-0-1") == (invocation(), ended())
-    assert await recorded.find(await remembering(INVOCATION), "g-0-1") == (invocation(), None)
+    assert await records.find(await remembering(INVOCATION, ENDED), "g-0-1") == (invocation(), ended())
+    assert await records.find(await remembering(INVOCATION), "g-0-1") == (invocation(), None)
 
 
 async def test_the_first_beginning_and_the_last_end_count():
     bus = await remembering(INVOCATION, {**INVOCATION, "path": "EL"}, ENDED, {**ENDED, "status": "failed"})
 
-    assert await recorded.find(bus, "g-0-1") == (invocation(), ended(status="failed"))
+    assert await records.find(bus, "g-0-1") == (invocation(), ended(status="failed"))
 
 
 @pytest.mark.parametrize("id", ["g-0-9", "", "*", ">", "a.b", "a b"])
 async def test_an_unknown_invocation_is_not_found(id: str):
     with pytest.raises(NotFound):
-        await recorded.find(await remembering(INVOCATION, ENDED), id)
+        await records.find(await remembering(INVOCATION, ENDED), id)
 
 
 def test_the_words_of_an_end_in_a_prompt_make_no_end():
     prompt = json.dumps({**INVOCATION, "replay_of": '"kind":"end"'}, separators=(",", ":")).encode()
     nested = b'{"id":"x","nodes":[{"kind":"end"}]}'
 
-    assert not recorded.is_end(prompt)
-    assert not recorded.is_end(nested)
-    assert not recorded.is_end(b'"kind":"end"')
-    assert recorded.is_end(json.dumps(ENDED, separators=(",", ":")).encode())
-    assert recorded.is_end(b'{"inv":"x","kind":"end"}')
+    assert not records.is_end(prompt)
+    assert not records.is_end(nested)
+    assert not records.is_end(b'"kind":"end"')
+    assert records.is_end(json.dumps(ENDED, separators=(",", ":")).encode())
+    assert records.is_end(b'{"inv":"x","kind":"end"}')
 
 
 def test_an_end_of_another_version_is_refused_by_name():
     with pytest.raises(ProtocolError, match="not the end of an invocation"):
-        recorded.read([Delivery("s", json.dumps(INVOCATION).encode()), Delivery("s", b'{"kind":"end","v":7}')], "g-0-1")
+        records.read([Delivery("s", json.dumps(INVOCATION).encode()), Delivery("s", b'{"kind":"end","v":7}')], "g-0-1")

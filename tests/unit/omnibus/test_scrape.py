@@ -11,7 +11,7 @@ import pytest
 
 from omnibus import __version__
 from omnibus.errors import Fatal
-from omnibus.scrape import LONGEST, Scrape, sweep
+from omnibus.metrics.http import LONGEST, Scrape, sweep
 
 HOST = "127.0.0.1"
 

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import DuplicateTimeseries
 
-from omnibus.told import REGISTRY, Sizes, Told
+from omnibus.metrics.collectors import REGISTRY, Sizes, Told
 
 
 @pytest.fixture

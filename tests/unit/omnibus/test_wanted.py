@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
+from omnibus.cluster.desired import Kind, counts, starts, wanted
 from omnibus.plan import ModelPlan, Option, Plan, decode, encode
-from omnibus.wanted import Kind, counts, starts, wanted
 
 
 def model(options: dict[str, Option], **fields: object) -> ModelPlan:

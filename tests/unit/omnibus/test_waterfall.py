@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibus import waterfall
-from omnibus.waterfall import PHASES, Edge, Input, Move, Phase, Waterfall
+from omnibus.recording import waterfall
+from omnibus.recording.waterfall import PHASES, Edge, Input, Move, Phase, Waterfall
 from tests.unit.cli.documents import ended, hop, invocation
 
 

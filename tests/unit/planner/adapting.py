@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from services.planner.adapt import Adapt, Deployment, Goal, Rules, Scene, Verdict
-from services.planner.planned import ModelLoad
+from services.planner.autoscale.policy import Adapt, Deployment, Goal, Rules, Scene, Verdict
+from services.planner.optimize import ModelLoad
 
 RULES = Rules(window=10.0, margin=0.1, hold=20.0, cooldown=60.0, least=20)
 START = 8.0  # seconds

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from omnibus.registry import AppRecord, AppSource, TaskRecord
+from omnibus.app_record import AppRecord, AppSource, TaskRecord
 
 ROOT = "/apps"
 

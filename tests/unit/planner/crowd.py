@@ -7,11 +7,11 @@ import msgspec
 
 from omnibus.bus import Bus, subjects
 from omnibus.bus.messages import ExecutorStatus
+from omnibus.cluster.desired import Kind, Wanted, wanted
 from omnibus.errors import ProtocolError
 from omnibus.plan import Plan
 from omnibus.service import until_cancelled
 from omnibus.store import Store
-from omnibus.wanted import Kind, Wanted, wanted
 
 BEAT = 0.2  # seconds
 

@@ -1,6 +1,6 @@
 """When a measured load calls for another plan: neither too late, nor too often, nor for nothing."""
 
-from services.planner.adapt import Adapt, Deployment, Goal, Scene, Verdict
+from services.planner.autoscale.policy import Adapt, Deployment, Goal, Scene, Verdict
 from tests.unit.planner.adapting import RULES, START, Cells, Clock, House, fewest, held, load
 
 # Most requests within the GPUs

@@ -1,7 +1,7 @@
 """The reason of a plan that follows the load says what has changed, and no more."""
 
-from services.planner.because import because
-from services.planner.planned import ModelLoad
+from services.planner.autoscale.reasons import because
+from services.planner.optimize import ModelLoad
 
 SEEN, TEXT = "vision+thinker", "thinker"
 

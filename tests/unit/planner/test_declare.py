@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from omnibus import catalog
 from omnibus.errors import BadRequest
+from omnibus.families import catalog
 from omnibus.plan import ModelPlan, Path
-from services.planner import declare
+from services.planner.declared import declarations_file
 
 VL: dict[str, Any] = {
     "family": "qwen2_5_vl",
@@ -35,7 +35,7 @@ def plan(tmp_path: File, **changes: Any) -> ModelPlan:
 def plans(tmp_path: File, **models: dict[str, Any]) -> dict[str, ModelPlan]:
     file = tmp_path / "models.json"
     file.write_text(json.dumps({"models": models}))
-    return declare.plans(declare.read(str(file)))
+    return declarations_file.plans(declarations_file.read(str(file)))
 
 
 def rates(paths: tuple[Path, ...]) -> dict[str, float]:
@@ -198,7 +198,7 @@ def test_a_field_that_is_wrong_is_named_with_its_file(tmp_path: File, changes: d
 
 def test_a_file_that_is_missing_is_named_with_its_variable(tmp_path: File):
     with pytest.raises(BadRequest, match=r"OMNIBUS_PLANNER_MODELS='.*none\.json' cannot be read: No such file"):
-        declare.read(str(tmp_path / "none.json"))
+        declarations_file.read(str(tmp_path / "none.json"))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"models": []}', '{"models": {}, "more": 1}'])
@@ -207,11 +207,11 @@ def test_what_is_no_declaration_is_refused(tmp_path: File, text: str):
     file.write_text(text)
 
     with pytest.raises(BadRequest, match=r"models\.json"):
-        declare.read(str(file))
+        declarations_file.read(str(file))
 
 
 def test_no_file_declares_no_models():
-    assert declare.plans(declare.read("")) == {}
+    assert declarations_file.plans(declarations_file.read("")) == {}
 
 
 def test_models_that_cannot_be_told_apart_on_the_bus_are_refused(tmp_path: File):

@@ -12,17 +12,17 @@ from omnibus import profile
 from omnibus.bus import subjects
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import Load, LoadEvent
-from omnibus.heard import ReadyExecutors
+from omnibus.cluster.presence import ReadyExecutors
 from omnibus.plan import ModelPlan, Plan
 from omnibus.profile import Line, ModelProfile, OptionProfile, TypeProfile, Work
 from omnibus.settings import PlannerSettings, StoreSettings
 from omnibus.store import Store
-from services.planner.asked import GpuType, PlannedModel
-from services.planner.changes import Changes
-from services.planner.declare import Declarations, Declared
-from services.planner.follow import Follow, remembered
-from services.planner.planned import Planned
-from services.planner.planning import Planning
+from services.planner.autoscale.autoscaler import Follow, remembered
+from services.planner.declared.declarations_file import Declarations, Declared
+from services.planner.declared.planned_spec import GpuType, PlannedModel
+from services.planner.optimize import Planned
+from services.planner.optimize.job import Planning
+from services.planner.rollout.rollout import Changes
 
 SETTINGS = PlannerSettings(window=10.0, hold=20.0, cooldown=30.0, least=20, ready=100.0)
 SEEN, TEXT = "vision+thinker", "thinker"

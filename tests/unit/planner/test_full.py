@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from omnibus import catalog
+from omnibus.cluster.desired import wanted
+from omnibus.families import catalog
 from omnibus.plan import Plan
-from omnibus.wanted import wanted
 from tests.unit.planner.apps import app, task
 from tests.unit.planner.town import Town
 from tests.unit.sidecar.node import until

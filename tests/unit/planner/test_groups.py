@@ -10,7 +10,7 @@ import pytest
 from omnibus.errors import BadRequest
 from omnibus.settings import KubernetesSettings
 from services.planner.reconcile import Kubernetes
-from services.planner.reconcile.cluster import ClusterRefused, ClusterUnavailable
+from services.planner.reconcile.kube_client import ClusterRefused, ClusterUnavailable
 from tests.kube.api import Api, Object
 from tests.unit.planner.test_kubernetes import asked, backend, cluster, door, settings, template
 

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from omnibus.cluster.desired import Wanted, wanted
 from omnibus.errors import BadRequest, Retryable
 from omnibus.plan import ModelPlan, Option, Plan
 from omnibus.settings import KubernetesSettings, PlannerSettings
 from omnibus.up.ports import free_ports
-from omnibus.wanted import Wanted, wanted
 from services.planner import reconcile
 from services.planner.reconcile import Kubernetes
-from services.planner.reconcile.cluster import ClusterRefused, ClusterUnavailable
+from services.planner.reconcile.kube_client import ClusterRefused, ClusterUnavailable
 from tests.kube.api import Api, Object
 from tests.kube.serve import CERTIFICATE, TOKEN, Door, serving
 

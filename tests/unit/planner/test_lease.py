@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from omnibus.settings import KubernetesSettings
-from services.planner.reconcile import lease as leases
-from services.planner.reconcile.cluster import Cluster, ClusterUnavailable
-from services.planner.reconcile.lease import Lease
+from services.planner.reconcile import leader_election as leases
+from services.planner.reconcile.kube_client import Cluster, ClusterUnavailable
+from services.planner.reconcile.leader_election import Lease
 from tests.kube.api import Api
 from tests.unit.planner.test_kubernetes import cluster, door, settings
 

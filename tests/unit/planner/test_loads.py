@@ -3,7 +3,7 @@
 import pytest
 
 from omnibus.bus.messages import Load, LoadEvent
-from services.planner.loads import FORGET, LoadWindows
+from services.planner.autoscale.load_window import FORGET, LoadWindows
 
 
 class Clock:

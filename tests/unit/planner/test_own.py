@@ -7,17 +7,17 @@ from typing import Any
 import msgspec
 import pytest
 
+from omnibus.app_record import AppRecord, TaskRecord
 from omnibus.plan import ModelPlan, Option, Path, Plan, decode, encode
-from omnibus.registry import AppRecord, TaskRecord
-from services.planner import declare, own
+from services.planner.declared import app_models, declarations_file
 from tests.unit.planner.apps import ROOT, app, task
 
 SPELL, COUNT = task("spell"), task("count")
 
 
 def models(*apps: AppRecord, **declared: dict[str, Any]) -> dict[str, ModelPlan]:
-    plans = declare.plans(msgspec.convert(declared, dict[str, declare.Declared]))
-    return own.models({record.name: record for record in apps}, plans)
+    plans = declarations_file.plans(msgspec.convert(declared, dict[str, declarations_file.Declared]))
+    return app_models.models({record.name: record for record in apps}, plans)
 
 
 def records(plan: ModelPlan) -> list[TaskRecord]:
@@ -37,7 +37,7 @@ def test_an_own_task_becomes_a_model_with_one_option():
             checkpoint=made["spell"].checkpoint,
             components=("spell",),
             encoders={},
-            options={"spell": Option(("spell",), "generator", engine="omnibus.executor.own:engine")},
+            options={"spell": Option(("spell",), "generator", engine="omnibus.executor.python_task:engine")},
             types={"spell": (Path("spell", {"spell": "spell"}, 1.0),)},
             tasks={"spell": "spell"},
             apps=("poem",),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.planner.reasons import why
+from services.planner.rollout.reasons import why
 from tests.unit.planner.apps import app, task
 
 POEM, STORY = app("poem", task("spell")), app("story")

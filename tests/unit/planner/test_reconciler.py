@@ -11,13 +11,13 @@ import redis.asyncio as redis
 from omnibus.bus import subjects
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import GatewayStatus
-from omnibus.heard import Gateways
+from omnibus.cluster.desired import wanted
+from omnibus.cluster.presence import Gateways
 from omnibus.plan import ModelPlan, Option, Plan
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, KubernetesSettings, StoreSettings
 from omnibus.store import Store
-from omnibus.wanted import wanted
-from services.planner.reconcile import Kubernetes, Reconciler, lease, manifests
+from services.planner.reconcile import Kubernetes, Reconciler, leader_election, manifests
 from tests.kube.api import Object
 from tests.kube.serve import Door
 from tests.unit.planner.test_kubernetes import cluster, door, settings
@@ -217,7 +217,7 @@ async def test_a_refusal_is_said_and_tried_again(site: Site):
 async def test_a_planner_that_cannot_find_out_who_leads_says_so_and_changes_nothing(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(lease, "LOOK", 0.1)
+    monkeypatch.setattr(leader_election, "LOOK", 0.1)
     await until_cancelled(site.work)
     site.door.forbidden.add("/leases")
     site.work = await site.reconciler()

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omnibus.cluster.desired import Kind, counts
 from omnibus.plan import ModelPlan, Option, Path
-from omnibus.wanted import Kind, counts
-from services.planner.mixed import lender, running
-from services.planner.room import NoRoom, said, steps
-from services.planner.units import Size, sizes
+from services.planner.rollout.change_group import Size, sizes
+from services.planner.rollout.steps import NoRoom, said, steps
+from services.planner.rollout.transition_plan import lender, running
 
 PARTS = ("vision", "thinker")
 SEEN, TEXT = "vision+thinker", "thinker"

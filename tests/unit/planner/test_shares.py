@@ -7,7 +7,7 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.plan import ModelPlan, Option, Plan, decode, encode
-from services.planner import declare
+from services.planner.declared import declarations_file
 
 A: dict[str, Any] = {"family": "qwen2_5_vl", "checkpoint": "/a"}
 B: dict[str, Any] = {
@@ -25,7 +25,7 @@ def plans(**changes: Any) -> dict[str, ModelPlan]:
 
 
 def of(models: dict[str, dict[str, Any]]) -> dict[str, ModelPlan]:
-    return declare.plans(msgspec.convert(models, dict[str, declare.Declared]))
+    return declarations_file.plans(msgspec.convert(models, dict[str, declarations_file.Declared]))
 
 
 def test_a_shared_component_has_one_unit_task_in_both_models():

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from omnibus.cluster.desired import Kind
 from omnibus.plan import ModelPlan, Option
-from omnibus.wanted import Kind
-from services.planner.trials import LONGEST, SETTLES, Change, Trials, changes, merged
+from services.planner.rollout.readiness import LONGEST, SETTLES, Change, Trials, changes, merged
 
 PATIENCE, PAUSE = 10.0, 4.0
 

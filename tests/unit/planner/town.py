@@ -8,8 +8,8 @@ from typing import Any
 
 import redis.asyncio as redis
 
-from omnibus import catalog
 from omnibus.bus.nats import NatsBus
+from omnibus.families import catalog
 from omnibus.plan import Plan
 from omnibus.store import Store
 from services.planner.service import PlannerService

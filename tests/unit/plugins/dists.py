@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibus import plugins
+from omnibus.families import plugins
 
 Install = Callable[..., Path]
 

@@ -6,15 +6,15 @@ import sys
 import msgspec
 import pytest
 
-from omnibus import catalog, plugins
 from omnibus.errors import BadRequest
+from omnibus.families import catalog, plugins
 from omnibus.plan import ModelPlan
-from services.planner import declare
+from services.planner.declared import declarations_file
 from tests.unit.plugins.dists import TOY, Install, toy
 
 
 def plan(declared: dict[str, object]) -> ModelPlan:
-    return declare.plans(msgspec.convert({"m": declared}, dict[str, declare.Declared]))["m"]
+    return declarations_file.plans(msgspec.convert({"m": declared}, dict[str, declarations_file.Declared]))["m"]
 
 
 def brings(install: Install, module: str, text: str) -> None:
@@ -190,10 +190,12 @@ def test_an_app_that_nobody_brings_is_refused_with_those_there_are(install: Inst
 
 
 def test_an_object_is_found_by_module_and_name():
-    assert plugins.named("omnibus.plugins:named") is plugins.named
+    assert plugins.named("omnibus.families.plugins:named") is plugins.named
 
 
-@pytest.mark.parametrize("path", ["", "omnibus", "omnibus:", ":named", "omnibus.nothing:x", "omnibus.plugins:nothing"])
+@pytest.mark.parametrize(
+    "path", ["", "omnibus", "omnibus:", ":named", "omnibus.nothing:x", "omnibus.families.plugins:nothing"]
+)
 def test_a_path_that_leads_nowhere_is_refused_with_what_names_it(path: str):
     with pytest.raises(BadRequest, match=f"^OMNIBUS_X='{path}' must name module:function"):
         plugins.named(path, "OMNIBUS_X")

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from omnibus import catalog
-from omnibus.profiling import model
-from omnibus.profiling.model import Subject
+from omnibus.families import catalog
+from omnibus.profiling import measured_model
+from omnibus.profiling.measured_model import Subject
 
 
 def declared(family: str, **changes: Any) -> str:
@@ -13,8 +13,8 @@ def declared(family: str, **changes: Any) -> str:
 
 
 def vl(**changes: Any) -> Subject:
-    return model.find("m", declared("qwen2_5_vl", **changes))
+    return measured_model.find("m", declared("qwen2_5_vl", **changes))
 
 
 def omni(**changes: Any) -> Subject:
-    return model.find("m", declared("qwen2_5_omni", **changes))
+    return measured_model.find("m", declared("qwen2_5_omni", **changes))

@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from omnibus.errors import NotFound, Overloaded, StageFailed, StageUnavailable
-from omnibus.profiling.chat import Client
+from omnibus.profiling.client import Client
 from tests.unit.profiling.server import END, HEAD, USAGE, audio, chunk, event, serving, whole
 
 

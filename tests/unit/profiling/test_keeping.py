@@ -11,14 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from omnibus import catalog, profile
+from omnibus import profile
 from omnibus.errors import BadRequest, Conflict
-from omnibus.known import KNOWN
+from omnibus.families import catalog
+from omnibus.families.specs import KNOWN
 from omnibus.profile import ModelProfile, OptionProfile, Point, TypeProfile, Work
-from omnibus.profiling import plot, run, size
+from omnibus.profiling import memory, plot, run
+from omnibus.profiling.checkpoint import Keeper
+from omnibus.profiling.experiments import chosen
 from omnibus.profiling.measure import Found, How, Sample, _sizes
-from omnibus.profiling.partial import Keeper
-from omnibus.profiling.trials import chosen
 from omnibus.profiling.workload import Workload
 from omnibus_models import tiny
 from tests.unit.profiling.subjects import vl
@@ -120,8 +121,8 @@ def test_small_and_large_requests_are_told_apart():
 
 
 def test_memory_of_a_process_is_read():
-    assert 0.001 < size.memory_gb(os.getpid()) < 100
-    assert size.memory_gb(2**30) == 0.0
+    assert 0.001 < memory.memory_gb(os.getpid()) < 100
+    assert memory.memory_gb(2**30) == 0.0
 
 
 def safetensors(path: Path, tensors: dict[str, int]) -> None:
@@ -138,18 +139,18 @@ def test_weights_are_those_of_the_components(tmp_path: Path):
     safetensors(tmp_path / "a.safetensors", {"visual.x": 400, "model.x": 800, "lm_head.weight": 40})
     safetensors(tmp_path / "b.safetensors", {"model.visual.y": 4})
 
-    assert size.weights_gb("qwen2_5_vl", str(tmp_path), ["vision"]) == pytest.approx(404e-9)
-    assert size.weights_gb("qwen2_5_vl", str(tmp_path), ["vision", "thinker"]) == pytest.approx(1244e-9)
-    assert size.weights_gb("qwen2_5_omni", str(tmp_path), ["vision"]) == 0.0
-    assert size.weights_gb("unheard", str(tmp_path), ["vision"]) == 0.0
-    assert size.weights_gb("qwen2_5_vl", str(tmp_path / "none"), ["vision"]) == 0.0
+    assert memory.weights_gb("qwen2_5_vl", str(tmp_path), ["vision"]) == pytest.approx(404e-9)
+    assert memory.weights_gb("qwen2_5_vl", str(tmp_path), ["vision", "thinker"]) == pytest.approx(1244e-9)
+    assert memory.weights_gb("qwen2_5_omni", str(tmp_path), ["vision"]) == 0.0
+    assert memory.weights_gb("unheard", str(tmp_path), ["vision"]) == 0.0
+    assert memory.weights_gb("qwen2_5_vl", str(tmp_path / "none"), ["vision"]) == 0.0
 
 
 @pytest.mark.parametrize("body", [b"", b"\x01", struct.pack("<Q", 1 << 60), struct.pack("<Q", 4) + b"nope"])
 def test_what_is_no_safetensors_file_has_no_weights(tmp_path: Path, body: bytes):
     (tmp_path / "a.safetensors").write_bytes(body)
 
-    assert size.weights_gb("qwen2_5_vl", str(tmp_path), ["vision"]) == 0.0
+    assert memory.weights_gb("qwen2_5_vl", str(tmp_path), ["vision"]) == 0.0
 
 
 @pytest.mark.parametrize("family", [name for name, known in KNOWN.items() if known.weights])
@@ -157,12 +158,12 @@ def test_all_weights_of_a_tiny_checkpoint_have_an_owner(tmp_path: Path, family: 
     checkpoint = tiny.build(family, tmp_path / family)
     parts = catalog.FAMILIES[family]["components"]
 
-    weights = [size.weights_gb(family, str(checkpoint), [part]) for part in parts]
+    weights = [memory.weights_gb(family, str(checkpoint), [part]) for part in parts]
     files = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
 
     starts = [start for part in KNOWN[family].weights.values() for start in part]
     assert all(weight > 0 for weight in weights)
-    assert size.weights_gb(family, str(checkpoint), parts) == pytest.approx(files / 1e9, rel=0.05)
+    assert memory.weights_gb(family, str(checkpoint), parts) == pytest.approx(files / 1e9, rel=0.05)
     assert sum(weights) == pytest.approx(files / 1e9, rel=0.05) or len(starts) > len(set(starts))
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibus.profiling.lines import fit, nonnegative, quantities
+from omnibus.profiling.linear_fit import fit, nonnegative, quantities
 from tests.unit.profiling.subjects import omni, vl
 
 TOKENS = [(100, 10), (100, 50), (400, 10), (400, 50), (900, 30)]

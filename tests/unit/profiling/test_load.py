@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from omnibus.errors import BadRequest, Overloaded
-from omnibus.profiling.chat import Answer
-from omnibus.profiling.load import Loop, Order, Seen, Step, means, pace
+from omnibus.profiling.client import Answer
+from omnibus.profiling.load_generator import Loop, Order, Seen, Step, means, pace
 from omnibus.profiling.workload import Request
 from tests.unit.profiling.server import event, serving, whole
 from tests.unit.profiling.test_chat import refusal

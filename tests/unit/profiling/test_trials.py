@@ -5,28 +5,30 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.plan import Option
-from omnibus.profiling import model, trials
-from services.planner import declare
-from services.planner.model import Declared
+from omnibus.profiling import experiments, measured_model
+from services.planner.declared import declarations_file
+from services.planner.declared.model import Declared
 from tests.unit.profiling.subjects import declared, omni, vl
 
 
 def trial(subject, name, **more):
-    return trials.trial(subject, name, trials.chosen(subject, **more)[name])
+    return experiments.trial(subject, name, experiments.chosen(subject, **more)[name])
 
 
 def test_declared_options_are_measured_unless_others_are_asked_for():
-    assert list(trials.chosen(vl())) == ["E", "L", "EL"]
-    assert list(trials.chosen(vl(), only=["L"])) == ["L"]
+    assert list(experiments.chosen(vl())) == ["E", "L", "EL"]
+    assert list(experiments.chosen(vl(), only=["L"])) == ["L"]
 
 
 def test_an_unknown_option_is_named_with_those_that_there_are():
     with pytest.raises(BadRequest, match="m has no option X; there is E, L, EL; --all-options"):
-        trials.chosen(vl(), only=["X"])
+        experiments.chosen(vl(), only=["X"])
 
 
 def test_every_set_of_components_keeps_its_declared_name():
-    found = trials.chosen(vl(options={"E": {"components": ["vision"], "service": "encoder"}}, paths=[]), every=True)
+    found = experiments.chosen(
+        vl(options={"E": {"components": ["vision"], "service": "encoder"}}, paths=[]), every=True
+    )
 
     assert {name: option.components for name, option in found.items()} == {
         "E": ("vision",),
@@ -39,7 +41,7 @@ def test_every_set_of_components_keeps_its_declared_name():
 
 
 def test_sets_that_would_be_visited_twice_are_left_out():
-    found = {frozenset(option.components) for option in trials.chosen(omni(), every=True).values()}
+    found = {frozenset(option.components) for option in experiments.chosen(omni(), every=True).values()}
 
     assert frozenset({"thinker", "vocoder"}) not in found
     assert frozenset({"vision", "talker"}) not in found
@@ -48,12 +50,12 @@ def test_sets_that_would_be_visited_twice_are_left_out():
 
 
 def test_of_a_model_that_paints_as_well_what_chats_is_measured():
-    subject = model.find("m", declared("janus"))
+    subject = measured_model.find("m", declared("janus"))
 
-    assert list(trials.chosen(subject)) == ["E", "L", "EL"]
+    assert list(experiments.chosen(subject)) == ["E", "L", "EL"]
     assert trial(subject, "E").options.keys() == {"E", "L"}
-    [made] = declare.plans(
-        msgspec.convert(trials.declared(subject, trial(subject, "EL"))["models"], dict[str, Declared])
+    [made] = declarations_file.plans(
+        msgspec.convert(experiments.declared(subject, trial(subject, "EL"))["models"], dict[str, Declared])
     ).values()
     assert made.components == ("vision", "thinker")
 
@@ -79,10 +81,10 @@ def test_roles_and_names_of_paths_are_those_of_the_plan():
 
 @pytest.mark.parametrize(("subject", "every"), [(vl(), True), (omni(), False), (omni(), True)])
 def test_the_planner_takes_every_deployment(subject, every):
-    for name, option in trials.chosen(subject, every=every).items():
-        one = trials.trial(subject, name, option, others=2)
-        entry = trials.declared(subject, one)["models"]["m"]
-        plan = declare.plans({"m": msgspec.convert(entry, Declared)})["m"]
+    for name, option in experiments.chosen(subject, every=every).items():
+        one = experiments.trial(subject, name, option, others=2)
+        entry = experiments.declared(subject, one)["models"]["m"]
+        plan = declarations_file.plans({"m": msgspec.convert(entry, Declared)})["m"]
 
         assert {each: option.replicas for each, option in plan.options.items()} == {
             each: option.replicas for each, option in one.options.items()
@@ -101,29 +103,29 @@ def test_what_another_model_lends_is_used_and_not_measured():
         "options": {"L": {"components": ["thinker"], "service": "llm"}},
         "paths": [{"options": ["m/E", "L"]}],
     }
-    subject = model.find("t", msgspec.json.encode({"models": {"m": base, "t": twin}}).decode())
+    subject = measured_model.find("t", msgspec.json.encode({"models": {"m": base, "t": twin}}).decode())
     one = trial(subject, "L")
-    entries = trials.declared(subject, one)["models"]
+    entries = experiments.declared(subject, one)["models"]
 
-    assert list(trials.chosen(subject, every=True)) == ["L"]
+    assert list(experiments.chosen(subject, every=True)) == ["L"]
     assert one.paths == (("L", "m/E"),)
     assert one.options["m/E"] == Option(("vision",), "", replicas=0, of="m/E")
-    plan = declare.plans({name: msgspec.convert(entry, Declared) for name, entry in entries.items()})["t"]
+    plan = declarations_file.plans({name: msgspec.convert(entry, Declared) for name, entry in entries.items()})["t"]
     assert plan.options["m/E"].of == "m/E"
 
 
 def test_an_unknown_model_is_named_with_those_that_there_are():
     with pytest.raises(BadRequest, match="no model 'x' is declared; there is m"):
-        model.find("x", declared("qwen2_5_vl"))
+        measured_model.find("x", declared("qwen2_5_vl"))
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"models": []}', '{"models": {"m": 1}}', '{"models": {"m": {}}}'])
 def test_declarations_that_are_none_are_said_so(text):
     with pytest.raises(BadRequest):
-        model.find("m", text)
+        measured_model.find("m", text)
 
 
 def test_what_the_planner_would_plan_is_deployed_by_hand():
     subject = vl(planned={"profile": "m.json"})
 
-    assert "planned" not in trials.declared(subject, trial(subject, "E"))["models"]["m"]
+    assert "planned" not in experiments.declared(subject, trial(subject, "E"))["models"]["m"]

@@ -1,7 +1,7 @@
 import asyncio
 from math import inf
 
-from services.sidecar.agenda import Agenda
+from services.sidecar.timer_queue import Agenda
 
 
 class Item:

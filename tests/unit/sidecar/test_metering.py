@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from omnibus.metrics import REGISTRY
-from services.sidecar import metering
+from services.sidecar import metrics
 from tests.unit.sidecar.node import running
 from tests.unit.sidecar.test_server import connect, soon
 
@@ -16,7 +16,7 @@ def value(name: str, **labels: str) -> float | None:
 
 async def test_the_ledger_is_told_as_it_is(tmp_path: Path):
     async with running(tmp_path) as sidecar, await connect(tmp_path) as client:
-        metering.watch(sidecar.snapshot)
+        metrics.watch(sidecar.snapshot)
         handle = await client.put(np.zeros(1000, np.uint8), invocation="i", deadline=soon())
 
         assert value("leases") == value("granted_total") == value("clients") == 1
@@ -32,7 +32,7 @@ async def test_the_ledger_is_told_as_it_is(tmp_path: Path):
 
 
 def test_before_the_start_there_is_nothing_to_tell():
-    metering.watch(dict)
+    metrics.watch(dict)
 
     assert value("size_bytes") is None
     assert value("freed_total", reason="expired") == 0

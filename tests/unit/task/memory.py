@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from omnibus.errors import OmnibusError, ProtocolError, StageFailed
-from omnibus.executor.contract import Item, Job
+from omnibus.executor.runner import Item, Job
 from omnibus.graph import WIRE_VERSION, Invocation, Node, as_ref
 from omnibus.plan import GOLDEN
 from omnibus.task import CompositeTask, Segment, UnitTask, tasks_of, use
-from omnibus.task.elements import unwrapped
-from omnibus.task.literals import FROM
-from omnibus.task.own import execute
+from omnibus.task.execute import execute
+from omnibus.task.input_codec import FROM
+from omnibus.task.item_codec import unwrapped
 from tests.unit.jobs import MemoryJob
 from tests.unit.task import tasks
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from omnibus.errors import ProtocolError, StageFailed
 from omnibus.task import Audio, TextChunk
-from omnibus.task.elements import Part, item, join, part, unwrapped, whole
+from omnibus.task.item_codec import Part, item, join, part, unwrapped, whole
 from omnibus.tensors.item import Item
 
 

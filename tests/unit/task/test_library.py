@@ -40,7 +40,7 @@ from omnibus.task.library import (
     VideoGeneration,
     VideoInput,
 )
-from services.gateway.apps import segments
+from services.gateway.apps import graph_submission
 
 SEES = {"image": Encode(model="m", component="vision"), "video": Encode(model="m", component="vision")}
 HEARS = {**SEES, "audio": Encode(model="m", component="audio")}
@@ -274,7 +274,7 @@ def test_a_film_has_a_seed_and_a_negative_prompt_where_it_guides(guidance: float
     ],
 )
 def test_no_wish_is_a_larger_load_than_may_be_told(task: Any, request_: Any):
-    assert max(record(task.invoke, request_).work) == segments.WORK
+    assert max(record(task.invoke, request_).work) == graph_submission.WORK
 
 
 def test_a_video_has_one_frame_more_than_groups_of_eight():

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from omnibus.errors import BadRequest, StageFailed
 from omnibus.graph import HANDLE
 from omnibus.task import Stream, TaskInput, TaskOutput, Tensor, UnitTask
-from omnibus.task.own import execute
+from omnibus.task.execute import execute
 from omnibus.tensors.item import Item
 from tests.unit.jobs import MemoryJob
 from tests.unit.task.memory import Wire, WireJob

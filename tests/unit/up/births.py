@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from omnibus.up import sprout
-from omnibus.up.lineage import die_with_parent
+from omnibus.process.parent_death import die_with_parent
+from omnibus.up import fork_client
 from omnibus.up.stack import ROOT
 from tests.unit.up.programs import WITHIN
 
@@ -84,7 +84,14 @@ class Nursery:
         for name, text in MODULES.items():
             (directory / f"{name}.py").write_text(text)
         self.socket = str(directory / "nursery.sock")
-        self._command = (sys.executable, "-u", "-m", "omnibus.up.nursery", self.socket, *(imports or ["shared_module"]))
+        self._command = (
+            sys.executable,
+            "-u",
+            "-m",
+            "omnibus.up.fork_server",
+            self.socket,
+            *(imports or ["shared_module"]),
+        )
         self.environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": f"{directory}:{ROOT / 'shared'}"}
 
     @contextlib.contextmanager
@@ -118,7 +125,7 @@ class Nursery:
         self, module: str, *arguments: str, **options: Any
     ) -> "contextlib.AbstractContextManager[subprocess.Popen[str]]":
         """A sprout that runs ``module`` until the block ends."""
-        return started(sprout.command(self.socket, module, *arguments), **options)
+        return started(fork_client.command(self.socket, module, *arguments), **options)
 
     def run(
         self,
@@ -128,7 +135,7 @@ class Nursery:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> "subprocess.CompletedProcess[str]":
-        command = sprout.command(self.socket, module, *arguments)
+        command = fork_client.command(self.socket, module, *arguments)
         return subprocess.run(
             command, input=stdin, env=env, cwd=cwd, text=True, capture_output=True, check=False, timeout=WITHIN
         )

@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omnibus.heard import Gateways
+from omnibus.cluster.presence import Gateways
 from omnibus.plan import ModelPlan, Option, Plan
+from omnibus.process.backoff import RestartPolicy
+from omnibus.process.spec import ProcessSpec
+from omnibus.process.supervise import Exit
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from omnibus.up import infra
-from omnibus.up.backoff import RestartPolicy
+from omnibus.up.executor_specs import specs
 from omnibus.up.executors import Executors
-from omnibus.up.keeper import Exit
-from omnibus.up.orders import specs
-from omnibus.up.spec import ProcessSpec
 from omnibus.up.supervisor import Supervisor
 from tests.unit.up.programs import SLEEPS, WITHIN, Lines, all_gone, log_to
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import psutil
 
-from omnibus.up.logs import Log
-from omnibus.up.spec import ProcessSpec
+from omnibus.process.logs import Log
+from omnibus.process.spec import ProcessSpec
 
 WITHIN = 20.0  # seconds; far more than needed, for noisy machines
 SLEEPS = "import time; print('up', flush=True); time.sleep(1000)"

@@ -1,6 +1,6 @@
 """Restarts wait longer each time, are counted in a window, and begin anew after a healthy life."""
 
-from omnibus.up.backoff import Backoff, RestartPolicy
+from omnibus.process.backoff import Backoff, RestartPolicy
 
 
 def test_pauses_grow_up_to_the_longest_and_never_end():

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from omnibus.process.spec import ROOT
 from omnibus.up.disk import Storage
-from omnibus.up.spec import ROOT
 from tests.mounts import unshared
 
 WITHIN = 120  # seconds

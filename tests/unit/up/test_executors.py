@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from omnibus.plan import ModelPlan, Option, Plan
+from omnibus.process.spec import ProcessSpec
 from omnibus.settings import ServiceSettings, load
-from omnibus.up import orders
-from omnibus.up.orders import specs
-from omnibus.up.spec import ProcessSpec
+from omnibus.up import executor_specs
+from omnibus.up.executor_specs import specs
 from tests.unit.up.house import House, model, plan
 from tests.unit.up.programs import DRAINS, SLEEPS, WITHIN, all_gone
 
@@ -102,7 +102,7 @@ def test_a_process_is_not_killed_while_it_may_drain():
 
 @pytest.mark.parametrize("service", ["gateway", "llm", "planner"])
 def test_every_service_has_longer_to_end_than_it_drains_by_default(service: str):
-    assert orders.grace({}, service) >= ServiceSettings().drain_seconds(service) + 5
+    assert executor_specs.grace({}, service) >= ServiceSettings().drain_seconds(service) + 5
 
 
 def test_a_gateway_drains_longer_than_others_unless_a_setting_says_how_long():

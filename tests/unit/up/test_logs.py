@@ -4,7 +4,7 @@ import asyncio
 import io
 import re
 
-from omnibus.up.logs import Log
+from omnibus.process.logs import Log
 
 
 class Terminal(io.StringIO):

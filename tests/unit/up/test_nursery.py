@@ -18,10 +18,10 @@ import httpx
 import psutil
 import pytest
 
-from omnibus import catalog
-from omnibus.up import health, nursery, sprout
+from omnibus.families import catalog
+from omnibus.up import fork_client, fork_server, health
 from omnibus.up.stack import NURSERY_MODULES, ROOT, Stack
-from omnibus.up.tiny import tiny_models
+from omnibus.up.tiny_models import tiny_models
 from tests.unit.up.births import Nursery, numbers
 from tests.unit.up.programs import WITHIN, Lines, all_gone, log_to
 
@@ -170,7 +170,9 @@ def test_a_hundred_births_leave_no_descriptor_and_no_zombie(nursery_, process):
     assert template.children() == []
 
 
-@pytest.mark.parametrize("garbage", [b"\xff" * 100, b"\0\0\0\0", b"\0\0\0\4hey!", sprout.pack(["returns"], {}, "/")])
+@pytest.mark.parametrize(
+    "garbage", [b"\xff" * 100, b"\0\0\0\0", b"\0\0\0\4hey!", fork_client.pack(["returns"], {}, "/")]
+)
 def test_a_connection_that_makes_no_sense_is_closed_and_harms_nobody(nursery_, garbage):
     with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as stranger:
         for each in (silent, stranger):
@@ -184,10 +186,10 @@ def test_a_connection_that_makes_no_sense_is_closed_and_harms_nobody(nursery_, g
 
 
 def test_a_request_may_come_in_pieces():
-    request = sprout.pack(["a", "b"], {b"X": b"\xff", b"EMPTY": b""}, "/tmp")
+    request = fork_client.pack(["a", "b"], {b"X": b"\xff", b"EMPTY": b""}, "/tmp")
 
-    assert [sprout.unpack(request[:end]) for end in range(len(request))] == [None] * len(request)
-    assert sprout.unpack(request) == (["a", "b"], {"X": "\udcff", "EMPTY": ""}, "/tmp")
+    assert [fork_client.unpack(request[:end]) for end in range(len(request))] == [None] * len(request)
+    assert fork_client.unpack(request) == (["a", "b"], {"X": "\udcff", "EMPTY": ""}, "/tmp")
 
 
 def test_only_its_owner_may_connect(nursery_):
@@ -211,8 +213,8 @@ def test_an_import_that_fails_is_named(tmp_path):
     ],
 )
 def test_other_engines_and_devices_have_no_nursery(setting):
-    assert nursery.suits({})
-    assert not nursery.suits(setting)
+    assert fork_server.suits({})
+    assert not fork_server.suits(setting)
 
 
 # With real engines

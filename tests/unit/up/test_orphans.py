@@ -14,7 +14,7 @@ import asyncio, json, signal, sys, tempfile
 from pathlib import Path
 import uvloop
 from omnibus.up import infra
-from omnibus.up.spec import ProcessSpec
+from omnibus.process.spec import ProcessSpec
 from omnibus.up.supervisor import Supervisor
 
 async def main(directory):

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from omnibus.up.backoff import RestartPolicy
-from omnibus.up.spec import ProcessSpec
+from omnibus.process.backoff import RestartPolicy
+from omnibus.process.spec import ProcessSpec
 from omnibus.up.supervisor import Supervisor
 from tests.unit.up.programs import SLEEPS, WITHIN, Lines, log_to, python_code
 

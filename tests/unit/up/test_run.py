@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from omnibus.errors import Fatal, StageUnavailable
-from omnibus.up import run
-from omnibus.up.run import RunDirectory, RunState
+from omnibus.up import run_dir
+from omnibus.up.run_dir import RunDirectory, RunState
 from omnibus.up.shm import SHARED_MEMORY
 
 HOLDER = """
 import sys, time
-from omnibus.up.run import RunDirectory, RunState
+from omnibus.up.run_dir import RunDirectory, RunState
 with RunDirectory() as directory:
     directory.write(RunState(str(directory.path), 1, time.time(), "nats://n", "redis://r", shm_prefix=sys.argv[1]))
     print(directory.path, flush=True)
@@ -53,15 +53,15 @@ def test_the_latest_run_is_found_and_forgotten_at_its_end():
         state = state_of(directory, ports={"nats": 4222}, pids={"nats": 7})
         directory.write(state)
 
-        assert run.read() == state
-        assert run.read(directory.path) == state
+        assert run_dir.read() == state
+        assert run_dir.read(directory.path) == state
 
     with pytest.raises(StageUnavailable, match="omnibus up"):
-        run.read()
+        run_dir.read()
 
 
 def test_without_a_runtime_directory_the_home_is_used(tmp_path):
-    assert run.pointer({"HOME": str(tmp_path)}) == tmp_path / ".omnibus" / "run" / "current.json"
+    assert run_dir.pointer({"HOME": str(tmp_path)}) == tmp_path / ".omnibus" / "run" / "current.json"
 
 
 def test_a_given_directory_is_kept_without_its_state(tmp_path):
@@ -87,7 +87,7 @@ def test_an_earlier_run_does_not_take_the_pointer_of_a_later_one_with_it():
             earlier.write(state_of(earlier))
             later.write(state_of(later))
 
-        assert run.read().directory == str(later.path)
+        assert run_dir.read().directory == str(later.path)
 
 
 def test_a_passing_run_is_found_only_while_there_is_no_other():
@@ -95,10 +95,10 @@ def test_a_passing_run_is_found_only_while_there_is_no_other():
         with RunDirectory() as stays:
             stays.write(state_of(stays))
             passing.write(state_of(passing))
-            assert run.read().directory == str(stays.path)
+            assert run_dir.read().directory == str(stays.path)
 
         passing.write(state_of(passing))
-        assert run.read().directory == str(passing.path)
+        assert run_dir.read().directory == str(passing.path)
 
 
 def test_state_files_are_whole_and_private():
@@ -121,12 +121,12 @@ def test_what_a_killed_run_left_is_removed_by_the_next_one():
         left = Path(dead.stdout.readline().decode().strip())
         segment = SHARED_MEMORY / f"{prefix}-arena"
         segment.write_bytes(b"x")
-        assert run.remove_leftovers() == []
+        assert run_dir.remove_leftovers() == []
         dead.send_signal(signal.SIGKILL)
         dead.wait(10)
 
         with pytest.raises(StageUnavailable):
-            run.read()
+            run_dir.read()
         with RunDirectory():
             assert not left.exists()
             assert not segment.exists()

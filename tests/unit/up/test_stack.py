@@ -11,7 +11,7 @@ import pytest
 
 from omnibus.cli.gateway import Gateway, find
 from omnibus.errors import BadRequest, StageUnavailable
-from omnibus.up import run
+from omnibus.up import run_dir
 from omnibus.up.stack import Stack
 from tests import certificates
 from tests.unit.up.programs import Lines, all_gone, log_to
@@ -33,7 +33,7 @@ def variables(process: int) -> dict[str, str]:
 async def test_a_system_without_models_is_ready_at_every_gateway_and_leaves_nothing(tmp_path: Path):
     lines = Lines()
     async with Stack(NOTHING, gateways=2, apps_dir=tmp_path, nursery=False, log=log_to(lines)) as stack:
-        state, pids = run.read(), stack.supervisor.pids
+        state, pids = run_dir.read(), stack.supervisor.pids
         arguments = [psutil.Process(pid).cmdline() for pid in pids.values()]
         async with httpx.AsyncClient() as http:
             answers = [await http.get(f"{url}/readyz") for url in stack.urls]
@@ -96,11 +96,11 @@ def test_apps_lie_in_the_current_directory_unless_another_is_named(tmp_path: Pat
 
 
 def test_the_file_with_the_token_is_for_its_owner_alone():
-    with run.RunDirectory() as directory:
-        directory.write(run.RunState(str(directory.path), 1, 0.0, "nats://n", "redis://r", admin_token="secret"))
-        files = [run.pointer(), *directory.path.iterdir()]
+    with run_dir.RunDirectory() as directory:
+        directory.write(run_dir.RunState(str(directory.path), 1, 0.0, "nats://n", "redis://r", admin_token="secret"))
+        files = [run_dir.pointer(), *directory.path.iterdir()]
 
-        assert run.read().admin_token == "secret"
+        assert run_dir.read().admin_token == "secret"
         assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
 
 

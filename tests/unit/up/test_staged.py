@@ -9,12 +9,12 @@ import pytest
 from omnibus.bus import subjects
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import ExecutorStatus, GatewayStatus
-from omnibus.heard import ReadyExecutors
+from omnibus.cluster.presence import ReadyExecutors
 from omnibus.plan import Option, Plan
+from omnibus.process.spec import ProcessSpec
 from omnibus.settings import BusSettings
+from omnibus.up.executor_specs import settle, specs
 from omnibus.up.executors import Executors
-from omnibus.up.orders import settle, specs
-from omnibus.up.spec import ProcessSpec
 from tests.unit.up.house import House, model, plan
 from tests.unit.up.programs import all_gone, log_to
 

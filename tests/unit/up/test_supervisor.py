@@ -9,11 +9,11 @@ import pytest
 import redis.asyncio as redis
 
 from omnibus.errors import DeadlineExceeded, Fatal
+from omnibus.process.backoff import RestartPolicy
+from omnibus.process.spec import ProcessSpec
+from omnibus.process.supervise import Exit
 from omnibus.up import infra
-from omnibus.up.backoff import RestartPolicy
-from omnibus.up.keeper import Exit
 from omnibus.up.shm import SHARED_MEMORY
-from omnibus.up.spec import ProcessSpec
 from omnibus.up.supervisor import Supervisor
 from tests.unit.up.programs import DRAINS, SLEEPS, STUBBORN, WITHIN, Lines, all_gone, log_to, python_code
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from omnibus import catalog
 from omnibus.errors import BadRequest
-from omnibus.up.tiny import tiny_models
+from omnibus.families import catalog
+from omnibus.up.tiny_models import tiny_models
 from omnibus_models import tiny
-from services.planner import declare
+from services.planner.declared import declarations_file
 
 VL, OMNI, IMAGE, TWIN = "qwen2.5-vl-tiny", "qwen2.5-omni-tiny", "qwen-image-tiny", "qwen2.5-vl-tiny-b"
 GEMMAS = ("gemma3-tiny", "gemma3-tiny-b")
@@ -29,7 +29,7 @@ async def test_a_twin_comes_with_the_model_it_shares_with(cache: Path):
         VL: catalog.declaration("qwen2_5_vl", str(cache / "qwen2_5_vl")),
         TWIN: catalog.twin(TWIN, str(cache / TWIN)),
     }
-    made = declare.plans(msgspec.convert(declared, dict[str, declare.Declared]))
+    made = declarations_file.plans(msgspec.convert(declared, dict[str, declarations_file.Declared]))
     assert made[TWIN].options[f"{VL}/E"].of == f"{VL}/E"
 
 

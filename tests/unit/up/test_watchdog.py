@@ -15,17 +15,17 @@ import pytest
 from omnibus.bus import subjects
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import ExecutorStatus
-from omnibus.scrape import Scrape
+from omnibus.cluster.desired import ID
+from omnibus.metrics.http import Scrape
+from omnibus.process.spec import ROOT, ProcessSpec, python
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings
 from omnibus.up import infra
 from omnibus.up.health import Endpoints
-from omnibus.up.spec import ROOT, ProcessSpec, python
 from omnibus.up.stack import Stack
 from omnibus.up.supervisor import Supervisor
-from omnibus.up.tiny import tiny_models
+from omnibus.up.tiny_models import tiny_models
 from omnibus.up.watchdog import Watchdog
-from omnibus.wanted import ID
 from tests.unit.up.programs import WITHIN, Lines, log_to
 
 SILENT = 2.0  # seconds

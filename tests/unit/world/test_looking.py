@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from omnibus_models.world import looking, scenes
+from omnibus_models.world import image_oracle, scenes
 from omnibus_models.world.scenes import COLOURS, Scene
 
 
 def test_every_scene_is_told_from_a_picture_of_it():
     random = np.random.default_rng(1)
 
-    wrong = [scene for scene in scenes.every() if looking.seen(scenes.drawn(scene, random)) != scene]
+    wrong = [scene for scene in scenes.every() if image_oracle.seen(scenes.drawn(scene, random)) != scene]
 
     assert len(wrong) <= 1  # of 630: noise may blur one
 
@@ -21,25 +21,25 @@ def test_every_scene_is_told_from_a_picture_of_it():
 def test_the_plainest_pictures_are_always_told():
     random = np.random.default_rng(0)
 
-    assert [scene for scene in scenes.every() if looking.seen(scenes.drawn(scene, random, 0)) != scene] == []
+    assert [scene for scene in scenes.every() if image_oracle.seen(scenes.drawn(scene, random, 0)) != scene] == []
 
 
 def test_a_larger_picture_shows_the_same_scene():
     scene = Scene(2, "red", "circle", "middle", "blue")
     large = Image.fromarray(scenes.drawn(scene, np.random.default_rng(2))).resize((200, 200))
 
-    assert looking.seen(np.asarray(large)) == scene
+    assert image_oracle.seen(np.asarray(large)) == scene
 
 
 @pytest.mark.parametrize("colour", COLOURS.values(), ids=COLOURS)
 def test_a_plain_surface_shows_nothing(colour: tuple[int, int, int]):
-    assert looking.seen(np.full((64, 64, 3), colour, np.uint8)) is None
+    assert image_oracle.seen(np.full((64, 64, 3), colour, np.uint8)) is None
 
 
 def test_noise_shows_nothing_that_is_meant():
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
 
-    assert looking.seen(noise) not in set(scenes.every())
+    assert image_oracle.seen(noise) not in set(scenes.every())
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_one_difference_is_told_as_that_difference(changed: dict[str, object], t
     scene = Scene(2, "red", "circle", "middle", "blue")
     other = Scene(**{**vars(scene), **changed})
 
-    found = looking.seen(scenes.drawn(other, np.random.default_rng(3)))
+    found = image_oracle.seen(scenes.drawn(other, np.random.default_rng(3)))
 
     assert found is not None
     assert {name for name in vars(scene) if getattr(found, name) != getattr(scene, name)} == {told}

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from omnibus import errors
 from omnibus_models import world
-from omnibus_models.world import listening, looking, scenes, sounds, storing, talks
+from omnibus_models.world import audio_oracle, checkpoint_io, dialogues, image_oracle, scenes, tone_synth
 from tests import models_oracle as oracle
 from tools.world_training import __main__ as making
 from tools.world_training import omni
@@ -23,38 +23,38 @@ _LARGEST = 6 * 1024**2  # bytes of all weights together
 OMNI, PAINTER = (world.checkpoint(family) for family in world.FAMILIES)
 
 
-def media(talk: talks.Talk, seed: int) -> dict[str, list[bytes]]:
+def media(talk: dialogues.Talk, seed: int) -> dict[str, list[bytes]]:
     """The files of a question."""
     random = np.random.default_rng(seed)
     found = {}
     if talk.scene:
         found["image"] = [scenes.png(scenes.drawn(talk.scene, random))]
     if talk.tones:
-        found["audio"] = [sounds.wav(sounds.played(list(talk.tones), random), sounds.HEARD_RATE)]
+        found["audio"] = [tone_synth.wav(tone_synth.played(list(talk.tones), random), tone_synth.HEARD_RATE)]
     return found
 
 
-@pytest.mark.parametrize("kind", talks.SHARES)
+@pytest.mark.parametrize("kind", dialogues.SHARES)
 def test_the_library_alone_answers_right_about_what_no_training_saw(kind: str):
     random = np.random.default_rng(2)
-    asked = [talks.asked(random, kind, scene, talks.some_tones(random)) for scene in UNSEEN[::12]]
+    asked = [dialogues.asked(random, kind, scene, dialogues.some_tones(random)) for scene in UNSEEN[::12]]
 
     found = [oracle.omni_text(OMNI, talk.messages, media(talk, seed), 40)[1] for seed, talk in enumerate(asked)]
 
     assert sum(text == talk.answer for text, talk in zip(found, asked, strict=True)) >= len(asked) - 1
 
 
-@pytest.mark.parametrize("voice", sounds.VOICES)
+@pytest.mark.parametrize("voice", tone_synth.VOICES)
 def test_the_library_alone_speaks_its_answer(voice: str):
     for seed, scene in enumerate(UNSEEN[::32]):
-        talk = talks.both(scene, ("low", "low", "high"))
+        talk = dialogues.both(scene, ("low", "low", "high"))
 
         _, text, codes, wave = oracle.omni_answer(OMNI, talk.messages, media(talk, seed), 40, voice, 200, seed)
 
         assert text == talk.answer
-        assert codes == sounds.codes(text)
+        assert codes == tone_synth.codes(text)
         samples = wave.numpy().reshape(-1)
-        assert (listening.words(samples), listening.voice(samples)) == (text.split(), voice)
+        assert (audio_oracle.words(samples), audio_oracle.voice(samples)) == (text.split(), voice)
 
 
 def test_the_library_alone_draws_what_it_is_told():
@@ -75,7 +75,7 @@ def test_the_library_alone_draws_what_it_is_told():
         for seed, scene in enumerate(UNSEEN[::8])
     ]
 
-    seen = [looking.seen(np.asarray(picture)) for picture in drawn]
+    seen = [image_oracle.seen(np.asarray(picture)) for picture in drawn]
 
     assert sum(found == scene for found, scene in zip(seen, UNSEEN[::8], strict=True)) >= len(seen) - 1
 
@@ -95,11 +95,11 @@ def test_the_weights_are_small():
 @pytest.mark.parametrize("family", world.FAMILIES)
 def test_each_file_is_the_one_that_was_trained(family: str):
     directory = world.checkpoint(family)
-    manifest = json.loads((directory / storing.MANIFEST).read_text())
+    manifest = json.loads((directory / checkpoint_io.MANIFEST).read_text())
 
-    found = storing.digests(directory)
+    found = checkpoint_io.digests(directory)
 
-    assert {name: digest for name, digest in found.items() if name != storing.MANIFEST} == manifest["files"]
+    assert {name: digest for name, digest in found.items() if name != checkpoint_io.MANIFEST} == manifest["files"]
     parts = {omni.FAMILY: making.SPEAKING, painter.FAMILY: making.PAINTING}[family]
     assert manifest["made"] == {"seed": 0, "steps": making.steps(parts)}
 
@@ -117,7 +117,7 @@ def described(directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(directory.rglob("*")):
         name = str(path.relative_to(directory))
-        if path.suffix == ".json" and path.name != storing.MANIFEST:
+        if path.suffix == ".json" and path.name != checkpoint_io.MANIFEST:
             told = json.loads(path.read_text())
             found[name] = {key: value for key, value in told.items() if not key.startswith("latents_")}
         elif path.suffix == ".safetensors":

@@ -9,7 +9,7 @@ import torch
 
 from omnibus_models.families import qwen2_5_omni
 from omnibus_models.families.qwen_image import SKIPPED, TEMPLATE
-from omnibus_models.world import scenes, sounds, talks
+from omnibus_models.world import dialogues, scenes, tone_synth
 from tools.world_training import loop, omni, pools, thinker, vae, vocoder
 from tools.world_training import painter_model as painter
 from tools.world_training.painter import Reader
@@ -88,7 +88,7 @@ def test_a_talker_learns_from_what_it_is_served(model: Any, checkpoint: Path, te
     prefill = served.assemble(served.prompt(batch.talks[0].messages), _items(checkpoint, batch))
     length, words = len(prefill.inputs), batch.talks[0].answer.split()
     hidden = served.forward(prefill.inputs[None], prefill.positions[:, None], None, None)[0]
-    prompts = [served.talker_prompt(prefill, hidden, voice) for voice in sounds.VOICES]
+    prompts = [served.talker_prompt(prefill, hidden, voice) for voice in tone_synth.VOICES]
     ids = batch.ids[:, length : length + len(words)]
     answer = torch.cat([prefill.inputs, served.embed(ids[0])])[None]
     said = served.forward(answer, batch.positions[:, :, : answer.shape[1]], None, None)[0, length:]
@@ -96,9 +96,9 @@ def test_a_talker_learns_from_what_it_is_served(model: Any, checkpoint: Path, te
 
     starts = [
         talker.start(prompt, prefill.positions, rows[0], voice)
-        for prompt, voice in zip(prompts, sounds.VOICES, strict=True)
+        for prompt, voice in zip(prompts, tone_synth.VOICES, strict=True)
     ]
-    codes = sounds.codes(batch.talks[0].answer)
+    codes = tone_synth.codes(batch.talks[0].answer)
     rest = torch.cat([rows[1:], prompts[0][-2:-1], prompts[0][-1:].expand(len(codes) - len(rows), -1)])
     steps = talker.step_inputs(torch.tensor(codes), rest)
 
@@ -145,15 +145,15 @@ def test_prompts_are_read_as_they_are_served(tmp_path: Path):
 
 def test_each_word_is_one_token_and_the_pipelines_own_words_are_as_many_as_it_leaves_out():
     for made in (omni.tokenizer(), painter.tokenizer()):
-        for word in sounds.WORDS:
+        for word in tone_synth.WORDS:
             assert [len(made(form)["input_ids"]) for form in (word, f" {word}")] == [1, 1]
     before = TEMPLATE.split("{}")[0]
     assert len(painter.tokenizer()(before)["input_ids"]) == SKIPPED
 
 
 def test_bands_sound_as_codes_say():
-    [high] = [place for place, pitch in enumerate(sounds.PITCHES) if pitch == 1300]
-    codes = [1 + sounds.SYLLABLE * high + phase for phase in range(sounds.SYLLABLE)]
+    [high] = [place for place, pitch in enumerate(tone_synth.PITCHES) if pitch == 1300]
+    codes = [1 + tone_synth.SYLLABLE * high + phase for phase in range(tone_synth.SYLLABLE)]
 
     found = vocoder.bands(codes, "Ethan")
 
@@ -163,7 +163,7 @@ def test_bands_sound_as_codes_say():
     assert (vocoder.bands(codes, "Chelsie")[:, 0] < 0).all()
 
 
-@pytest.mark.parametrize("kind", talks.SHARES)
+@pytest.mark.parametrize("kind", dialogues.SHARES)
 def test_no_question_of_the_training_is_about_what_tests_ask(teacher: thinker.Teacher, kind: str):
     batch = teacher.batch(20, kind)
 
@@ -182,6 +182,6 @@ def _items(checkpoint: Path, batch: thinker.Batch) -> list[Any]:
     if batch.mels:
         encoder = FAMILY.load("audio", checkpoint)
         frames = batch.mels[0].shape[1]
-        silence = encoder.prepare(memoryview(sounds.wav(np.zeros(frames * 160), sounds.HEARD_RATE)), "audio")
+        silence = encoder.prepare(memoryview(tone_synth.wav(np.zeros(frames * 160), tone_synth.HEARD_RATE)), "audio")
         found += encoder.encode([type(silence)("audio", {"features": batch.mels[0]}, silence.meta)])
     return found

@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 from nats.micro.request import Request
 from nats.micro.service import EndpointConfig
 
-from omnibus.bus import Delivery, Handler, Responder, Stored, StreamState, asking
+from omnibus.bus import Delivery, Handler, Responder, Stored, StreamState, request_reply
 from omnibus.bus.nats.acks import RecordAcks
 from omnibus.bus.nats.connection import BUFFER, Connection, command, connect
 from omnibus.bus.subjects import INVOCATIONS, Stream
@@ -96,12 +96,12 @@ class NatsBus:
     async def requests(
         self, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None = None
     ) -> AsyncIterator[bytes]:
-        async for part in asking.ask(self, self._nc.new_inbox(), subject, data, timeout, headers):
+        async for part in request_reply.ask(self, self._nc.new_inbox(), subject, data, timeout, headers):
             yield part
 
     async def respond(self, subject: str, responder: Responder, queue: str = "") -> Callable[[], Awaitable[None]]:
         return await self.subscribe(
-            subject, lambda delivery: self._spawn(asking.answer(self, responder, delivery)), queue
+            subject, lambda delivery: self._spawn(request_reply.answer(self, responder, delivery)), queue
         )
 
     def _spawn(self, work: Any) -> None:
@@ -133,7 +133,7 @@ class NatsBus:
         def endpoint(responder: Responder) -> Callable[[Request], Awaitable[None]]:
             async def handle(request: Request) -> None:
                 asked = Delivery(request.subject, request.data, request._msg.reply, request._msg.headers)
-                self._spawn(asking.answer(self, responder, asked))
+                self._spawn(request_reply.answer(self, responder, asked))
 
             return handle
 

@@ -7,8 +7,8 @@ The control plane is the real one: gateways, planner, sidecar and the loop aroun
 that read inputs, send tensors, stream and hold slots as others do. Dozens fit on a laptop.
 """
 
+from omnibus.executor.sim.async_device import Clock
 from omnibus.executor.sim.engine import Simulation, engine
-from omnibus.executor.sim.machine import Clock
 from omnibus.executor.sim.predict import Demand, Predicted, predicted
 from omnibus.executor.sim.profile import Profile, decode, read
 from omnibus.executor.sim.request import Load

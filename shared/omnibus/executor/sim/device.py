@@ -20,7 +20,7 @@ from itertools import accumulate, islice
 from math import inf
 from typing import Any, NamedTuple
 
-from omnibus.executor.sim.measures import Curve
+from omnibus.executor.sim.distributions import Curve
 
 #: Hears the time of what happened to a work.
 Told = Callable[[float], None]

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 
 from omnibus.errors import BadRequest
-from omnibus.executor.contract import Runner
+from omnibus.executor.runner import Runner
+from omnibus.executor.sim.async_device import REAL, Clock, Machine
 from omnibus.executor.sim.device import Device, Lane
 from omnibus.executor.sim.language import Decode, Prefill, Think
-from omnibus.executor.sim.machine import REAL, Clock, Machine
 from omnibus.executor.sim.profile import ANY, Option, Profile, kind_of, read
 from omnibus.executor.sim.runner import Anything, Encode, Place, Simulated, Vocode
+from omnibus.executor.sim.scheduled_device import Staged
 from omnibus.executor.sim.speech import Talk
-from omnibus.executor.sim.staged import Staged
 from omnibus.settings import ExecutorSettings
 
 KINDS: Mapping[str, type[Simulated]] = {

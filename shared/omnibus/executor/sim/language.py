@@ -8,9 +8,9 @@ from zlib import crc32
 import msgspec
 
 from omnibus.errors import BadRequest, ContextTooLong
-from omnibus.executor.contract import Item, Job
+from omnibus.executor.runner import Item, Job
 from omnibus.executor.sim import device
-from omnibus.executor.sim.measures import Count, Draw
+from omnibus.executor.sim.distributions import Count, Draw
 from omnibus.executor.sim.runner import Simulated, blank, params
 from omnibus.executor.sim.speech import Speech, begin
 

@@ -15,8 +15,8 @@ import msgspec
 
 from omnibus.errors import BadRequest
 from omnibus.executor.sim.device import Lane, Together, Turn, Work
+from omnibus.executor.sim.distributions import Draw
 from omnibus.executor.sim.engine import device_of, lane_of
-from omnibus.executor.sim.measures import Draw
 from omnibus.executor.sim.profile import Option, Profile, kind_of
 from omnibus.executor.sim.request import Load, Request
 

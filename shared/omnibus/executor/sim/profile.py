@@ -48,7 +48,7 @@
 | `inputs`, `streams`, `outputs` | of kind any: names that come from other nodes, and what it gives: `shape`,
   `dtype`, `data` (small JSON), and whether it is a `stream` of one chunk per message |
 
-A size is a number or ``Size``; a curve is ``Curve`` (``omnibus.executor.sim.measures``).
+A size is a number or ``Size``; a curve is ``Curve`` (``omnibus.executor.sim.distributions``).
 """
 
 from collections.abc import Mapping
@@ -57,10 +57,10 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
-from omnibus import catalog
 from omnibus.errors import BadRequest
-from omnibus.executor.budget import NONE, Goals
-from omnibus.executor.sim.measures import Amount, Count, Curve, Seconds, Size
+from omnibus.executor.sim.distributions import Amount, Count, Curve, Seconds, Size
+from omnibus.executor.step_budget import NONE, Goals
+from omnibus.families import catalog
 
 #: Modality that stands for all that are not named.
 ANY = "any"

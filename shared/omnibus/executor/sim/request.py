@@ -8,8 +8,8 @@ from typing import Protocol
 import msgspec
 
 from omnibus.executor.sim.device import Lane, Sequence, Work
+from omnibus.executor.sim.distributions import Draw
 from omnibus.executor.sim.engine import KINDS
-from omnibus.executor.sim.measures import Draw
 from omnibus.executor.sim.profile import ANY, Component, Option
 from omnibus.executor.sim.speech import Talk
 

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 
 from omnibus.errors import BadMedia, BadRequest
-from omnibus.executor.contract import Item, Job
+from omnibus.executor.runner import Item, Job
+from omnibus.executor.sim.async_device import Machine
 from omnibus.executor.sim.device import Lane, Sequence, Work
-from omnibus.executor.sim.machine import Machine
-from omnibus.executor.sim.measures import Draw
+from omnibus.executor.sim.distributions import Draw
 from omnibus.executor.sim.profile import ANY, Component
 
 P = TypeVar("P")

@@ -7,10 +7,10 @@ from math import inf
 import msgspec
 
 from omnibus.errors import BadRequest
-from omnibus.executor.contract import Item, Job, RowWriter
+from omnibus.executor.runner import Item, Job, RowWriter
+from omnibus.executor.sim.async_device import Ticket
 from omnibus.executor.sim.device import Sequence
-from omnibus.executor.sim.machine import Ticket
-from omnibus.executor.sim.measures import Count, Size
+from omnibus.executor.sim.distributions import Count, Size
 from omnibus.executor.sim.runner import Simulated, blank, params
 
 #: Codes of a talker are below this.

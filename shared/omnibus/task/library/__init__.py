@@ -21,6 +21,17 @@ from omnibus.task.library.diffusion import (
     TextEncodeInput,
     TextEncodeOutput,
 )
+from omnibus.task.library.images import (
+    PAINTERS,
+    DrawInput,
+    EditInput,
+    ImageEdit,
+    ImageGeneration,
+    ImageOutput,
+    VideoGeneration,
+    VideoInput,
+    VideoOutput,
+)
 from omnibus.task.library.language import (
     Decode,
     DecodeInput,
@@ -40,17 +51,6 @@ from omnibus.task.library.language import (
     Vectors,
 )
 from omnibus.task.library.media import Encode, EncodeInput, EncodeOutput
-from omnibus.task.library.pictures import (
-    PAINTERS,
-    DrawInput,
-    EditInput,
-    ImageEdit,
-    ImageGeneration,
-    ImageOutput,
-    VideoGeneration,
-    VideoInput,
-    VideoOutput,
-)
 from omnibus.task.library.speech import (
     Audio,
     Codes,

@@ -9,7 +9,7 @@ from omnibus.task.base import CompositeTask
 from omnibus.task.library.language import PrefillDecode, Think, ThinkInput, Thought
 from omnibus.task.library.media import Encode, EncodeInput
 from omnibus.task.library.speech import Talk, TalkInput, Vocode, VocodeInput
-from omnibus.task.session import pinned
+from omnibus.task.record import pinned
 
 
 class ChatInput(BaseModel):

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from omnibus.task.base import CompositeTask, UnitTask
-from omnibus.task.elements import Part
+from omnibus.task.item_codec import Part
 from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor
 
 

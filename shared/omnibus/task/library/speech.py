@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from omnibus.task.base import CompositeTask, UnitTask
-from omnibus.task.elements import Part
+from omnibus.task.item_codec import Part
 from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor
 
 

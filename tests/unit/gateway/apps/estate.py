@@ -12,14 +12,14 @@ import httpx
 import msgspec
 import psutil
 
-from omnibus.executor.own import engine
+from omnibus.executor.python_task import engine
 from omnibus.plan import ModelPlan, Plan
 from omnibus.service import until_cancelled
 from omnibus.settings import ExecutorSettings, GatewaySettings, StoreSettings
 from omnibus.store import Store
+from services.gateway.api.app import Frontend
 from services.gateway.apps.service import Apps
-from services.gateway.http import Frontend
-from services.planner import own
+from services.planner.declared import app_models
 from tests.unit.gateway.house import House
 from tests.unit.gateway.house import house as plain_house
 from tests.unit.sidecar.node import until
@@ -195,7 +195,7 @@ class Estate:
             async for apps in store.app_changes():
                 router = self.home.router
                 declared = {name: model for name, model in router.plan.models.items() if not model.apps}
-                models = own.models(apps, declared)
+                models = app_models.models(apps, declared)
                 router.plan = Plan(router.plan.epoch + 1, 0, 1000.0, {**declared, **models})
                 await self._staff(models)
         finally:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from omnibus.app.wire import WINDOW
+from omnibus.app.protocol import WINDOW
 from omnibus.errors import BadRequest, NotFound
 from omnibus.tensors.item import Item
 from tests.unit.gateway.apps.workers import SPELLS, Abacus, hosted, until, written

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.apps.child import Child
+from services.gateway.apps.subprocess import Child
 
 QUIET: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
 #: Ends with code 7 when its input ends.

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from omnibus.registry import encode
+from omnibus.app_record import encode
 from tests.unit.gateway.apps.estate import COUNT, ECHO, LOUD, PATIENT, Estate, Gateway, source, workers
 from tests.unit.gateway.house import VL, answered, error, question
 from tests.unit.sidecar.node import until

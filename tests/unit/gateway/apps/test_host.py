@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from omnibus.app_record import AppSource
 from omnibus.errors import AppFailed, BadRequest, DeadlineExceeded, OmnibusError, StageUnavailable
-from omnibus.registry import AppSource
-from services.gateway.apps.host import Host, Rules
-from services.gateway.apps.process import environment
+from services.gateway.apps.worker_process import environment
+from services.gateway.apps.worker_supervisor import Host, Rules
 from tests.unit.gateway.apps.workers import CALM, ECHO, Abacus, alive, hosted, until, written
 
 ROOT = Path(__file__).parents[4]
@@ -304,8 +304,8 @@ def test_an_upload_is_started_with_next_to_no_environment():
 
 GATEWAY = """
 import asyncio, sys
-from services.gateway.apps.host import Host
-from omnibus.registry import AppSource
+from services.gateway.apps.worker_supervisor import Host
+from omnibus.app_record import AppSource
 from tests.unit.gateway.apps.workers import Abacus
 
 async def main():

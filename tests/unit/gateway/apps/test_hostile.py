@@ -6,12 +6,12 @@ import pytest
 from omnibus.errors import AppFailed, OmnibusError, ProtocolError
 from omnibus.graph import HANDLE, Node, digest, ref
 from omnibus.task import ChatInput, Segment
-from services.gateway.apps import segments
+from services.gateway.apps import graph_submission
 from tests.unit.gateway.apps.workers import Abacus, hosted, until, written
 
 SPEAKS = """
 from omnibus.app import wire
-from omnibus.app.pieces import Array, Piece
+from omnibus.app.array_codec import Array, Piece
 from omnibus.graph import Node, digest
 from omnibus.task import Segment
 
@@ -129,7 +129,7 @@ async def test_a_chat_that_ends_before_its_outputs_do_fails(tmp_path):
 # Segments
 
 MEDIA = {HANDLE: {"id": 7}, "modality": "image", "sha256": "ab"}
-ISSUED = frozenset(segments.literals([MEDIA]))
+ISSUED = frozenset(graph_submission.literals([MEDIA]))
 
 
 def node(**inputs) -> Node:
@@ -152,7 +152,7 @@ def segment(*nodes: Node, **more) -> Segment:
     ],
 )
 def test_what_record_makes_is_accepted(good):
-    segments.check(good, ISSUED)
+    graph_submission.check(good, ISSUED)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_what_record_makes_is_accepted(good):
 )
 def test_what_record_does_not_make_is_refused(bad, said):
     with pytest.raises(ProtocolError, match=said):
-        segments.check(bad, ISSUED)
+        graph_submission.check(bad, ISSUED)
 
 
 async def test_a_forged_graph_is_refused_and_its_worker_lives(tmp_path):
@@ -185,7 +185,7 @@ async def test_a_forged_graph_is_refused_and_its_worker_lives(tmp_path):
         SPEAKS
         + PLAIN
         + (
-            "    from omnibus.task.running import _request\n"
+            "    from omnibus.task.runtime import _request\n"
             "    forged = Segment((Node('spell', 'spell', {'text': 'ab'}, '0' * 16),), ((0, 'count'),), (1,), ('',))\n"
             "    return await _request.get().submit(forged, 0)\n"
         )

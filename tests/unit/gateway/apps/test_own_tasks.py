@@ -5,9 +5,9 @@ import time
 
 import msgspec
 
-from omnibus.registry import plainly
+from omnibus.app_record import plainly
 from omnibus.store import Store
-from services.gateway.apps.aside import SPARE
+from services.gateway.apps.pending_versions import SPARE
 from tests.unit.gateway.apps.estate import ECHO, SHOUT, Estate, Gateway, workers
 from tests.unit.gateway.house import VL, error
 from tests.unit.sidecar.node import until

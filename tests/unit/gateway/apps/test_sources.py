@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from omnibus.app_record import AppSource
 from omnibus.errors import BadRequest, Forbidden
-from omnibus.registry import AppSource
 from omnibus.settings import GatewaySettings
-from services.gateway.apps import sources
+from services.gateway.apps import source_policy
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def settings(tmp_path: Path) -> GatewaySettings:
     return GatewaySettings(apps_dir=str(tmp_path / "apps"), app_uploads=True)
 
 
-def given(settings: GatewaySettings, **source: Any) -> sources.Given | None:
-    return sources.given(json.dumps({"source": source}).encode(), settings)
+def given(settings: GatewaySettings, **source: Any) -> source_policy.Given | None:
+    return source_policy.given(json.dumps({"source": source}).encode(), settings)
 
 
 def test_an_installed_module_is_named(settings: GatewaySettings):
@@ -44,7 +44,7 @@ def test_a_text_comes_with_a_name(settings: GatewaySettings):
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"source": null}'])
 def test_no_source_is_none(settings: GatewaySettings, body: bytes):
-    assert sources.given(body, settings) is None
+    assert source_policy.given(body, settings) is None
 
 
 @pytest.mark.parametrize("directory", ["..", "../other", "/", "/etc", "team/../../other", "link"])
@@ -107,22 +107,22 @@ def test_what_is_no_source_is_400_that_names_the_place(settings: GatewaySettings
 @pytest.mark.parametrize("body", [b"{", b"\xff\xfe", b"[" * 100_000, b"[]", b'{"other": 1}'])
 def test_what_is_no_request_is_400(settings: GatewaySettings, body: bytes):
     with pytest.raises(BadRequest):
-        sources.given(body, settings)
+        source_policy.given(body, settings)
 
 
 def test_a_registered_source_must_be_allowed_here_as_well(settings: GatewaySettings, tmp_path: Path):
     here = AppSource("directory", "poems", str(tmp_path / "apps" / "team"))
 
-    sources.allowed(here, settings)
-    sources.allowed(AppSource("import", "poems"), GatewaySettings())
+    source_policy.allowed(here, settings)
+    source_policy.allowed(AppSource("import", "poems"), GatewaySettings())
     for source in (here, AppSource("upload", "poems", sha256="0" * 64)):
         with pytest.raises(Forbidden):
-            sources.allowed(source, GatewaySettings())
+            source_policy.allowed(source, GatewaySettings())
 
 
 def test_a_directory_is_shown_from_that_of_the_apps(settings: GatewaySettings, tmp_path: Path):
     here = AppSource("directory", "poems", str(tmp_path / "apps" / "team"))
 
-    assert sources.directory(here, settings) == "team"
-    assert sources.directory(here, GatewaySettings()) == ""
-    assert sources.directory(here, GatewaySettings(apps_dir=str(tmp_path / "other"))) == ""
+    assert source_policy.directory(here, settings) == "team"
+    assert source_policy.directory(here, GatewaySettings()) == ""
+    assert source_policy.directory(here, GatewaySettings(apps_dir=str(tmp_path / "other"))) == ""

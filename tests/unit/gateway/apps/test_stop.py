@@ -11,9 +11,9 @@ import httpx
 import numpy as np
 import pytest
 
-from omnibus import catalog
-from omnibus.executor.contract import Job
-from services.gateway.server import server
+from omnibus.executor.runner import Job
+from omnibus.families import catalog
+from services.gateway.http.server import server
 from tests.unit.gateway.apps.estate import LOUD, Estate, Gateway
 from tests.unit.gateway.house import OMNI, PAINTER, RATE, VL, question, think
 from tests.unit.gateway.samples import sound

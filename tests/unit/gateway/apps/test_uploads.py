@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from omnibus.app.restrict import NICE
+from omnibus.app.sandbox import NICE
+from omnibus.app_record import AppSource
 from omnibus.errors import BadRequest
-from omnibus.registry import AppSource
-from services.gateway.apps.host import Host
+from services.gateway.apps.worker_supervisor import Host
 from tests.unit.gateway.apps.workers import Abacus, hosted
 
 UPLOAD = AppSource("upload", "sent_app", sha256="ab")

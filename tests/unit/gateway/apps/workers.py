@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from omnibus.app_record import AppSource
 from omnibus.errors import OmnibusError
 from omnibus.graph import as_ref
-from omnibus.registry import AppSource
 from omnibus.task import Segment
 from omnibus.tensors.item import Item
-from services.gateway.apps.host import Host, Rules
-from services.gateway.streams import Incoming
+from services.gateway.apps.worker_supervisor import Host, Rules
+from services.gateway.dispatch.streams import Incoming
 
 PATIENCE = 20.0  # seconds
 #: No test waits long for a worker to start again.

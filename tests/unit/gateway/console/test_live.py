@@ -12,13 +12,13 @@ import pytest
 
 from omnibus.bus import Bus, subjects
 from omnibus.bus.memory import MemoryBus
+from omnibus.cluster.monitor import monitor
 from omnibus.errors import BusUnavailable, Overloaded
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
 from omnibus.up import infra
-from omnibus.watch import follow
-from services.gateway.console import live
-from services.gateway.console.live import Live
+from services.gateway.console import broadcaster
+from services.gateway.console.broadcaster import Live
 from tests.unit.bus.servers import running
 from tests.unit.cli.watched import TYPE, Load, event, plan, status
 from tests.unit.sidecar.node import PATIENCE, until
@@ -40,8 +40,8 @@ async def bus() -> AsyncIterator[MemoryBus]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "LEAST", 0.01)
-    monkeypatch.setattr(live, "MOST", 0.02)
+    monkeypatch.setattr(broadcaster, "LEAST", 0.01)
+    monkeypatch.setattr(broadcaster, "MOST", 0.02)
 
 
 async def state(states: Any, true: Any = lambda _: True) -> dict[str, Any]:
@@ -104,9 +104,9 @@ async def test_the_watch_ends_with_the_last_who_looks(store: Store, bus: MemoryB
 
 
 async def test_nothing_new_is_not_told_again(store: Store, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(live, "QUIET", 0.2)
-    monkeypatch.setattr(live, "LEAST", 0.01)
-    monkeypatch.setattr(live, "MOST", 0.02)
+    monkeypatch.setattr(broadcaster, "QUIET", 0.2)
+    monkeypatch.setattr(broadcaster, "LEAST", 0.01)
+    monkeypatch.setattr(broadcaster, "MOST", 0.02)
     watching = Live(store, bus)
 
     async with aclosing(watching.states()) as states, asyncio.timeout(PATIENCE):
@@ -118,8 +118,8 @@ async def test_nothing_new_is_not_told_again(store: Store, bus: MemoryBus, monke
 
 @pytest.mark.usefixtures("quick")
 async def test_a_store_that_is_away_is_said(tmp_path: File, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(follow, "AGAIN", 0.05)
-    monkeypatch.setattr(follow, "REREAD", 0.05)
+    monkeypatch.setattr(monitor, "AGAIN", 0.05)
+    monkeypatch.setattr(monitor, "REREAD", 0.05)
     async with running(infra.valkey(tmp_path)) as valkey:
         store = Store(StoreSettings(url=valkey.server.url, timeout=0.5))
         await store.swap_plan(plan(1))
@@ -150,7 +150,7 @@ async def test_whoever_looks_is_told_when_the_gateway_leaves(store: Store, bus: 
 
 @pytest.mark.usefixtures("quick")
 async def test_too_many_who_look_are_sent_away(store: Store, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(live, "VIEWERS", 1)
+    monkeypatch.setattr(broadcaster, "VIEWERS", 1)
     watching = Live(store, bus)
 
     async with aclosing(watching.states()) as one:

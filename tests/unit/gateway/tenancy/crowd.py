@@ -7,7 +7,7 @@ from itertools import count
 from typing import NamedTuple
 
 from omnibus.errors import Overloaded
-from services.gateway.tenancy.fair import WAITING, Fair, Turn
+from services.gateway.tenancy.fair_queue import WAITING, Fair, Turn
 
 SLOTS = 8
 QUEUE = 64

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnibus.errors import Overloaded
-from services.gateway.tenancy.fair import LATEST, SOONEST, WORKING, Fair
+from services.gateway.tenancy.fair_queue import LATEST, SOONEST, WORKING, Fair
 from tests.unit.gateway.tenancy.crowd import SLOTS, Ask, evenly, p99, play, waiting
 
 SECONDS = 60.0

@@ -11,15 +11,15 @@ import httpx
 import msgspec
 import pytest
 
-from omnibus import keys
-from omnibus.keys import KeyRecord
+from omnibus import api_key
+from omnibus.api_key import KeyRecord
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
 from omnibus.task import record
-from services.gateway.openai.requests import parse_chat
-from services.gateway.tenancy.fair import Fair
+from services.gateway.auth.tenancy import Tenancy
+from services.gateway.openai.parse import parse_chat
+from services.gateway.tenancy.fair_queue import Fair
 from services.gateway.tenancy.tenant import Tenant, acting
-from services.gateway.tenants import Tenancy
 from tests.unit.gateway.house import TEXT, VL, House, answered, error, house, image, question, think
 from tests.unit.sidecar.node import until
 
@@ -56,7 +56,7 @@ class Gated:
 
 def write(path: Path, **tenants: dict[str, Any]) -> None:
     """A file of keys: each tenant's key is its name."""
-    records = [KeyRecord(keys.digest(name), name, **limits) for name, limits in tenants.items()]
+    records = [KeyRecord(api_key.digest(name), name, **limits) for name, limits in tenants.items()]
     path.write_bytes(msgspec.json.encode({"keys": records}))
 
 

@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
+from omnibus.api_key import KeyRecord, digest
 from omnibus.bus import Delivery
 from omnibus.bus.messages import GatewayStatus
 from omnibus.errors import Overloaded
-from omnibus.keys import KeyRecord, digest
-from services.gateway.tenancy.bucket import Bucket
-from services.gateway.tenancy.limits import AT_ONCE, Limits
-from services.gateway.tenancy.peers import SILENT, Peers
+from services.gateway.tenancy.gateway_count import SILENT, Peers
+from services.gateway.tenancy.rate_limits import AT_ONCE, Limits
+from services.gateway.tenancy.token_bucket import Bucket
 
 
 class Clock:

@@ -12,12 +12,12 @@ from omnibus.graph import Node
 from omnibus.metrics import REGISTRY, TENANTS
 from omnibus.metrics.tenants import NAMES
 from omnibus.settings import GatewaySettings
-from services.gateway.scope import Assignment
-from services.gateway.streams import ResultStream
-from services.gateway.tenancy import metering
+from services.gateway.dispatch.streams import ResultStream
+from services.gateway.routing.assignment import Assignment
+from services.gateway.tenancy import metrics
 from services.gateway.tenancy.admission import Admission
-from services.gateway.tenancy.costs import Cost, Costs, actual
-from services.gateway.tenancy.limits import Limits
+from services.gateway.tenancy.cost_model import Cost, Costs, actual
+from services.gateway.tenancy.rate_limits import Limits
 from services.gateway.tenancy.tenant import Tenant
 from tests.unit.gateway.house import TEXT, answered
 from tests.unit.gateway.tenancy.test_gate import ADMIN, PATIENCE, count_of, gated, holding
@@ -117,7 +117,7 @@ async def test_gpu_seconds_that_are_used_up_are_counted_for_their_model(tmp_path
 async def test_the_planner_hears_of_what_had_no_turn_and_not_of_what_a_key_may_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("services.gateway.load.PERIOD", 0.02)
+    monkeypatch.setattr("services.gateway.request.load_report.PERIOD", 0.02)
     limits = {"gpu_seconds": 1e-9}
     async with gated(tmp_path, limits, admit=1, admit_queue=1, admit_wait=0.2) as gate, asyncio.timeout(PATIENCE):
         ear, growth, held = await Ear().listen(gate.home.bus), Growth(), await holding(gate)
@@ -164,7 +164,7 @@ class Hall:
         limits = Limits(lambda: 1, self.clock)
         settings = GatewaySettings(admit_wait=60.0)
         self.admission = Admission(settings, self.router, Costs(self.router), limits, lambda: 100, self.clock)
-        metering.watch(self.admission.queues)
+        metrics.watch(self.admission.queues)
 
     def enter(self, tenant: str, nodes: list[Node], patient: bool = False) -> Any:
         assignment: Assignment = self.router.assign(nodes)
@@ -290,8 +290,8 @@ def test_tenants_beyond_many_are_told_together():
     _forget()
     try:
         for number in range(2 * NAMES):
-            metering.used(f"tenant-{number}", 1.0)
-            metering.refused(f"tenant-{number}", "rate", "")
+            metrics.used(f"tenant-{number}", 1.0)
+            metrics.refused(f"tenant-{number}", "rate", "")
 
         names = {sample.labels["tenant"] for family in TENANTS.used.collect() for sample in family.samples}
         assert len(names) == NAMES + 1

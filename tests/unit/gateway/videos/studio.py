@@ -13,7 +13,7 @@ import av
 import httpx
 import numpy as np
 
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from tests.unit.gateway.house import FILMER, House, house, read

@@ -12,7 +12,7 @@ import pytest
 from omnibus.errors import StoreUnavailable
 from omnibus.store import JobRecord
 from omnibus.up import infra
-from services.gateway.videos.work import KIND
+from services.gateway.videos.job_payload import KIND
 from tests.unit.bus.servers import Owned, running
 from tests.unit.gateway.house import House
 from tests.unit.gateway.videos.studio import Studio, asked, becomes, fetched, stored, studio, told

@@ -12,11 +12,11 @@ import redis.asyncio as redis
 
 from omnibus.bus import subjects
 from omnibus.errors import Overloaded
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from omnibus.store import JobRecord, JobRules
-from services.gateway.files import new
-from services.gateway.videos import films, work, worker
-from services.gateway.videos.work import KIND, Sent, Work
+from services.gateway.media.files import new
+from services.gateway.videos import job_payload, storage, worker
+from services.gateway.videos.job_payload import KIND, Sent, Work
 from tests.unit.gateway.house import FILMER, House, error
 from tests.unit.gateway.videos.studio import (
     ASKED,
@@ -127,7 +127,7 @@ async def test_a_video_whose_gateway_fell_silent_is_taken_up(place: Studio, valk
     id = (await asked(place.first))["id"]
     seen: list[str] = []
     await place.first.bus.subscribe(subjects.end("*"), lambda delivery: seen.append(delivery.subject))
-    await taken_by_nobody(valkey_url, id, trace=work.encode([Sent("gone-1", ("filmer",))]))
+    await taken_by_nobody(valkey_url, id, trace=job_payload.encode([Sent("gone-1", ("filmer",))]))
     assert (await told(place.first, id))["status"] == "in_progress"
 
     place.first.videos.startup()
@@ -217,7 +217,7 @@ async def test_a_video_is_made_once_the_disk_has_room_again(
     monkeypatch.setattr(worker, "_LATER", 0.05)
     caplog.set_level(logging.INFO)
     full, names = [f"full-{number}" for number in range(worker.ATTEMPTS + 2)], map(str, count())
-    monkeypatch.setattr(films, "token_hex", lambda _: full.pop(0) if full else next(names))
+    monkeypatch.setattr(storage, "token_hex", lambda _: full.pop(0) if full else next(names))
     await place.first.videos.shutdown()
     id = (await asked(place.first))["id"]
     (place.media / "videos").mkdir(parents=True, exist_ok=True)
@@ -337,7 +337,7 @@ async def test_what_another_build_wrote_down_is_left_to_it(
 ):
     monkeypatch.setattr(worker, "_LATER", 0.05)
     now, id = time.time(), new("video_")
-    request = work.encode(Work(model=FILMER, wish={}, v=99))
+    request = job_payload.encode(Work(model=FILMER, wish={}, v=99))
     job = JobRecord(id=id, request=request, created=now, until=now + 60, expires=now + 60)
     async with stored(valkey_url) as store:
         await store.put_job(KIND, job, JobRules(9, 9))

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from omnibus.errors import BadRequest
-from omnibus.executor.contract import Job
+from omnibus.executor.runner import Job
 from tests.unit.gateway.house import FILMER, TEXT, House, error, house
 from tests.unit.gateway.videos.studio import (
     ASKED,

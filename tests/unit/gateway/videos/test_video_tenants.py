@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.gateway.tenancy.tenant import NOBODY, Tenant, acting
-from services.gateway.videos import work
+from services.gateway.videos import job_payload
 from tests.unit.gateway.videos.studio import ASKED, Studio, asked, becomes, fetched, stored, studio, told
 
 A, B = Tenant("a", 3.0), Tenant("b")
@@ -64,10 +64,10 @@ async def test_who_asked_and_its_weight_are_written_down(place: Studio, valkey_u
         id = (await asked(place.first))["id"]
 
     async with stored(valkey_url) as store:
-        job = await store.job(work.KIND, id)
+        job = await store.job(job_payload.KIND, id)
 
     assert job is not None
-    assert (work.decode(job).tenant, work.decode(job).weight) == ("a", 3.0)
+    assert (job_payload.decode(job).tenant, job_payload.decode(job).weight) == ("a", 3.0)
 
 
 async def test_a_tenant_that_takes_all_places_leaves_those_of_others(place: Studio):

@@ -5,9 +5,9 @@ from typing import Any
 
 from omnibus.plan import ModelPlan
 from omnibus.profile import ModelProfile, OptionProfile, TypeProfile, Work
-from services.planner.asked import Goals, GpuType, Machine, PlannedModel
-from services.planner.model import Declared, Model
-from services.planner.planned.planner import Planner
+from services.planner.declared.model import Declared, Model
+from services.planner.declared.planned_spec import Goals, GpuType, Machine, PlannedModel
+from services.planner.optimize.planner import Planner
 
 SEEN, TEXT = "vision+thinker", "thinker"
 EIGHT = {"H100": GpuType(8, 80.0)}

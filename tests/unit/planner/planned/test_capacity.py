@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from services.planner.asked import Goals, GpuType
-from services.planner.planned.load import ModelLoad
+from services.planner.declared.planned_spec import Goals, GpuType
+from services.planner.optimize.load import ModelLoad
 from tests.unit.planner.planned.house import SEEN, TEXT, E, L, option, planner, profile, replicas
 
 IMAGES = {"q": ModelLoad(4.0, {SEEN: 1.0})}

@@ -3,8 +3,8 @@
 import pytest
 
 from omnibus.profile import Line, Point, TypeProfile
-from services.planner.asked import GpuType, Machine
-from services.planner.planned.load import ModelLoad
+from services.planner.declared.planned_spec import GpuType, Machine
+from services.planner.optimize.load import ModelLoad
 from services.planner.solve.problem import Infeasible
 from tests.unit.planner.planned.house import (
     EIGHT,

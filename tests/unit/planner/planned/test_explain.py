@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from omnibus.cli.plantexts import shown
+from omnibus.cli.format.plan import shown
 from omnibus.plan import Plan, decode, encode
-from services.planner.asked import GpuType
-from services.planner.planned.explain import waiting
-from services.planner.planned.load import ModelLoad
-from services.planner.planned.result import Planned
+from services.planner.declared.planned_spec import GpuType
+from services.planner.optimize.explain import waiting
+from services.planner.optimize.load import ModelLoad
+from services.planner.optimize.result import Planned
 from tests.unit.planner.planned.house import EL, SEEN, SPLIT, TEXT, E, L, goals, planner, profile, split
 
 

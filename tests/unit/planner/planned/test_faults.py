@@ -8,9 +8,9 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.profile import KeyValues
-from services.planner import declare
-from services.planner.asked import GpuType, Machine, check_gpus
-from services.planner.planned.planner import Planner
+from services.planner.declared import declarations_file
+from services.planner.declared.planned_spec import GpuType, Machine, check_gpus
+from services.planner.optimize.planner import Planner
 from services.planner.solve.problem import Infeasible
 from tests.unit.planner.planned.house import EIGHT, EL, MIXED, SEEN, E, L, goals, model, option, planner, profile, types
 
@@ -44,10 +44,10 @@ def test_a_fault_of_a_declaration_names_the_model_and_the_field(asked: dict[str,
 @pytest.mark.parametrize("field", ["options", "paths"])
 def test_a_planned_model_has_no_deployment_of_its_own(field: str):
     told = {"options": {"L": {"components": ["thinker"], "service": "llm"}}, "paths": [{"options": ["L"]}]}[field]
-    declared = msgspec.convert({**DECLARED, field: told, "planned": {}}, declare.Declared)
+    declared = msgspec.convert({**DECLARED, field: told, "planned": {}}, declarations_file.Declared)
 
     with pytest.raises(BadRequest, match=f"model q: is planned, so it may not have '{field}' as well"):
-        declare.plans({"q": declared})
+        declarations_file.plans({"q": declared})
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 from omnibus.errors import BadRequest
 from omnibus.plan import ModelPlan, Option
 from omnibus.profile import ModelProfile
-from services.planner.asked import GpuType
-from services.planner.model import Model
-from services.planner.planned.load import ModelLoad
-from services.planner.planned.planner import Planner, usable
+from services.planner.declared.model import Model
+from services.planner.declared.planned_spec import GpuType
+from services.planner.optimize.load import ModelLoad
+from services.planner.optimize.planner import Planner, usable
 from services.planner.solve.problem import Infeasible
 from tests.unit.planner.planned.house import EIGHT, SEEN, TEXT, E, L, gpus_of, model, option, profile, rates, replicas
 

@@ -8,10 +8,10 @@ import pytest
 
 from omnibus.plan import ModelPlan, choose
 from omnibus.profile import ModelProfile, TypeProfile
-from services.planner.asked import GpuType
-from services.planner.model import Model
-from services.planner.planned.load import ModelLoad
-from services.planner.planned.planner import Planner
+from services.planner.declared.model import Model
+from services.planner.declared.planned_spec import GpuType
+from services.planner.optimize.load import ModelLoad
+from services.planner.optimize.planner import Planner
 from tests.unit.planner.planned.house import (
     EL,
     SEEN,

@@ -6,9 +6,9 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.profile import KeyValues, Line, ModelProfile, OptionProfile, TypeProfile
-from services.planner.asked import GpuType
-from services.planner.planned.memory import Memory
-from services.planner.planned.seconds import Costs
+from services.planner.declared.planned_spec import GpuType
+from services.planner.optimize.cost_model import Costs
+from services.planner.optimize.kv_memory import Memory
 from tests.unit.planner.planned.house import EL, MIXED, SEEN, TEXT, E, L, option, profile
 
 BOTH = ("vision", "thinker")

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from omnibus import catalog
 from omnibus import profile as profiles
-from omnibus.cli.plantexts import shown
+from omnibus.cli.format.plan import shown
 from omnibus.errors import BadRequest
+from omnibus.families import catalog
 from omnibus.plan import Plan
 from omnibus.profile import ModelProfile
 from tests.unit.planner.apps import app, task

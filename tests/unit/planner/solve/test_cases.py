@@ -7,8 +7,8 @@ import pytest
 
 from omnibus.errors import BadRequest
 from services.planner.solve import answers, cases
+from services.planner.solve.constraints import counted
 from services.planner.solve.solver import Solver
-from services.planner.solve.terms import counted
 
 CASES = Path(__file__).parents[1] / "cases.json"
 #: What others may answer differently, or tell beside the answer.

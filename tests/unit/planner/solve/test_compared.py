@@ -5,14 +5,14 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.plan import Path, choose
-from services.planner.solve import baselines, slo
-from services.planner.solve.explain import explain
-from services.planner.solve.joint import Part, joined
-from services.planner.solve.network import lattice
-from services.planner.solve.options import Gpu, every
+from services.planner.solve import baselines, utilisation
+from services.planner.solve.constraints import Terms
+from services.planner.solve.enumerate import Gpu, every
+from services.planner.solve.flow_network import lattice
+from services.planner.solve.multi_model import Part, joined
 from services.planner.solve.problem import Infeasible, Option, Problem, RequestType
+from services.planner.solve.sensitivity import explain
 from services.planner.solve.solver import Solver
-from services.planner.solve.terms import Terms
 from tests.unit.planner.solve import worlds
 
 
@@ -115,14 +115,14 @@ def test_a_monolith_is_one_of_the_answers():
 
 
 def test_more_replicas_may_always_do_more():
-    for way in slo.UTILISATION:
-        work = slo.admissible(way, 20)
+    for way in utilisation.UTILISATION:
+        work = utilisation.admissible(way, 20)
 
         assert list(work) == sorted(work)
         assert all(each <= count for count, each in enumerate(work, 1))
-    assert slo.admissible("shortest-queue", 3) == pytest.approx((0.49, 1.44, 3 * (0.72 + 0.87) / 2))
+    assert utilisation.admissible("shortest-queue", 3) == pytest.approx((0.49, 1.44, 3 * (0.72 + 0.87) / 2))
     with pytest.raises(BadRequest, match="'best' is no way to choose"):
-        slo.admissible("best", 3)
+        utilisation.admissible("best", 3)
 
 
 # Explanations

@@ -5,12 +5,12 @@ import math
 import pytest
 
 from omnibus.errors import BadRequest
-from services.planner.solve.network import lattice, listed_paths
-from services.planner.solve.options import Gpu, bounded, every, kv_rate
+from services.planner.solve.constraints import Terms
+from services.planner.solve.cost_fit import Line, Measured, direct, fit
+from services.planner.solve.enumerate import Gpu, bounded, every, kv_rate
+from services.planner.solve.flow_network import lattice, listed_paths
 from services.planner.solve.problem import Infeasible, Option, Problem, RequestType, check
-from services.planner.solve.profile import Line, Measured, direct, fit
 from services.planner.solve.solver import Solver
-from services.planner.solve.terms import Terms
 
 
 def problem(options=None, types=None, order=(("E", "L"),), components=("E", "L"), **more):

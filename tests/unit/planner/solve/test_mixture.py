@@ -6,10 +6,10 @@ import pytest
 
 from omnibus.errors import BadRequest
 from services.planner.solve import cells, mixture
+from services.planner.solve.constraints import Terms
 from services.planner.solve.mixture import Cell
 from services.planner.solve.problem import Infeasible
 from services.planner.solve.solver import Solver
-from services.planner.solve.terms import Terms
 from tests.unit.planner.solve import worlds
 
 

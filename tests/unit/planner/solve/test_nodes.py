@@ -9,10 +9,10 @@ from scipy.optimize import linprog
 
 from omnibus.errors import BadRequest
 from services.planner.solve import placement, topology
-from services.planner.solve.network import lattice, listed_paths
+from services.planner.solve.constraints import Node, Terms
+from services.planner.solve.flow_network import lattice, listed_paths
 from services.planner.solve.problem import Infeasible, Option, Problem, RequestType
 from services.planner.solve.solver import Solver
-from services.planner.solve.terms import Node, Terms
 from tests.unit.planner.solve import worlds
 
 

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from omnibus.errors import BadRequest, DeadlineExceeded
-from services.planner.solve.network import lattice, listed_paths
+from services.planner.solve.constraints import Terms
+from services.planner.solve.flow_network import lattice, listed_paths
 from services.planner.solve.problem import Infeasible, Option, RequestType
 from services.planner.solve.replan import replan
 from services.planner.solve.solver import Solver
-from services.planner.solve.terms import Terms
 from tests.unit.planner.solve import worlds
 from tests.unit.planner.solve.worlds import gpus, model, omni_network, two
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from omnibus.errors import BadRequest
-from services.planner.solve import slo
-from services.planner.solve.network import lattice
+from services.planner.solve import utilisation
+from services.planner.solve.constraints import Terms, mixes, supply
+from services.planner.solve.flow_network import lattice
 from services.planner.solve.problem import Infeasible, Option
 from services.planner.solve.replan import replan
 from services.planner.solve.solver import Solver
-from services.planner.solve.terms import Terms, mixes, supply
 from tests.unit.planner.solve.worlds import gpus, model, two
 
 
@@ -69,10 +69,10 @@ def test_the_most_under_scenarios_is_the_most_under_the_worst():
     assert found.rate == pytest.approx(max(served for vector, served in rates.items() if sum(vector) <= 4))
 
 
-@pytest.mark.parametrize("way", slo.UTILISATION)
+@pytest.mark.parametrize("way", utilisation.UTILISATION)
 def test_admissible_work_bounds_what_replicas_are_given(way):
     solver = two(alpha=1.3)
-    admissible = {name: slo.admissible(way, 8) for name in ("E", "L", "EL")}
+    admissible = {name: utilisation.admissible(way, 8) for name in ("E", "L", "EL")}
     rates = brute(solver, Terms(admissible=admissible), 4)
     for rate in (1.1, 2.4):
         found = solver.least(rate, Terms(admissible=admissible))
@@ -153,16 +153,16 @@ def test_a_group_does_without_gpus_of_its_own_when_it_serves_as_well():
 
 
 def test_what_one_replica_keeps_is_scaled_by_what_others_gain():
-    work = slo.scaled(0.4, "shortest-queue", 4)
+    work = utilisation.scaled(0.4, "shortest-queue", 4)
 
     assert work == pytest.approx(
         (0.4, 2 * 0.4 * 0.72 / 0.49, 3 * 0.4 * (0.72 + 0.87) / 2 / 0.49, 4 * 0.4 * 0.87 / 0.49)
     )
-    assert slo.scaled(1.0, "shortest-queue", 3) == (1.0, 2.0, 3.0)
-    assert slo.scaled(0.4, "random", 3) == pytest.approx((0.4, 0.8, 1.2))
+    assert utilisation.scaled(1.0, "shortest-queue", 3) == (1.0, 2.0, 3.0)
+    assert utilisation.scaled(0.4, "random", 3) == pytest.approx((0.4, 0.8, 1.2))
 
 
 @pytest.mark.parametrize(("alone", "choice"), [(0.0, "random"), (1.5, "random"), (0.5, "best")])
 def test_a_part_that_one_replica_cannot_be_busy_for_is_refused(alone, choice):
     with pytest.raises(BadRequest):
-        slo.scaled(alone, choice, 4)
+        utilisation.scaled(alone, choice, 4)

@@ -5,10 +5,10 @@ from itertools import combinations, pairwise
 
 import msgspec
 
-from services.planner.solve.network import Network, lattice, listed_paths
+from services.planner.solve.constraints import Terms
+from services.planner.solve.flow_network import Network, lattice, listed_paths
 from services.planner.solve.problem import Option, Problem, RequestType
 from services.planner.solve.solver import Solver
-from services.planner.solve.terms import Terms
 from tests.unit.planner.solve.exact import World
 
 

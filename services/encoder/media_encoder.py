@@ -1,0 +1,211 @@
+"""The engine of an encoder component: media bytes in, one embedding out, batched across requests."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Event
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from omnibus.errors import BadMedia, BadRequest
+from omnibus.executor.runner import Item, Job
+from omnibus.executor.step_budget import NONE, Goals, Sizes, found
+from omnibus_models.contract import Encoder, Prepared
+from omnibus_models.limits import CANCELLED
+from services.component import Hosted, Source, by_size
+from services.encoder.batcher import Batcher, Loop
+from services.encoder.cache_key import Identity
+from services.encoder.calibration import sample
+from services.encoder.embedding_cache import Result, Results
+
+
+@dataclass(frozen=True)
+class EncodeSettings:
+    """Limits of one encoder.
+
+    ``items`` and ``tokens``: most media items and output tokens in one batch. ``decoders``: threads
+    that decode media. ``threads``: of torch in the compute thread. ``goals``: what ``tokens`` is lowered for.
+    ``cache``: bytes of embeddings that are kept by content; 0: none, and equal items are computed each.
+    """
+
+    items: int = 16
+    tokens: int = 16384
+    decoders: int = 2
+    threads: int = 1
+    goals: Goals = NONE
+    cache: int = 0
+
+
+#: Bytes that are hashed in the event loop; more take a thread.
+_INLINE = 1 << 16
+
+
+class _Media(NamedTuple):
+    """One file, whose it is, and whether it is looked at as one that is alone in its request."""
+
+    data: memoryview
+    modality: str
+    salt: str
+    alone: bool
+
+
+class SharedLoop(Loop, Protocol):
+    """The loop of a language model in the same process."""
+
+    @property
+    def decode_seconds(self) -> float:
+        """Longest time of the language model's part of a step, in seconds."""
+
+    async def load(self) -> None:
+        """Be ready; whoever calls this calls ``close`` too."""
+
+    async def close(self) -> None: ...
+
+
+class EncodeRunner(Hosted[Encoder]):
+    """A ``Runner`` for vision and audio encoders.
+
+    Input: ``media``, an ``Item`` whose array is the file (uint8) and whose data holds ``modality``.
+    Output: ``embedding``, float32 [n_tokens, H] with ``modality`` and the family's meta. With a ``loop`` that
+    one says which items go into which step. Media of one content and ``salt`` are encoded once while they come
+    together or the embedding is kept.
+    """
+
+    def __init__(
+        self,
+        component: str,
+        family: str,
+        checkpoint: Path,
+        device: str,
+        dtype: str,
+        settings: EncodeSettings,
+        loop: SharedLoop | None = None,
+    ) -> None:
+        # On a GPU the language model's kernels run beside these.
+        super().__init__(
+            Source(component, family, checkpoint, device, dtype), settings.threads, beside=loop is not None
+        )
+        self._settings = settings
+        self._loop = loop
+        self._decoders = ThreadPoolExecutor(settings.decoders, f"{component}-decode", torch.set_num_threads, (1,))
+        self._batcher = Batcher(
+            self._batch, items=settings.items, tokens=settings.tokens, loop=loop, patience=settings.goals.first
+        )
+        self._results: Results[Prepared] | None = None
+        if settings.cache:
+            self._results = Results(settings.cache, self._batcher.encode, component)
+        self._identity: Identity
+
+    @property
+    def keeps(self) -> bool:
+        """True if equal media cost less here the second time."""
+        return self._results is not None
+
+    async def run(self, job: Job) -> None:
+        media = self._media(await job.value("media"), job)
+        if self._results is None:
+            result = await self._batcher.encode(await self._read(media))
+        else:
+            result = await self._once(self._results, media)
+        await job.put("embedding", result.meta, result.embeds)
+
+    async def _begin(self) -> None:
+        if self._results is not None:
+            self._identity = await asyncio.to_thread(Identity, *self._source)
+        if self._loop is not None:
+            await self._loop.load()
+        if self._settings.goals:
+            await self._compute(self._measure)
+        if self._loop is None:
+            self._serve(self._batcher.serve())
+
+    async def _end(self) -> None:
+        if self._results is not None:
+            await self._results.close()
+        if self._loop is not None:
+            await self._loop.close()
+        await asyncio.to_thread(self._decoders.shutdown, cancel_futures=True)
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "parameters": self.model.parameters,
+            "waiting": self._batcher.waiting,
+            "batches": by_size(self._batcher.sizes),
+            **({"cache": self._results.stats()} if self._results is not None else {}),
+        }
+
+    def _media(self, media: Any, job: Job) -> _Media:
+        if not isinstance(media, Item) or media.array is None:
+            raise BadMedia("the media came without its bytes; upload it again", param="media")
+        modality = media.data.get("modality")
+        if modality not in self.model.modalities:
+            known = ", ".join(sorted(self.model.modalities))
+            raise BadRequest(f"this encoder reads {known}, not {modality}", param="media")
+        alone = modality not in self.model.closer or _alike(job, modality) < 2
+        return _Media(media.array.data, modality, str(media.data.get("salt", "")), alone)
+
+    async def _once(self, results: Results[Prepared], media: _Media) -> Result:
+        key = partial(self._identity.key, *media)
+        found = key() if media.data.nbytes <= _INLINE else await asyncio.to_thread(key)
+        return await results.get(found, partial(self._read, media))
+
+    async def _read(self, media: _Media) -> Prepared:
+        loop = asyncio.get_running_loop()
+        args = (media.data, media.modality, *(() if media.alone else (False,)))
+        cancelled = Event()
+        try:
+            return await loop.run_in_executor(self._decoders, self._prepare, cancelled, *args)
+        finally:
+            cancelled.set()  # a decoder whose job is over has others to serve
+
+    def _prepare(self, cancelled: Event, *args: Any) -> Prepared:
+        token = CANCELLED.set(cancelled)
+        try:
+            return self.model.prepare(*args)
+        finally:
+            CANCELLED.reset(token)
+
+    async def _batch(self, items: Sequence[Prepared]) -> list[Result]:
+        return await self._compute(self._encode, items)
+
+    def _encode(self, items: Sequence[Prepared]) -> list[Result]:
+        return [
+            Result({"modality": item.modality, **one.meta}, _own(one.embeds.float().cpu()).numpy())
+            for item, one in zip(items, self.model.encode(items), strict=True)
+        ]
+
+    def _measure(self) -> None:
+        """Lower the batch's tokens to what the goals leave time for."""
+        budget, item = self._batcher.budget, sample(self.model)
+        size = max(1, int(item.meta["n_tokens"]))
+        most = max(1, budget.alone // size)
+
+        def seconds(count: int) -> float:
+            begin = perf_counter()
+            self._encode([item] * count)  # to numpy: the device has finished
+            return perf_counter() - begin
+
+        seconds(1)  # pay for whatever the first pass costs
+        decode = 0.0 if self._loop is None else self._loop.decode_seconds
+        beside, alone = found(seconds, self._settings.goals, decode, Sizes(1, most, most))
+        self._batcher.budget = budget._replace(beside=beside * size, alone=alone * size)
+
+
+def _alike(job: Job, modality: str) -> int:
+    """Count the items of ``modality`` with the same destination as that of ``job``.
+
+    An item that another node makes may be of any modality, so it is counted.
+    """
+    given = [media for peer in job.peers if isinstance(media := peer.get("media"), dict)]
+    return sum(media.get("modality", modality) == modality for media in given)
+
+
+def _own(rows: Tensor) -> Tensor:
+    """``rows`` by themselves: one that is kept must not keep its whole batch in memory."""
+    return rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows

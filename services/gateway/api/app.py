@@ -1,0 +1,187 @@
+"""HTTP: a FastAPI application, and in front of it what models answer as plain ASGI; chat is the one hot path."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from omnibus import __version__
+from omnibus.errors import NotFound, OmnibusError, Rejected
+from omnibus.metrics import exposition
+from omnibus.settings import GatewaySettings
+from services.gateway.api.chat_completions import ChatRoute
+from services.gateway.api.models import ModelRoutes
+from services.gateway.api.routes import Table
+from services.gateway.apps import openapi_document
+from services.gateway.apps.invoke_route import called
+from services.gateway.apps.routes import INVOKE, Routes
+from services.gateway.apps.service import Apps
+from services.gateway.console.routes import Console
+from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.http.connection import WHOLE
+from services.gateway.http.exchange import problem
+from services.gateway.http.open_requests import OpenRequests
+from services.gateway.openai import openapi
+from services.gateway.openai.errors import error_body
+from services.gateway.routing.router import Router
+from services.gateway.tasks.chat import Chat
+from services.gateway.tenancy import body_budget
+
+log = logging.getLogger(__name__)
+
+_LATER: dict[int | str, dict[str, Any]] = {503: {"description": "Some cannot: `missing` names them."}}
+
+
+class Frontend:
+    """The HTTP routes over a chat app, its router and dispatcher; with ``apps`` also those of other apps."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        chat: Chat,
+        router: Router,
+        dispatcher: Dispatcher,
+        table: Table,
+        apps: Apps | None = None,
+        guard: Callable[[ASGIApp], ASGIApp] | None = None,
+        console: Console | None = None,
+    ) -> None:
+        self._settings = settings
+        self._chat = ChatRoute(settings, chat, apps.chats if apps is not None else None, table.draw, table.translate)
+        self._router = router
+        self._dispatcher = dispatcher
+        self._table = table
+        self._apps = apps
+        self._guard = guard
+        if apps is not None:
+            table.serve(apps.chats)
+        self._console = console
+        #: What is being answered at the moment.
+        self.requests = OpenRequests()
+
+    def application(self) -> ASGIApp:
+        """Everything that this gateway answers."""
+        rest = self._fastapi()
+        posts: dict[str, ASGIApp] = {**self._table.posts, openapi.PATH: self._chat}
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            route = posts.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+            if route is not None:
+                await route(scope, receive, send)
+            elif scope["type"] == "http" and not scope["path"].isprintable():
+                # A route's pattern would match in front of a line's end, so the path names something else.
+                await problem(send, NotFound("there is nothing at this path"))
+            elif self._apps is not None and scope["type"] == "http" and (name := called(scope)):
+                await self._apps.invoke(name, scope, receive, send)
+            else:
+                await rest(scope, receive, send)
+
+        counted = self._counted(application)
+        return self.requests.around(self._guard(counted) if self._guard is not None else counted)
+
+    def _counted(self, application: ASGIApp) -> ASGIApp:
+        """``application`` with the bytes of bodies counted until they are answered."""
+        budget = body_budget.BodyBudget(self._settings)
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            upload = body_budget.begin(budget, WHOLE in scope)
+            try:
+                await application(scope, receive, send)
+            finally:
+                upload.release()
+
+        return counted
+
+    def _fastapi(self) -> FastAPI:
+        app = FastAPI(title="Omnibus", version=__version__, docs_url=None, redoc_url=None)
+        app.add_api_route("/health", self.health, methods=["GET"], summary="The process lives")
+        app.add_api_route(
+            "/readyz", self.readyz, methods=["GET"], summary="Every stage can make progress", responses=_LATER
+        )
+        app.add_api_route("/version", self.version, methods=["GET"], summary="Version and plan epoch")
+        app.add_route("/metrics", self.metrics, methods=["GET"], include_in_schema=False)
+        for path in (openapi.PATH, *self._table.posts):
+            app.add_route(path, _not_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+        ModelRoutes(self._router, self._apps.registry if self._apps is not None else None).add(app)
+        self._table.files.add(app)
+        self._table.videos.add(app)
+        if self._console is not None:
+            self._console.add(app)
+        self._table.invocations.add(app)
+        app.add_route(openapi.EVENTS, _Events(self._chat), methods=["GET"], include_in_schema=False)  # type: ignore[arg-type]
+        app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
+        if self._apps is not None:
+            Routes(self._settings, self._apps.control).add(app)
+            app.add_route(INVOKE, _not_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+        generated = app.openapi
+        app.openapi = lambda: self._documented(_with_models(generated()))  # type: ignore[method-assign]
+        return app
+
+    def _documented(self, whole: dict[str, Any]) -> dict[str, Any]:
+        if self._apps is None:
+            return whole
+        return openapi_document.add(whole, self._apps.registry.records.values())
+
+    # Routes
+
+    async def health(self) -> dict[str, str]:
+        return {"status": "ok"}
+
+    async def version(self) -> dict[str, Any]:
+        return {"version": __version__, "epoch": self._router.plan.epoch if self._router.plan else 0}
+
+    async def readyz(self) -> JSONResponse:
+        """200 when every stage of every model can make progress, else 503 naming those that cannot."""
+        plan = self._router.plan
+        missing: dict[str, dict[str, str]] = {}
+        for name, model in plan.models.items() if plan is not None else ():
+            if model.apps:  # what one app brings must not stop all others
+                continue
+            stages = self._router.stages(name)
+            bad = {part: stages.get(part, "no executor") for part in model.components if stages.get(part) != "ok"}
+            if bad:
+                missing[name] = bad
+        bus = self._dispatcher.connected
+        starting = self._apps.registry.starting if self._apps is not None else []
+        stopping = self.requests.stopping
+        ready = plan is not None and not missing and bus and not starting and not stopping
+        body = {"ready": ready, "epoch": plan.epoch if plan else 0, "bus": bus, "missing": missing}
+        if starting:
+            body["apps"] = starting
+        if stopping:
+            body["stopping"] = True
+        return JSONResponse(body, 200 if ready else 503)
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+class _Events:
+    """A streamed answer from where its client lost it, as plain ASGI."""
+
+    def __init__(self, chat: ChatRoute) -> None:
+        self._chat = chat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._chat.resume(scope, receive, send)
+
+
+async def _not_post(_: Request) -> Response:
+    raise HTTPException(405, "send a POST", headers={"Allow": "POST"})
+
+
+async def _http_error(_: Request, error: HTTPException) -> Response:
+    kind: type[OmnibusError] = NotFound if error.status_code == 404 else Rejected
+    typed = kind(str(error.detail))
+    return Response(error_body(typed), error.status_code, media_type="application/json", headers=error.headers)
+
+
+def _with_models(document: dict[str, Any]) -> dict[str, Any]:
+    document.setdefault("paths", {}).update(openapi.openapi_paths())
+    document.setdefault("components", {}).setdefault("schemas", {}).update(openapi.openapi_components())
+    return document

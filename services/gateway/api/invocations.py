@@ -1,0 +1,62 @@
+"""``/v1/invocations``: the recorded ends of requests, for operators: ``services.gateway.replay.history``."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from omnibus.errors import BadRequest
+from omnibus.settings import GatewaySettings
+from services.gateway.auth.admin import Admin
+from services.gateway.http.handlers import by_method, json_response
+from services.gateway.replay.history import MOST, History, Query
+
+LIST, ONE = "/v1/invocations", "/v1/invocations/{id}"
+_STATUSES = ("", "running", "done", "failed", "cancelled", "expired")
+
+
+class Invocations:
+    """Adds the routes over ``history`` to an application."""
+
+    def __init__(self, settings: GatewaySettings, history: History) -> None:
+        self._admin = Admin(settings)
+        self._history = history
+
+    def add(self, app: FastAPI) -> None:
+        routes: dict[str, dict[str, Any]] = {LIST: {"GET": self._list}, ONE: {"GET": self._one}}
+        for path, handlers in routes.items():
+            app.add_route(path, by_method(handlers), methods=list(handlers), include_in_schema=False)
+
+    async def _list(self, request: Request) -> Response:
+        self._admin.control(request.headers)
+        return json_response(await self._history.page(_query(request)))
+
+    async def _one(self, request: Request) -> Response:
+        self._admin.control(request.headers)
+        return json_response(await self._history.one(request.path_params["id"]))
+
+
+def _query(request: Request) -> Query:
+    given = dict(request.query_params)
+    unknown = set(given) - {"q", "model", "app", "status", "limit", "before"}
+    if unknown:
+        raise BadRequest(f"there is no parameter {min(unknown)[:80]!r}", param=min(unknown)[:80])
+    status = given.get("status", "")
+    if status not in _STATUSES:
+        raise BadRequest(f"status is one of {', '.join(_STATUSES[1:])}", param="status")
+    return Query(
+        words=tuple(given.get("q", "").split()),
+        model=given.get("model", ""),
+        app=given.get("app", ""),
+        status=status,
+        limit=_number(given, "limit", 50, 1, MOST),
+        before=_number(given, "before", 0, 0, 1 << 62),
+    )
+
+
+def _number(given: dict[str, str], name: str, default: int, least: int, most: int) -> int:
+    text = given.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
+        raise BadRequest(f"{name} is a whole number from {least} to {most}", param=name)
+    return int(text)

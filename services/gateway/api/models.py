@@ -1,0 +1,59 @@
+"""``/v1/models``: the models of the plan, and those that apps bring."""
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from omnibus.errors import NotFound
+from services.gateway.apps.served_apps import Registry
+from services.gateway.http.handlers import Handler, by_method, json_response
+from services.gateway.openai.models import PATH, ModelList, ModelObject
+from services.gateway.routing.router import Router
+
+_OWN = "omnibus"
+
+
+class ModelRoutes:
+    """Adds the routes over what ``router`` and ``registry`` know to an application."""
+
+    def __init__(self, router: Router, registry: Registry | None) -> None:
+        self._router = router
+        self._registry = registry
+
+    def add(self, app: FastAPI) -> None:
+        # The names of models may hold slashes, and clients may send them as they are.
+        routes: dict[str, dict[str, Handler]] = {
+            PATH: {"GET": self._list},
+            f"{PATH}/{{model:path}}": {"GET": self._show},
+        }
+        for path, handlers in routes.items():
+            app.add_route(path, by_method(handlers), methods=list(handlers), include_in_schema=False)
+
+    async def _list(self, _: Request) -> Response:
+        self._check_read()
+        return json_response(ModelList(data=list(self._known().values())))
+
+    async def _show(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        found = self._known().get(name)
+        if found is None:
+            self._check_read()
+            raise NotFound(
+                f"The model '{name[:256]}' does not exist here: /v1/models lists those that do.", param="model"
+            )
+        return json_response(found)
+
+    def _check_read(self) -> None:
+        """Raise ``StageUnavailable`` while this gateway does not know yet what apps bring."""
+        if self._registry is not None:
+            self._registry.check_read()
+
+    def _known(self) -> dict[str, ModelObject]:
+        plan = self._router.plan
+        at = int(plan.created) if plan is not None else 0
+        models = plan.models.items() if plan is not None else ()
+        known = {name: ModelObject(id=name, created=at, owned_by=_OWN) for name, each in models if not each.apps}
+        for app in self._registry.models() if self._registry is not None else ():
+            brought = ModelObject(id=app.model, created=int(app.created), owned_by=app.name)
+            known.setdefault(app.model, brought)
+        return known

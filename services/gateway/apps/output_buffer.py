@@ -1,0 +1,113 @@
+"""Outputs that pass between a call's worker and its client: those of nodes on their way to the worker, and
+those of the worker on their way to the client."""
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from omnibus.errors import AppFailed, OmnibusError, ProtocolError
+from omnibus.graph import UNREADABLE
+from omnibus.task import Source
+from omnibus.tensors.item import Item
+from services.gateway.dispatch.streams import Incoming
+
+#: Bytes of arrays that one message brings to a worker; a larger array travels alone.
+BATCH = 16 << 20
+
+
+class Outgoing:
+    """An output of a node that the worker may read, or hand to the client as it is: one of the two."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.begun = False  # the worker has read of it
+        self.busy = False  # the worker waits for it
+        self._rest: list[Item] = []
+
+    async def next(self) -> list[Item]:
+        """The next items that go into one message; none after the last. Raises what made the output fail."""
+        items, self._rest = self._rest or await self.source.next(), []
+        nbytes = 0
+        for index, item in enumerate(items):
+            nbytes += item.array.nbytes if item.array is not None else 0
+            if nbytes > BATCH and index:
+                self._rest = items[index:]
+                return items[:index]
+        return items
+
+
+class _Text(msgspec.Struct, forbid_unknown_fields=True):
+    text: str = ""
+    ids: list[int] = []
+    finish_reason: Literal["", "stop", "length", "content_filter", "tool_calls", "function_call"] = ""
+    usage: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
+
+
+class _Sound(msgspec.Struct, forbid_unknown_fields=True):
+    rate: Annotated[int, msgspec.Meta(ge=1000, le=768_000)]
+
+
+_KINDS: dict[str, type[msgspec.Struct]] = {"text": _Text, "audio": _Sound}
+
+
+class Given(Incoming):
+    """An output of a chat that the app makes itself. ``took`` is told how many bytes were read of it."""
+
+    def __init__(self, app: str, name: str, took: Callable[[int], None]) -> None:
+        super().__init__()
+        self._app = app
+        self._name = name
+        self._took = took
+        self._nbytes = 0
+
+    def give(self, items: list[Item], nbytes: int) -> None:
+        """Items of one message. Those that no client could be sent make it fail."""
+        self._nbytes += nbytes
+        try:
+            for item in items:
+                self._check(item)
+                self.add(item)
+        except OmnibusError as error:
+            self.fail(error)
+        self.wake()
+
+    def take(self) -> list[Item]:
+        items = super().take()
+        nbytes, self._nbytes = self._nbytes, 0
+        if nbytes:
+            self._took(nbytes)
+        return items
+
+    def _check(self, item: Item) -> None:
+        try:
+            msgspec.convert(item.data, _KINDS[self._name])
+        except msgspec.ValidationError as error:
+            raise AppFailed(f"the app {self._app} gave {self._name} that cannot be sent: {error}") from error
+        sound = item.array is not None and item.array.ndim == 1 and item.array.dtype == np.float32
+        if sound != (self._name == "audio") or (item.array is not None and not sound):
+            raise AppFailed(f"the app {self._app} gave {self._name} that cannot be sent: its array is none of its kind")
+
+
+def names(body: bytes) -> list[str]:
+    """The outputs that a chat's answer names. Raises ``ProtocolError``."""
+    try:
+        found = msgspec.json.decode(body, type=list[str])
+    except UNREADABLE as error:
+        raise ProtocolError(f"a chat's answer names no outputs: {error}") from error
+    if len(set(found)) != len(found) or not set(found) <= _KINDS.keys():
+        raise ProtocolError(f"a chat's answer has {', '.join(_KINDS)}, not {', '.join(found)[:80]!r}")
+    return found
+
+
+def checked(body: bytes) -> bytes:
+    """``body`` if it is JSON on one line, as answers and parts are. Raises ``ProtocolError``."""
+    try:
+        body.decode()
+        msgspec.json.decode(body, type=msgspec.Raw)
+    except UNREADABLE as error:
+        raise ProtocolError(f"the answer is not valid JSON: {error}") from error
+    if b"\n" in body or b"\r" in body:
+        raise ProtocolError("an answer has several lines: it would break the stream that carries it")
+    return body

@@ -1,0 +1,266 @@
+"""Registering, updating and unregistering apps, at any gateway; the others follow by the store.
+
+The worker of a new version is started first: it says what the app is. When that is accepted, its own unit
+tasks have executors, and the record is in the store, the app is registered; until then nothing has changed.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from omnibus import app_record as records
+from omnibus.app.module_loader import UPLOAD
+from omnibus.app.protocol import Description
+from omnibus.app_record import AppRecord, AppSource, plainly
+from omnibus.errors import AppFailed, BadRequest, Conflict, DeadlineExceeded, NotFound, TooLarge
+from omnibus.settings import GatewaySettings
+from omnibus.store import AppConflict, Store
+from services.gateway.apps import source_policy, task_bindings
+from services.gateway.apps.pending_versions import DRAINING, STARTING, Aside
+from services.gateway.apps.response_schemas import (
+    CHAT_REQUEST,
+    AppDeleted,
+    AppDetail,
+    AppView,
+    SourceView,
+    TaskOfApp,
+    TaskView,
+)
+from services.gateway.apps.served_apps import Registry
+from services.gateway.apps.worker_supervisor import Host
+from services.gateway.routing.router import Router
+
+log = logging.getLogger(__name__)
+
+#: Seconds until this gateway must have seen what it wrote.
+SEEN_WITHIN = 10.0
+#: Bytes that a record may have.
+LARGEST = 256 << 10
+#: Seconds between two looks at whether executors have come.
+LOOK = 0.05
+
+
+class Control:
+    """Operations of the control routes. Nothing here is locked: the store decides which of two changes was first."""
+
+    def __init__(self, settings: GatewaySettings, store: Store, registry: Registry, router: Router) -> None:
+        self._settings = settings
+        self._store = store
+        self.registry = registry
+        self._router = router
+        self._aside = Aside(settings, store)
+
+    # Looking
+
+    def apps(self) -> tuple[AppView, ...]:
+        """All apps in brief. Raises ``StageUnavailable`` before they were read."""
+        self.registry.check_read()
+        return tuple(self._brief(record) for _, record in sorted(self.registry.records.items()))
+
+    def show(self, name: str) -> AppDetail:
+        """All about one app. Raises ``NotFound``."""
+        record = self.registry.records.get(name)
+        if record is None:
+            self.registry.check_read()
+            there = ", ".join(sorted(self.registry.records)) or "none"
+            raise NotFound(f"there is no app {name[:80]!r}; there is {there}", param="name")
+        return self._full(record)
+
+    def tasks(self) -> tuple[TaskView, ...]:
+        """Every unit task of the plan and the apps."""
+        return task_bindings.tasks(self._router, self.registry.everything)
+
+    # Changing
+
+    async def register(self, body: bytes) -> tuple[AppDetail, bool]:
+        """Register the app that ``body`` names; returns it and whether it is new.
+
+        The same source with the same description is registered already. Raises ``Rejected`` for one that cannot
+        be served, ``Conflict`` for one that would disturb others, and ``DeadlineExceeded``.
+        """
+        given = source_policy.given(body, self._settings)
+        if given is None:
+            raise BadRequest("Missing required parameter: 'source'.", param="source")
+        async with self._loaded(given.source, given.text) as worker:
+            source = await self._kept(given)
+            apps = await self._store.apps()
+            known = apps.get(worker.description.name)
+            record = _record(worker.description, source, known)
+            if known is None:
+                try:
+                    await self._publish(record, None, apps, worker)
+                except AppConflict:  # another gateway was faster, perhaps with the same
+                    known = (await self._store.apps()).get(record.name)
+                    if known is None:
+                        raise
+            if known is None:
+                return self._full(record), True
+        if not _same(record, known):
+            raise Conflict(
+                f"the app {known.name!r} is registered at version {known.version} and is another one: "
+                f"update it with PUT /v1/apps/{known.name}, or give yours another name",
+                param="name",
+            )
+        return self._full(known), False
+
+    async def update(self, name: str, body: bytes) -> AppDetail:
+        """Serve app ``name`` from the source in ``body``, or load its own anew. The old version serves meanwhile."""
+        given = source_policy.given(body, self._settings)
+        apps = await self._store.apps()
+        known = apps.get(name)
+        if known is None:
+            raise NotFound(f"there is no app {name[:80]!r}: register it with POST /v1/apps", param="name")
+        if given is None:
+            source_policy.allowed(known.source, self._settings)
+            text = await self._store.source(known.source.sha256) if known.source.sha256 else ""
+            given = source_policy.Given(known.source, text)
+        async with self._loaded(given.source, given.text) as worker:
+            called = worker.description.name
+            if called != name:
+                raise BadRequest(f"this is the app {called[:80]!r}, not {name!r}: register it beside", param="name")
+            record = _record(worker.description, await self._kept(given), known)
+            await self._publish(record, known, apps, worker)
+        return self._full(record)
+
+    async def unregister(self, name: str) -> AppDeleted:
+        """End app ``name``: requests in flight finish, new ones find nothing. Raises ``NotFound``."""
+        if plainly(name) != name:
+            raise NotFound(f"there is no app {name[:80]!r}", param="name")
+        known = (await self._store.apps()).get(name)
+        if known is not None and task_bindings.own(known):
+            await self._aside.put(known, DRAINING)
+        await self._store.drop_app(name, known.version if known is not None else None)
+        await self.registry.until(lambda apps: name not in apps, SEEN_WITHIN)
+        return AppDeleted(name=name, version=known.version if known is not None else None)
+
+    @asynccontextmanager
+    async def _loaded(self, source: AppSource, text: str) -> AsyncIterator[Host]:
+        """A worker of ``source``; unless the registry has taken it, it stops when the block ends."""
+        try:
+            worker = await self.registry.load(source, text)
+        except AppFailed as error:  # its code ended the process: nobody's fault but its own
+            raise BadRequest(f"the app cannot be loaded: {error.message}") from error
+        try:
+            yield worker
+        finally:
+            if not self.registry.has(worker):
+                await worker.stop()
+
+    async def _kept(self, given: source_policy.Given) -> AppSource:
+        """The source as the record names it: an uploaded text is in the store from now on."""
+        if given.source.kind != UPLOAD:
+            return given.source
+        return msgspec.structs.replace(given.source, sha256=await self._store.put_source(given.text))
+
+    async def _publish(
+        self, record: AppRecord, before: AppRecord | None, apps: Mapping[str, AppRecord], worker: Host
+    ) -> None:
+        """Make ``record`` the current one of its app."""
+        task_bindings.check(record, self._router.plan, apps)
+        mine, theirs = task_bindings.own(record), task_bindings.own(before) if before is not None else {}
+        new = any(theirs.get(name) != task for name, task in mine.items())
+        kept = await self._aside.put(record, STARTING) if new else None
+        try:
+            if kept is not None:
+                task_bindings.check(record, self._router.plan, await self._store.apps())  # others may do the same
+                await self._until_bound(record)
+            if before is not None and theirs.keys() - mine.keys():
+                await self._aside.put(before, DRAINING)
+            self.registry.expect(record, worker)
+            try:
+                await self._store.put_app(record, before.version if before is not None else 0)
+                await self.registry.until(lambda seen: _reached(seen, record), SEEN_WITHIN)
+            finally:
+                self.registry.withdraw(record)
+        finally:
+            if kept is not None:
+                await self._aside.drop(kept)
+        log.info("app %s version %d is registered", record.name, record.version)
+
+    async def _until_bound(self, record: AppRecord) -> None:
+        """Wait until every own unit task of ``record`` has an executor. Raises ``DeadlineExceeded``."""
+        try:
+            async with asyncio.timeout(self._settings.app_ready):
+                while task_bindings.missing(record, self._router):  # noqa: ASYNC110 plan and members change on their own
+                    await asyncio.sleep(LOOK)
+        except TimeoutError:
+            why = task_bindings.missing(record, self._router)
+            raise DeadlineExceeded(
+                f"the app {record.name!r} is not registered: after {self._settings.app_ready:g} s {why}"
+            ) from None
+
+    # Telling
+
+    def _brief(self, record: AppRecord) -> AppView:
+        return AppView(
+            name=record.name,
+            version=record.version,
+            state=record.state,
+            route=record.route,
+            model=record.model,
+            streams=record.streams,
+            tasks=tuple(task.name for task in record.tasks),
+            worker=self.registry.about(record.name),
+        )
+
+    def _full(self, record: AppRecord) -> AppDetail:
+        source = record.source
+        directory = source_policy.directory(source, self._settings) if source.root else ""
+        return AppDetail(
+            name=record.name,
+            version=record.version,
+            state=record.state,
+            route=record.route,
+            model=record.model,
+            streams=record.streams,
+            chat=record.chat,
+            doc=record.doc,
+            source=SourceView(source.kind, source.module, directory, source.sha256),
+            tasks=tuple(TaskOfApp(task.name, task.kind, task.model, task.component, task.own) for task in record.tasks),
+            request=CHAT_REQUEST if record.chat else record.request,
+            response=record.response,
+            created=record.created,
+            updated=record.updated,
+            worker=self.registry.about(record.name),
+        )
+
+
+def _record(description: Description, source: AppSource, known: AppRecord | None) -> AppRecord:
+    """The next version of an app, exactly as it is read from the store."""
+    now = time.time()
+    made = AppRecord(
+        name=description.name,
+        version=known.version + 1 if known is not None else 1,
+        source=source,
+        route=description.route,
+        model=description.model,
+        tasks=description.tasks,
+        request=description.request,
+        response=description.response,
+        streams=description.streams,
+        doc=description.doc,
+        chat=description.chat,
+        created=known.created if known is not None else now,
+        updated=now,
+    )
+    body = records.encode(made)
+    if len(body) > LARGEST:
+        raise TooLarge(
+            f"what the app says of itself takes {len(body)} bytes, {LARGEST} are allowed: simplify its types"
+        )
+    return records.decode(body)
+
+
+def _same(record: AppRecord, known: AppRecord) -> bool:
+    """Return whether a new registration says what is registered already."""
+    when = {"version": known.version, "created": known.created, "updated": known.updated}
+    return msgspec.structs.replace(record, **when) == known
+
+
+def _reached(seen: Mapping[str, AppRecord], record: AppRecord) -> bool:
+    found = seen.get(record.name)
+    return found is not None and found.version >= record.version

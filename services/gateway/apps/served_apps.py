@@ -1,0 +1,281 @@
+"""The apps that this gateway serves: it follows the store and keeps a worker for each.
+
+A new version starts beside the old one and takes its place when it is ready; the old one finishes its
+requests and stops. Apps start, drain and stop side by side: none waits for another. Without a store the
+gateway keeps what it has.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from omnibus.app_record import ASIDE, AppRecord, AppSource
+from omnibus.errors import Fatal, NotFound, OmnibusError, Problem, Retryable, StageUnavailable
+from omnibus.settings import GatewaySettings
+from omnibus.store import Store
+from services.gateway.apps import source_policy
+from services.gateway.apps.pending_versions import Aside
+from services.gateway.apps.response_schemas import WorkerProblem, WorkerView
+from services.gateway.apps.worker_supervisor import Host
+
+log = logging.getLogger(__name__)
+
+#: Seconds until the next attempt when the store or the machine was at fault.
+AGAIN = 1.0
+#: Seconds until the next attempt to load an app that was found broken: the first pause, and the longest.
+PAUSE, LONGEST = 30.0, 600.0
+
+
+#: Makes the worker of a source; the text is that of an uploaded one.
+Hire = Callable[[AppSource, str], Host]
+
+
+class NotRead(StageUnavailable):
+    """A resource that may be there later. ``retry_after`` is in seconds."""
+
+    retry_after = 1.0
+
+
+class Served:
+    """One app here. ``record`` is what the store says; ``worker`` may still be that of an older ``version``."""
+
+    __slots__ = ("problem", "record", "serving", "starting", "worker")
+
+    def __init__(self, record: AppRecord) -> None:
+        self.record = record
+        self.serving = record
+        self.worker: Host | None = None
+        self.starting: asyncio.Task[None] | None = None
+        self.problem: Problem | None = None
+
+    @property
+    def state(self) -> str:
+        """``ready``, ``restarting`` after a crash, ``starting`` or ``broken``."""
+        if self.worker is not None:
+            return "ready" if self.worker.ready else "restarting"
+        return "broken" if self.problem is not None else "starting"
+
+    @property
+    def settled(self) -> bool:
+        """True if the first attempt to start it is over."""
+        return self.worker is not None or self.problem is not None
+
+    def about(self) -> WorkerView:
+        """This gateway's worker, for people."""
+        problem = None
+        if self.problem is not None:
+            problem = WorkerProblem(self.record.version, self.problem.code, self.problem.message)
+        return WorkerView(self.state, self.serving.version if self.worker else None, problem)
+
+
+class Registry:
+    """Follows the store. ``hire`` makes a worker that is not started yet."""
+
+    def __init__(self, settings: GatewaySettings, store: Store, hire: Hire) -> None:
+        self._settings = settings
+        self._store = store
+        self._hire = hire
+        self._apps: dict[str, Served] = {}
+        self._routes: dict[tuple[str, str], str] = {}
+        self._aside = Aside(settings, store)
+        #: Workers that were started to see what an app is, before its record was written.
+        self._expected: list[tuple[AppRecord, Host]] = []
+        #: Those that serve, and those that finish their last requests.
+        self._workers: set[Host] = set()
+        self._turn = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._read = False
+
+    # What there is
+
+    @property
+    def records(self) -> dict[str, AppRecord]:
+        """All registered apps, as this gateway last read them."""
+        return {name: served.record for name, served in self._apps.items()}
+
+    @property
+    def everything(self) -> dict[str, AppRecord]:
+        """Registered apps, and versions whose own unit tasks still or already run."""
+        return {**self.records, **self._aside.records}
+
+    @property
+    def starting(self) -> list[str]:
+        """Apps whose first start here is under way; ``?`` before the store was read."""
+        return ["?"] if not self._read else [name for name, served in self._apps.items() if not served.settled]
+
+    def about(self, name: str) -> WorkerView | None:
+        served = self._apps.get(name)
+        return served.about() if served is not None else None
+
+    def worker(self, name: str) -> tuple[AppRecord, Host]:
+        """Return the record of app ``name``, and the worker that serves it.
+
+        Raises ``NotFound`` naming what there is, and ``StageUnavailable`` that says why it cannot serve now.
+        """
+        served = self._apps.get(name)
+        if served is None:
+            self.check_read()
+            there = ", ".join(sorted(self._apps)) or "none"
+            raise NotFound(f"there is no app {name[:80]!r}; there is {there}", param="name")
+        if served.worker is None or not served.worker.ready:
+            why = f": {served.problem.message}" if served.problem is not None else ", try again in a moment"
+            raise StageUnavailable(f"the app {name} is {served.state} at this gateway{why}", stage=name)
+        return served.serving, served.worker
+
+    def check_read(self) -> None:
+        """Raise ``StageUnavailable`` before the store was read for the first time: nobody knows yet what is missing."""
+        if not self._read:
+            raise NotRead("this gateway has not read the registered apps yet: try again in a moment")
+
+    def serving(self, route: str, model: str) -> str:
+        """The app that serves ``model`` on ``route``; empty when none does."""
+        return self._routes.get((route, model), "")
+
+    def models(self) -> list[AppRecord]:
+        """Apps that clients know as a model."""
+        return [self._apps[name].serving for name in self._routes.values()]
+
+    # What happens
+
+    async def follow(self) -> None:
+        """Do what the store says, until cancelled."""
+        async for apps in self._store.app_changes():
+            try:
+                self._apply(apps)
+            except Exception:  # one app must not end what all others follow
+                log.exception("the apps cannot be followed")
+
+    def expect(self, record: AppRecord, worker: Host) -> None:
+        """Register ``worker`` as the one that serves ``record``, once that appears in the store."""
+        self._expected.append((record, worker))
+
+    def withdraw(self, record: AppRecord) -> None:
+        """Expect it no longer."""
+        self._expected = [expected for expected in self._expected if expected[0] is not record]
+
+    def has(self, worker: Host) -> bool:
+        """Return whether ``worker`` serves an app here, or is ending because another one does by now."""
+        return worker in self._workers
+
+    async def until(self, there: Callable[[dict[str, AppRecord]], bool], seconds: float) -> bool:
+        """Wait until what was read is as wanted; False when it is not within ``seconds``."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not there(self.records):
+                    await self._turn.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def drain(self, seconds: float) -> None:
+        """Let all requests finish."""
+        await asyncio.gather(*(worker.drain(seconds) for worker in self._workers), return_exceptions=True)
+
+    async def shutdown(self) -> None:
+        """Stop every worker."""
+        self._aside.close()
+        for task in self._tasks:
+            task.cancel()
+        stopping = [worker.stop() for worker in self._workers]
+        await asyncio.gather(*self._tasks, *stopping, return_exceptions=True)
+
+    def _apply(self, apps: Mapping[str, AppRecord]) -> None:
+        current = {name: record for name, record in apps.items() if ASIDE not in name}
+        for name in self._apps.keys() - current.keys():
+            self._remove(name)
+        for name, record in current.items():
+            served = self._apps.get(name)
+            if served is None or served.record != record:
+                self._change(served or Served(record), record)
+        self._aside.apply({name: record for name, record in apps.items() if ASIDE in name})
+        self._read = True
+        self._turned()
+
+    def _remove(self, name: str) -> None:
+        log.info("app %s is unregistered", name)
+        served = self._apps.pop(name)
+        if served.starting is not None:
+            served.starting.cancel()
+        if served.worker is not None:
+            self._begin(self._retire(served.worker))
+
+    def _change(self, served: Served, record: AppRecord) -> None:
+        self._apps[record.name] = served
+        served.record = record
+        served.problem = None
+        if served.starting is not None:
+            served.starting.cancel()
+        worker = next((worker for expected, worker in self._expected if expected == record), None)
+        if worker is not None:
+            self.withdraw(record)
+            self._serve(served, worker)
+        else:
+            served.starting = self._begin(self._bring(served, record))
+
+    def _serve(self, served: Served, worker: Host) -> None:
+        old, served.worker = served.worker, worker
+        self._workers.add(worker)
+        served.serving, served.problem = served.record, None
+        log.info("app %s version %d is ready", served.record.name, served.record.version)
+        if old is not None:
+            self._begin(self._retire(old))
+        self._turned()
+
+    def _turned(self) -> None:
+        """Routes follow what serves; an app that never came up has those of its record."""
+        found = [served.serving if served.worker is not None else served.record for served in self._apps.values()]
+        self._routes = {(record.route, record.model): record.name for record in found if record.route}
+        self._turn.set()
+        self._turn = asyncio.Event()
+
+    async def _bring(self, served: Served, record: AppRecord) -> None:
+        """Start the worker of ``record``; whatever is wrong with it is tried again later."""
+        pause = PAUSE
+        while True:
+            try:
+                worker = await self._started(record)
+                break
+            except Exception as error:  # a stranger's code: nothing it does may end this
+                if not isinstance(error, OmnibusError):
+                    log.exception("app %s version %d", record.name, record.version)
+                typed = error if isinstance(error, OmnibusError) else Fatal("its worker cannot be started: see the log")
+                served.problem = typed.problem()
+                log.error("app %s version %d does not start here: %s", record.name, record.version, typed)
+                self._turned()
+                await asyncio.sleep(AGAIN if isinstance(error, Retryable) else pause)
+                pause = pause if isinstance(error, Retryable) else min(2 * pause, LONGEST)
+        self._serve(served, worker)
+
+    async def _started(self, record: AppRecord) -> Host:
+        source_policy.allowed(record.source, self._settings)
+        text = await self._store.source(record.source.sha256) if record.source.sha256 else ""
+        worker = await self.load(record.source, text)
+        if worker.description.tasks != record.tasks:
+            log.warning("app %s here has other unit tasks than when it was registered: update it", record.name)
+        return worker
+
+    async def load(self, source: AppSource, text: str) -> Host:
+        """A started worker. Raises what is wrong with the app, and ``DeadlineExceeded``."""
+        worker = self._hire(source, text)
+        await worker.start()
+        return worker
+
+    async def _retire(self, worker: Host) -> None:
+        """Let a worker that gets no new requests finish."""
+        try:
+            await worker.drain(self._settings.app_drain)
+        finally:
+            await worker.stop()
+            self._workers.discard(worker)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a worker did not stop well: %s", task.exception())

@@ -1,0 +1,105 @@
+"""Source of an app's code, as a client names it, checked against what this gateway allows.
+
+    {"source": {"module": "company.poems"}}                          installed beside the gateway, or a plugin's
+    {"source": {"module": "poems", "directory": "team/poems"}}       below OMNIBUS_GATEWAY_APPS_DIR
+    {"source": {"upload": "async def serve(request): ...", "name": "poems"}}
+
+Nothing is imported or read here: that is the worker's work, in a process of its own.
+"""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from omnibus.app.module_loader import DIRECTORY, IMPORT, UPLOAD
+from omnibus.app_record import AppSource
+from omnibus.errors import BadRequest, Forbidden
+from omnibus.settings import GatewaySettings
+from services.gateway.apps.response_schemas import AppRequest, Source
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+#: A module, or an app of a plugin.
+_INSTALLED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_LONGEST = 200  # characters of a module's name
+
+
+class Given(NamedTuple):
+    """A source, and the text of one that was uploaded."""
+
+    source: AppSource
+    text: str = ""
+
+
+_decode = msgspec.json.Decoder(AppRequest).decode
+
+
+def given(body: bytes, settings: GatewaySettings) -> Given | None:
+    """The source that a client names; None for none. Raises ``BadRequest`` and ``Forbidden``."""
+    try:
+        source = _decode(body or b"{}").source
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"Invalid request: {error}", param="source") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise BadRequest("The request body is not valid JSON in UTF-8.") from None
+    if source is None:
+        return None
+    if source.upload is not None:
+        return _upload(source, settings)
+    if source.name is not None:
+        raise BadRequest("an app is named in its module; only uploads need a name here", param="source.name")
+    if source.directory is not None:
+        module = _named(source.module, "module", _MODULE)
+        return Given(AppSource(DIRECTORY, module, str(_inside(source.directory, settings))))
+    return Given(AppSource(IMPORT, _named(source.module, "module", _INSTALLED)))
+
+
+def allowed(source: AppSource, settings: GatewaySettings) -> None:
+    """Raise ``Forbidden`` for a registered source that this gateway may not run: settings differ, or have changed."""
+    if source.kind == UPLOAD and not settings.app_uploads:
+        raise Forbidden("uploaded apps are switched off here: set OMNIBUS_GATEWAY_APP_UPLOADS=1")
+    if source.kind == DIRECTORY:
+        _inside(source.root, settings)
+
+
+def directory(source: AppSource, settings: GatewaySettings) -> str:
+    """The directory of ``source`` as a client names it; empty for one that this gateway would not take."""
+    root = Path(settings.apps_dir).resolve() if settings.apps_dir else None
+    inside = root is not None and Path(source.root).is_relative_to(root)
+    return str(Path(source.root).relative_to(root)) if root is not None and inside else ""
+
+
+def _upload(source: Source, settings: GatewaySettings) -> Given:
+    if not settings.app_uploads:
+        raise Forbidden("uploads are switched off here: set OMNIBUS_GATEWAY_APP_UPLOADS=1, or register a module")
+    if source.module is not None or source.directory is not None:
+        raise BadRequest("an upload has a name, no module and no directory", param="source")
+    if not source.upload or not source.upload.strip():
+        raise BadRequest("the uploaded text is empty", param="source.upload")
+    return Given(AppSource(UPLOAD, _named(source.name, "name", _MODULE)), source.upload)
+
+
+def _named(name: str | None, field: str, pattern: re.Pattern[str]) -> str:
+    if not name:
+        raise BadRequest(f"Missing required parameter: 'source.{field}'.", param=f"source.{field}")
+    if len(name) > _LONGEST or not pattern.fullmatch(name):
+        raise BadRequest(f"{name[:80]!r} is no name of a Python module", param=f"source.{field}")
+    return name
+
+
+def _inside(directory: str, settings: GatewaySettings) -> Path:
+    """``directory``, given from the apps' directory or absolutely, with links followed. Never one outside."""
+    if not settings.apps_dir:
+        raise Forbidden("apps from directories are switched off here: set OMNIBUS_GATEWAY_APPS_DIR")
+    root = Path(settings.apps_dir).resolve()
+    try:
+        path = (root / directory).resolve()
+        found = path.is_dir()
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL, or links in a circle
+        path, found = root, False
+    if not path.is_relative_to(root):
+        raise Forbidden(f"{directory[:80]!r} is not below OMNIBUS_GATEWAY_APPS_DIR", param="source.directory")
+    if not found:
+        raise BadRequest(f"there is no directory {directory[:80]!r} in the apps' directory", param="source.directory")
+    return path

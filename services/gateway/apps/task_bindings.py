@@ -1,0 +1,169 @@
+"""An app's unit tasks against the plan: what runs them, who else uses them, and what stands in the way."""
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+
+from omnibus.app.module_loader import UPLOAD
+from omnibus.app_record import AppRecord, TaskRecord, plainly
+from omnibus.bus.subjects import token
+from omnibus.errors import BadRequest, Conflict, StageUnavailable
+from omnibus.plan import ModelPlan, Plan
+from services.gateway.apps.response_schemas import ExecutorView, TaskView
+from services.gateway.routing.router import Router
+
+#: Who uses the tasks of a plan's models besides the apps.
+CHAT = "chat"
+
+# The worker says the same to developers; here it holds for what a stranger's worker may say.
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+
+
+def own(record: AppRecord) -> dict[str, TaskRecord]:
+    """The unit tasks that the app brings an engine for, by name."""
+    return {task.name: task for task in record.tasks if task.own}
+
+
+def check(record: AppRecord, plan: Plan | None, apps: Mapping[str, AppRecord]) -> None:
+    """Raise ``BadRequest`` or ``Conflict`` for an app that cannot be served, or would disturb another one."""
+    _check_names(record)
+    if own(record) and record.source.kind == UPLOAD:
+        names = ", ".join(own(record))
+        raise BadRequest(
+            f"an uploaded app may not bring its own unit tasks ({names}): install it, or register it from a directory"
+        )
+    if (record.tasks or record.model) and plan is None:
+        raise StageUnavailable("the planner has written no plan yet: try again in a moment", stage="planner")
+    if plan is not None:
+        _check_model(record, plan)
+        _check_bound(record, plan)
+        _check_own(record, plan, apps)
+
+
+def _check_names(record: AppRecord) -> None:
+    if not _NAME.fullmatch(record.name):
+        raise BadRequest(
+            f"{record.name[:80]!r} cannot name an app: use lower-case letters, digits, '-' and '_'", param="name"
+        )
+    if record.name == CHAT:
+        raise Conflict(f"{CHAT!r} is what answers for the plan's models: give the app another name", param="name")
+    if bool(record.model) != bool(record.route) or (record.model and not _MODEL.fullmatch(record.model)):
+        raise BadRequest(f"{record.model[:80]!r} cannot name a model: use letters, digits and '._:/-'", param="model")
+
+
+def _check_model(record: AppRecord, plan: Plan) -> None:
+    if record.model and record.model in plan.models:
+        raise Conflict(f"{record.model!r} is a model of the plan: give the app's model another name", param="model")
+
+
+def _check_bound(record: AppRecord, plan: Plan) -> None:
+    owners = plan.owners()
+    missing = [task.name for task in record.tasks if not task.own and task.name not in owners]
+    if missing:
+        models = ", ".join(sorted(name for name, model in plan.models.items() if not model.apps)) or "none"
+        raise BadRequest(
+            f"nothing runs the unit tasks {', '.join(missing)} that the app needs. Models here: {models}; "
+            "`GET /v1/tasks` lists what they run"
+        )
+
+
+def _check_own(record: AppRecord, plan: Plan, apps: Mapping[str, AppRecord]) -> None:
+    mine = own(record)
+    owners = plan.owners()
+    for name in mine:
+        models = [model for model, _ in owners.get(name, ()) if not plan.models[model].apps]
+        if models:
+            raise Conflict(f"the unit task {name} is the model {models[0]!r}'s already: give yours another `kind`")
+    for other in apps.values():
+        if plainly(other.name) == record.name:
+            continue
+        for name, theirs in own(other).items():
+            if name in mine and not mine[name].equals(theirs):
+                raise Conflict(
+                    f"the app {plainly(other.name)!r} brings another unit task {name} ({theirs.cls}): equal names are "
+                    "one and the same task, so give yours another `kind`"
+                )
+
+
+def missing(record: AppRecord, router: Router) -> str:
+    """Return the reason why one of the app's own unit tasks cannot run; empty when all can."""
+    owners = router.plan.owners() if router.plan is not None else {}
+    for name, task in own(record).items():
+        if name not in owners:
+            return f"no plan has the unit task {name}: is a planner running?"
+        if not any(_runs(task, model, component, router) for model, component in owners[name]):
+            return f"the unit task {name} has no executor: see the planner's and the executors' log"
+    return ""
+
+
+def _runs(task: TaskRecord, model: str, component: str, router: Router) -> bool:
+    """Return whether an executor of this very code of ``task`` is up."""
+    planned = router.model(model)
+    if task.code not in planned.checkpoint or router.stages(model).get(component) != "ok":
+        return False
+    return any(
+        status.model == model
+        and component in status.components
+        and status.option in planned.options
+        and status.origin == planned.origin(status.option)
+        for status in router.members.statuses()
+        if status.state == "ready"
+    )
+
+
+def tasks(router: Router, apps: Mapping[str, AppRecord]) -> tuple[TaskView, ...]:
+    """Every unit task of the plan and the apps: who uses it, and the executors that run it."""
+    plan = router.plan
+    owners = plan.owners() if plan is not None else {}
+    users: dict[str, set[str]] = {}
+    kinds: dict[str, TaskRecord] = {}
+    for app in apps.values():
+        for task in app.tasks:
+            users.setdefault(task.name, set()).add(plainly(app.name))
+            kinds[task.name] = task
+    found = []
+    for name in sorted(owners.keys() | kinds.keys()):
+        bound = owners.get(name, ())
+        used = users.get(name, set())
+        if plan is not None and any(not plan.models[model].apps for model, _ in bound):
+            used = used | {CHAT}
+        model, component = bound[0] if bound else (kinds[name].model, kinds[name].component)
+        found.append(
+            TaskView(
+                name=name,
+                kind=kinds[name].kind if name in kinds else name.removesuffix(token(f"-{model}-{component}")),
+                own=name in kinds and kinds[name].own,
+                model=model,
+                component=component,
+                models=tuple(sorted({model for model, _ in bound})),
+                users=tuple(sorted(used)),
+                executors=_executors(router, plan, bound),
+            )
+        )
+    return tuple(found)
+
+
+def _executors(router: Router, plan: Plan | None, bound: tuple[tuple[str, str], ...]) -> tuple[ExecutorView, ...]:
+    options = {
+        served
+        for model, component in bound
+        if plan is not None
+        for served in _options(model, plan.models[model], component)
+    }
+    now = time.monotonic()
+    found = []
+    for status in router.members.statuses():
+        member = router.members.get(status.id)
+        if member is not None and (status.model, status.option) in options:
+            state = status.state if status.state != "ready" else member.state(now)
+            found.append(ExecutorView(status.id, status.model, status.option, state))
+    return tuple(sorted(found, key=lambda executor: executor.id))
+
+
+def _options(name: str, model: ModelPlan, component: str) -> Iterator[tuple[str, str]]:
+    """Yield model and option of the executors that run ``component``."""
+    for option, deployed in model.options.items():
+        if component in deployed.components:
+            lender, _, lent = deployed.of.rpartition("/")
+            yield (lender, lent) if deployed.of else (name, option)

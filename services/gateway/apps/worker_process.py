@@ -1,0 +1,259 @@
+"""One worker process: started, spoken with, ended with all that it started."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import omnibus
+from omnibus.app import protocol
+from omnibus.app.module_loader import UPLOAD
+from omnibus.app.protocol import Description
+from omnibus.app.transport import Link
+from omnibus.app_record import AppSource
+from omnibus.errors import AppFailed, Fatal, OmnibusError, ProtocolError, from_problem
+from services.gateway.apps.heartbeat import Pulse
+from services.gateway.apps.subprocess import Child
+
+log = logging.getLogger(__name__)
+
+#: Bytes of a line of its output that are logged.
+_LINE = 2000
+_BLOCK = 16 << 10
+#: Seconds that its pipe may stay open after its end: something that it started may hold it.
+_PIPE_CLOSES_WITHIN = 1.0
+#: Libraries of numbers start threads when they are loaded; a worker needs none, and uploads may have none.
+_NO_THREADS = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+class Spoken(Protocol):
+    """One request, as the process that serves it sees it."""
+
+    def take(self, message: protocol.Message, nbytes: int) -> None:
+        """A message about it. Raises ``ProtocolError`` for one that no honest worker sends."""
+
+    def lost(self, error: OmnibusError) -> None:
+        """The process is gone."""
+
+
+class Process:
+    """A running worker. ``requests`` are those that have not ended in it."""
+
+    def __init__(self, name: str, process: Child, output: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.name = name
+        self.requests: dict[int, Spoken] = {}
+        self.gone = asyncio.Event()
+        self.on_idle: Callable[[], None] | None = None
+        self._last = 0
+        self._process = process
+        self._link: Link | None = None
+        self._ready: asyncio.Future[Description] = loop.create_future()
+        self._pulse = Pulse(process.pid, lambda: self.send(protocol.Ping()))
+        self._why = ""
+        self._tasks = [
+            loop.create_task(self._copy(output), name=f"log of app {name}"),
+            loop.create_task(self._watch(), name=f"watch of app {name}"),
+        ]
+
+    @classmethod
+    async def spawn(cls, source: AppSource, text: str, memory: int) -> "Process":
+        """Start a worker and tell it what to load. Raises ``Fatal`` when no process can be started."""
+        name = source.module.rpartition(".")[2]
+        mine, theirs = socket.socketpair()
+        output, write_end = os.pipe()
+        try:
+            made = cls(name, _execute(source, theirs.fileno(), write_end), output)
+        except BaseException:
+            mine.close()
+            os.close(output)
+            raise
+        finally:
+            theirs.close()
+            os.close(write_end)
+        mine.setblocking(False)
+        made._link = await Link.open(mine, made._receive, made._lost)
+        made._link.send(protocol.encode(protocol.Load(source, text, memory)))
+        return made
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is also the id of its process group."""
+        return self._process.pid
+
+    def begin_watch(self, ping_seconds: float, answer_within: float) -> None:
+        """From now on kill it as soon as it is frozen: see ``Pulse``."""
+        watch = self._kill_frozen(ping_seconds, answer_within)
+        self._tasks.append(asyncio.get_running_loop().create_task(watch, name=f"pulse of app {self.name}"))
+
+    async def _kill_frozen(self, ping_seconds: float, answer_within: float) -> None:
+        if await self._pulse.stops(self.gone, ping_seconds, answer_within):
+            self.kill(f"it was frozen: no answer within {answer_within:g} s")
+
+    async def ready(self) -> Description:
+        """Wait until the app is loaded. Raises what is wrong with it, and ``AppFailed`` when the process ends."""
+        return await asyncio.shield(self._ready)
+
+    # Requests
+
+    def add(self, request: Spoken) -> int:
+        """A number for ``request``, whose messages it gets from now on."""
+        self._last += 1
+        self.requests[self._last] = request
+        return self._last
+
+    def remove(self, id: int) -> None:
+        """Request ``id`` has ended in the worker."""
+        self.requests.pop(id, None)
+        if not self.requests and self.on_idle is not None:
+            self.on_idle()
+
+    def send(self, message: protocol.Message) -> None:
+        """Raises ``TooLarge``; a message to a process that is gone is dropped."""
+        if self._link is not None:
+            self._link.send(protocol.encode(message))
+
+    async def drain(self) -> None:
+        """Wait until the worker has taken most of what was sent."""
+        if self._link is not None:
+            await self._link.drain()
+
+    # The end
+
+    def kill(self, why: str) -> None:
+        """End it at once, with everything that it started. ``why`` is told to whoever waits for it."""
+        self._why = self._why or why
+        if not self.gone.is_set():
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    async def stop(self, within: float) -> None:
+        """Let it cancel what it does, for ``within`` seconds; then nothing of it is left."""
+        if not self.gone.is_set():
+            self._why = self._why or "it was stopped"
+            self.send(protocol.Stop())
+            self._fail(self._ended())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(within):
+                    await self.gone.wait()
+        self.kill(self._why)
+        await self.gone.wait()
+        if self._link is not None:
+            self._link.abort()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        code = await self._process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # what it started
+        self._why = self._why or (f"signal {-code}" if code < 0 else f"exit code {code}")
+        self.gone.set()
+        self._fail(self._ended())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PIPE_CLOSES_WITHIN):
+                await asyncio.shield(self._tasks[0])
+        self._tasks[0].cancel()
+
+    async def _copy(self, output: int) -> None:
+        """Log each line of its output under the app's name, without what would steer a terminal or begin a line."""
+        reader = asyncio.StreamReader()
+        file = os.fdopen(output, "rb", buffering=0)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), file
+        )
+        rest = b""
+        try:
+            while block := await reader.read(_BLOCK):
+                *lines, rest = (rest + block).split(b"\n")
+                if len(rest) > _LINE:
+                    lines, rest = [*lines, rest], b""
+                for line in lines:
+                    self._log(line)
+        finally:
+            self._log(rest)
+            transport.close()
+
+    def _log(self, line: bytes) -> None:
+        if line:
+            text = line[:_LINE].decode(errors="replace").rstrip()
+            log.info("app %s: %s", self.name, "".join(each if each.isprintable() else "\ufffd" for each in text))
+
+    def _ended(self) -> AppFailed:
+        return AppFailed(f"the process of the app {self.name} ended: {self._why}", stage=self.name)
+
+    def _fail(self, error: OmnibusError) -> None:
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()  # known also to nobody who waits
+        requests, self.requests = self.requests, {}
+        for request in requests.values():
+            request.lost(error)
+        if self.on_idle is not None:
+            self.on_idle()
+
+    # Its messages
+
+    def _receive(self, body: bytes) -> None:
+        message = protocol.from_worker(body)
+        match message:
+            case protocol.Ready(description):
+                if self._ready.done():
+                    raise ProtocolError("it says twice that it is ready")
+                self.name = description.name
+                self._ready.set_result(description)
+            case protocol.Pong():
+                self._pulse.answered()
+            case protocol.Broken(problem):
+                if not self._ready.done():
+                    self._ready.set_exception(from_problem(problem))
+                    self._ready.exception()
+            case _:
+                request = self.requests.get(message.id)
+                if request is not None:  # else it crossed the end of its request
+                    request.take(message, len(body))
+
+    def _lost(self, error: OmnibusError | None) -> None:
+        if error is not None:
+            log.error("killing the worker of app %s after a protocol violation: %s", self.name, error)
+            self.kill(f"it sent what no app sends ({error})"[:300])
+        elif not self.gone.is_set():
+            # Nothing can be said to it any more; it is on its way out, and must not stay there.
+            asyncio.get_running_loop().call_later(_PIPE_CLOSES_WITHIN, self._still_there)
+
+    def _still_there(self) -> None:
+        if not self.gone.is_set():
+            self.kill("it closed its link")
+
+
+def _execute(source: AppSource, link: int, output: int) -> Child:
+    try:
+        return Child(
+            (sys.executable, "-P", "-u", "-m", "omnibus.app.worker", str(link)),
+            env=environment(source.kind, os.environ),
+            cwd="/" if source.kind == UPLOAD else None,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=(link,),
+            start_new_session=True,  # Ctrl-C at a terminal reaches the gateway alone
+        )
+    except OSError as error:
+        raise Fatal(f"no process can be started for {source.module}: {error.strerror}") from error
+
+
+def environment(kind: str, mine: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a worker: none of the gateway's own variables, which hold its passwords; for an
+    upload only the path where Python finds this SDK, and the thread limits that every worker gets."""
+    path = str(Path(omnibus.__file__).resolve().parents[1])
+    if kind == UPLOAD:
+        return {**_NO_THREADS, "PYTHONPATH": path}
+    kept = {name: value for name, value in mine.items() if not name.startswith("OMNIBUS_")}
+    more = [kept["PYTHONPATH"]] if kept.get("PYTHONPATH") else []
+    return {**_NO_THREADS, **kept, "PYTHONPATH": os.pathsep.join([path, *more])}

@@ -1,0 +1,181 @@
+"""The worker of one app version at this gateway: started, started again after a crash, drained, stopped."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from itertools import count
+
+import msgspec
+
+from omnibus.app import protocol
+from omnibus.app.protocol import Description
+from omnibus.app_record import AppSource
+from omnibus.errors import DeadlineExceeded, OmnibusError, StageUnavailable
+from omnibus.graph import HANDLE
+from omnibus.service import until_cancelled
+from omnibus.task import ChatInput
+from services.gateway.apps import graph_submission
+from services.gateway.apps.call import Call
+from services.gateway.apps.graph_submission import Runs
+from services.gateway.apps.worker_process import Process
+
+log = logging.getLogger(__name__)
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Limits of a worker. Times are in seconds, memory is in bytes of address space of an uploaded app."""
+
+    ready_within: float = 30.0
+    cancel_within: float = 5.0  # a worker that does not end a cancelled request by then is killed
+    stop_within: float = 3.0
+    #: A worker is asked this often, and killed when it neither answers nor computes for ``answer_within``.
+    ping: float = 1.0
+    answer_within: float = 5.0
+    memory: int = 2 << 30  # less than a gateway itself has in a container
+    #: Pauses before a restart, the first and the longest; it doubles until a worker has lived for ``settled``.
+    first: float = 0.1
+    longest: float = 10.0
+    settled: float = 30.0
+
+
+class Host:
+    """Serves one version of an app. ``text`` is its code when it was uploaded."""
+
+    def __init__(self, source: AppSource, text: str = "", rules: Rules | None = None) -> None:
+        self._source = source
+        self._text = text
+        self._rules = rules or Rules()
+        self._process: Process | None = None
+        self._description: Description | None = None
+        self._numbers = count()
+        self._draining = False
+        self._keeper: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        """True if ``invoke`` and ``chat`` may be called."""
+        return self._process is not None and not self._draining
+
+    @property
+    def description(self) -> Description:
+        """Description of the app. Raises ``StageUnavailable`` before the app was started."""
+        if self._description is None:
+            raise StageUnavailable(f"the app {self._source.module} has not been started", stage=self._source.module)
+        return self._description
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker; 0 while there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    async def start(self) -> None:
+        """Start the worker and wait until it serves.
+
+        Raises what is wrong with the app (``BadRequest``, ``NoSandbox``), ``AppFailed`` when its process ends,
+        and ``DeadlineExceeded``.
+        """
+        self._process = await self._begin()
+        self._keeper = asyncio.get_running_loop().create_task(self._keep(self._process))
+
+    # Requests
+
+    def invoke(self, run: Runs, body: bytes) -> Call:
+        """Serve ``body``, JSON that a client sent. Raises ``StageUnavailable`` and ``TooLarge``."""
+        return self._call(run, body, protocol.JSON, frozenset())
+
+    def chat(self, run: Runs, request: ChatInput, kind: str = protocol.CHAT) -> Call:
+        """Serve a chat whose media are placed; of kind ``JSON`` its answer is any JSON.
+
+        Raises ``StageUnavailable`` and ``TooLarge``.
+        """
+        long = isinstance(request.messages, dict) and HANDLE in request.messages
+        issued = graph_submission.literals([request.media, request.messages if long else None])
+        return self._call(run, _encode(request.__dict__), kind, frozenset(issued))
+
+    def _call(self, run: Runs, body: bytes, kind: str, issued: frozenset[bytes]) -> Call:
+        process = self._process
+        # A worker that is gone has failed its requests already, and would never fail one more.
+        if process is None or process.gone.is_set() or self._draining:
+            state = "is being replaced" if self._draining else "starts again after a crash"
+            raise StageUnavailable(f"the app {self._name} {state}: try again in a moment", stage=self._name)
+        call = Call(process, run, kind, issued, self._rules.cancel_within)
+        call.begin(body, next(self._numbers))
+        return call
+
+    @property
+    def _name(self) -> str:
+        return self._description.name if self._description is not None else self._source.module
+
+    # The end
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new requests and wait until those in flight have ended, ``seconds`` at most."""
+        self._draining = True
+        process = self._process
+        if process is None or not process.requests:
+            return
+        self._idle.clear()
+        process.on_idle = self._idle.set
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("app %s: %d requests did not finish within %g s", self._name, len(process.requests), seconds)
+
+    async def stop(self) -> None:
+        """End the worker; requests in flight get ``AppFailed``."""
+        self._draining = True
+        if self._keeper is not None:
+            await until_cancelled(self._keeper)
+        process, self._process = self._process, None
+        if process is not None:
+            await process.stop(self._rules.stop_within)
+
+    # The worker
+
+    async def _begin(self) -> Process:
+        process = await Process.spawn(self._source, self._text, self._rules.memory)
+        try:
+            async with asyncio.timeout(self._rules.ready_within):
+                self._description = await process.ready()
+        except TimeoutError:
+            await process.stop(0)
+            raise DeadlineExceeded(
+                f"the app {self._source.module} did not load within {self._rules.ready_within:g} s"
+            ) from None
+        except BaseException:
+            await process.stop(0)
+            raise
+        process.begin_watch(self._rules.ping, self._rules.answer_within)
+        return process
+
+    async def _keep(self, process: Process) -> None:
+        """Start the worker again whenever it ends."""
+        pause = self._rules.first
+        while True:
+            begun = time.monotonic()
+            await process.gone.wait()
+            self._process = None
+            await process.stop(0)
+            if self._draining:
+                return
+            if time.monotonic() - begun > self._rules.settled:
+                pause = self._rules.first
+            process, pause = await self._again(pause)
+            self._process = process
+
+    async def _again(self, pause: float) -> tuple[Process, float]:
+        """Try until it is there; returns the next pause too."""
+        while True:
+            log.error("the worker of app %s ended: it starts again in %g s", self._name, pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, self._rules.longest)
+            try:
+                return await self._begin(), pause
+            except OmnibusError as error:
+                log.error("app %s does not start again: %s", self._name, error)

@@ -1,0 +1,77 @@
+"""Everything about tenants at one gateway, wired together."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from starlette.types import ASGIApp
+
+from omnibus.bus import Bus, subjects
+from omnibus.service import until_cancelled
+from omnibus.settings import GatewaySettings
+from omnibus.store import Store
+from services.gateway.auth.admin import Admin, loopback
+from services.gateway.auth.middleware import Gate
+from services.gateway.auth.origin import SameOrigin
+from services.gateway.routing.router import Router
+from services.gateway.tenancy import metrics
+from services.gateway.tenancy.admission import Admission
+from services.gateway.tenancy.cost_model import Costs
+from services.gateway.tenancy.gateway_count import BEAT, Peers
+from services.gateway.tenancy.key_store import Book
+from services.gateway.tenancy.rate_limits import Limits
+
+log = logging.getLogger(__name__)
+
+
+class Tenancy:
+    """Off unless keys are configured: then there is no ``admission``, and nobody is asked for anything."""
+
+    def __init__(self, settings: GatewaySettings, store: Store, router: Router) -> None:
+        self.on = settings.keys or bool(settings.keys_file)
+        self.admission: Admission | None = None
+        self._settings = settings
+        self._store = store
+        self._peers = Peers(router.gateway)
+        self._limits = Limits(lambda: self._peers.count)
+        self._costs = Costs(router)
+        self._book = Book(settings, store, self._limits.keep)
+        self._tasks: list[asyncio.Task[None]] = []
+        if self.on:
+            self.admission = Admission(settings, router, self._costs, self._limits, lambda: self._peers.count)
+            metrics.watch(self.admission.queues)
+
+    async def startup(self, bus: Bus, beat: Callable[[], None]) -> None:
+        """Follow keys and other gateways; ``beat`` says that this one is there. Raises ``BadRequest``."""
+        if not self.on:
+            if not loopback(self._settings.host):
+                log.warning(
+                    "everybody who reaches %s may use this gateway: OMNIBUS_GATEWAY_KEYS=true asks for API keys",
+                    self._settings.host,
+                )
+            return
+        self._book.open()
+        await bus.subscribe(subjects.event(subjects.GATEWAY), self._peers.heard)
+        loop = asyncio.get_running_loop()
+        work = (self._book.follow(), self._follow_profiles(), _every(BEAT, beat))
+        self._tasks = [loop.create_task(each) for each in work]
+
+    def guard(self, application: ASGIApp) -> ASGIApp:
+        """``application`` behind the gate; where no keys are asked for, out of reach of other sites' pages."""
+        if not self.on:
+            return SameOrigin(application, self._settings)
+        return Gate(application, Admin(self._settings), self._book, self._limits)
+
+    async def shutdown(self) -> None:
+        for task in self._tasks:
+            await until_cancelled(task)
+
+    async def _follow_profiles(self) -> None:
+        async for found in self._store.profile_changes():
+            self._costs.profiles = found
+
+
+async def _every(seconds: float, do: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        do()

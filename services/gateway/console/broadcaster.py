@@ -1,0 +1,127 @@
+"""One watch for everybody who looks, while anybody does. Who looks gets each state once, as soon as there is one."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from omnibus.bus import Bus
+from omnibus.cluster.monitor import Watch, told
+from omnibus.errors import BusUnavailable, Fatal, OmnibusError, Overloaded
+from omnibus.service import until_cancelled
+from omnibus.store import Store
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two states at least, and at most while rates grow old without news.
+LEAST, MOST = 0.5, 1.0
+#: Seconds that the first state waits for the plan, and then for the answers of those who are asked who is there.
+FIRST, ANSWERS = 2.0, 0.1
+#: Seconds of silence after which something is said all the same, so that who has left is noticed.
+QUIET = 15.0
+#: Who may look at the same time.
+VIEWERS = 32
+#: What changes all the time and says nothing by itself.
+_CLOCKS = ("at", "seconds")
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Live:
+    """States of the whole Omnibus, as ``omnibus.cluster.monitor.to_json`` has them."""
+
+    def __init__(self, store: Store, bus: Bus) -> None:
+        self._store = store
+        self._bus = bus
+        self._viewers: set[asyncio.Queue[bytes | OmnibusError]] = set()
+        self._latest: bytes | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def viewers(self) -> int:
+        return len(self._viewers)
+
+    async def states(self) -> AsyncGenerator[bytes, None]:
+        """JSON of the state now and of each one that follows; b"" after ``QUIET`` seconds without one.
+
+        Raises ``Overloaded`` when too many look, and ``BusUnavailable`` when it cannot begin or is over.
+        """
+        if len(self._viewers) >= VIEWERS:
+            raise Overloaded(f"{VIEWERS} already look at this gateway's console: close one, or ask another gateway")
+        # A viewer that is slow skips states: only the newest is worth anything.
+        queue: asyncio.Queue[bytes | OmnibusError] = asyncio.Queue(1)
+        self._viewers.add(queue)
+        try:
+            if self._task is None:
+                self._task = asyncio.create_task(self._follow())
+            elif self._latest is not None:
+                queue.put_nowait(self._latest)
+            while True:
+                yield await _next(queue)
+        finally:
+            self._viewers.discard(queue)
+            if not self._viewers:
+                await self._stop()
+
+    async def close(self) -> None:
+        """End, for everybody."""
+        self._tell(BusUnavailable("the gateway is leaving: ask again"))
+        await self._stop()
+
+    async def _stop(self) -> None:
+        task, self._task, self._latest = self._task, None, None
+        if task is not None:
+            await until_cancelled(task)
+
+    async def _follow(self) -> None:
+        news = asyncio.Event()
+        try:
+            async with Watch(self._store, self._bus, news.set).following() as watch:
+                before: dict[str, Any] = {}
+                watch.turn()
+                await _within(watch.begun, FIRST)
+                await asyncio.sleep(ANSWERS)
+                while True:
+                    state = told(watch.seen, watch.turn())
+                    same = {name: value for name, value in state.items() if name not in _CLOCKS}
+                    if same != before:
+                        before, self._latest = same, _encode(state)
+                        self._tell(self._latest)
+                    news.clear()
+                    await asyncio.sleep(LEAST)
+                    await _within(news, MOST - LEAST)
+        except OmnibusError as error:
+            self._fail(error)
+        except Exception:  # a defect of ours
+            log.exception("the console sees no more")
+            self._fail(Fatal("internal error: the gateway's log has more"))
+
+    def _fail(self, error: OmnibusError) -> None:
+        self._task, self._latest = None, None
+        self._tell(error)
+
+    def _tell(self, state: bytes | OmnibusError) -> None:
+        for queue in self._viewers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(state)
+
+
+async def _next(queue: "asyncio.Queue[bytes | OmnibusError]") -> bytes:
+    try:
+        async with asyncio.timeout(QUIET):
+            state = await queue.get()
+    except TimeoutError:
+        return b""
+    if isinstance(state, OmnibusError):
+        raise state
+    return state
+
+
+async def _within(event: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

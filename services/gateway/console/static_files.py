@@ -1,0 +1,97 @@
+"""The page's own files. All of them are read once, and only what was read is served: a path opens no file."""
+
+import gzip
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from omnibus.errors import NotFound
+from services.gateway.http.handlers import by_method
+
+PAGE, FILES = "/console/", "/console/{name}"
+STATIC = Path(__file__).parent / "static"
+
+_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+#: Nothing from elsewhere, nothing inline, nothing that turns text into markup, and no page around this one. Pictures
+#: and sounds of answers are bytes that the page has already, so they are blobs.
+_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self' blob:",
+        "media-src blob:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    ]
+)
+HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": _POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "microphone=(self), camera=(), geolocation=(), payment=(), usb=()",
+    "referrer-policy": "no-referrer",
+    "vary": "accept-encoding",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+
+
+class File(NamedTuple):
+    body: bytes
+    packed: bytes  # by gzip
+    kind: str
+    tag: str
+
+
+def read(directory: Path = STATIC) -> dict[str, File]:
+    """The files by name."""
+    found = {}
+    for path in sorted(directory.iterdir()):
+        if path.suffix in _TYPES:
+            body = path.read_bytes()
+            packed = gzip.compress(body, mtime=0)
+            found[path.name] = File(body, packed, _TYPES[path.suffix], f'"{sha256(body).hexdigest()[:16]}"')
+    return found
+
+
+class Pages:
+    """Adds the page to an application."""
+
+    def __init__(self) -> None:
+        self._files = read()
+
+    def add(self, app: FastAPI) -> None:
+        app.add_route("/console", _to_page, methods=["GET"], include_in_schema=False)
+        for path in (PAGE, FILES):
+            app.add_route(path, by_method({"GET": self._file}), methods=["GET"], include_in_schema=False)
+
+    async def _file(self, request: Request) -> Response:
+        name = request.path_params.get("name") or "index.html"
+        file = self._files.get(name)
+        if file is None:
+            raise NotFound("the console has no such file")
+        headers = {**HEADERS, "etag": file.tag}
+        if file.tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(file.packed, 200, {**headers, "content-encoding": "gzip"}, file.kind)
+        return Response(file.body, 200, headers, file.kind)
+
+
+async def _to_page(_: Request) -> Response:
+    return RedirectResponse("console/", 307, {"cache-control": "no-cache"})

@@ -1,0 +1,1 @@
+"""Invocations in flight: sent, moved, resumed, retried, captured and played back."""

@@ -1,0 +1,356 @@
+"""Dispatch: an invocation goes to all executors of its route at once; answers come back here.
+
+An executor that has no subscriber, says ``busy``, falls silent or dies is replaced: its nodes move to a route
+without it, as the next attempt, with those that depend on them. Others go on where what they give is retained
+(``services.gateway.dispatch.restart``). What the client already has is not sent twice.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from omnibus import graph, tracing
+from omnibus.bus import Bus, Delivery, messages, subjects
+from omnibus.bus.messages import Accepted, Busy, Chunk, End, Failed, Hop
+from omnibus.errors import (
+    OmnibusError,
+    Overloaded,
+    ProtocolError,
+    SequenceGap,
+    StageUnavailable,
+    StaleHandle,
+    TooLarge,
+    from_problem,
+)
+from omnibus.graph import Invocation
+from omnibus.metrics import GATEWAY
+from omnibus.recording import dead_letters
+from omnibus.tensors.client import TensorClient
+from omnibus.tensors.handle import Handle
+from services.gateway.dispatch.capture import Tape, consumed
+from services.gateway.dispatch.failure_detector import Watcher
+from services.gateway.dispatch.inflight import Again, Running
+from services.gateway.dispatch.playback import Player, Tapes
+from services.gateway.dispatch.quarantine import Quarantine
+from services.gateway.dispatch.restart import Restarts
+from services.gateway.dispatch.retention import OFF, Retention
+from services.gateway.routing.executors import Members
+
+log = logging.getLogger(__name__)
+
+SETTLE = 0.25  # seconds that the last nodes have to report their times
+ATTEMPTS = 4  # routes that an invocation may take
+#: Why an executor's nodes move. For other reasons nobody knows what was lost, and all begins again.
+_LOST_STAGE = frozenset({"gone", "busy", "silent", "unavailable"})
+
+
+class Dispatcher:
+    """Sends invocations, receives replies, moves what is lost."""
+
+    def __init__(
+        self, gateway: str, bus: Bus, tensors: TensorClient, members: Members, limit: int, quarantine: float = 0.0
+    ) -> None:
+        self._gateway = gateway
+        self._limit = limit
+        self._bus = bus
+        self._tensors = tensors
+        self._members = members
+        self._running: dict[str, Running] = {}
+        self._watcher = Watcher(gateway, bus, members, self._running, self._move)
+        self._quarantine = Quarantine(members, quarantine)
+        self._emptied = asyncio.Event()
+        #: What is retained of running invocations.
+        self.retention = Retention(tensors)
+        self._restarts = Restarts(bus, self.retention, limit)
+        #: Whether what nodes pass to each other is asked for as well, and kept.
+        self.keeps = False
+        self.reply = subjects.reply(gateway)
+
+    async def startup(self) -> None:
+        await self._bus.subscribe(self.reply, self._on_reply)
+        await self._bus.subscribe(f"{self.reply}.>", self._on_refused)
+        await self._bus.subscribe(subjects.event(subjects.EXECUTOR), self._on_status)
+        gone = subjects.event(subjects.GONE)
+        await self._bus.subscribe(gone, lambda d: self._on_gone(d.data.decode(errors="replace")))
+        await self._bus.subscribe(subjects.DEAD, self._on_dead_letter)
+        self._watcher.start()
+
+    async def shutdown(self) -> None:
+        await self._watcher.stop()
+        for running in list(self._running.values()):
+            self.finish(running, "cancelled")
+
+    @property
+    def connected(self) -> bool:
+        return self._bus.connected
+
+    @property
+    def inflight(self) -> int:
+        return len(self._running)
+
+    def fail_all(self, error: OmnibusError) -> None:
+        """End the results of everything in flight with ``error``."""
+        for running in list(self._running.values()):
+            running.fail(error)
+
+    async def idle(self, seconds: float) -> None:
+        """Wait until nothing is in flight, at most ``seconds``."""
+        self._emptied.clear()
+        if self._running:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._emptied.wait()
+
+    # Out
+
+    def submit(
+        self,
+        invocation: Invocation,
+        work: Sequence[float],
+        again: Again,
+        trace: tracing.Carrier | None = None,
+        prepare: Callable[[Running], None] | None = None,
+    ) -> Running:
+        """Send ``invocation`` to every executor of its route; ``work`` is in tokens per node.
+
+        ``again`` finds another route when an executor is lost: what found the first one, for example
+        ``functools.partial(router.route, assignment, ticket, pinned=pinned, pins=pins)``. ``trace`` is of what it
+        is a part; ``prepare`` is called before anything is sent.
+        """
+        running = Running(invocation, work, again, self._fetch, self._members, self._tapes(invocation))
+        running.span = tracing.invocation(invocation, trace or {})
+        if prepare is not None:
+            prepare(running)
+        self._running[invocation.id] = running
+        try:
+            self._quarantine.check(invocation, time.monotonic())
+            self._send(running)
+        except OmnibusError:
+            self.finish(running, "failed")
+            raise
+        return running
+
+    def _send(self, running: Running) -> None:
+        invocation = running.invocation
+        running.charge()
+        running.sent = time.monotonic()
+        if running.tapes:
+            asked = tuple(dict.fromkeys([*invocation.outputs, *running.tapes]))
+            invocation = msgspec.structs.replace(invocation, outputs=asked)
+        elif len(invocation.nodes) > 1 or invocation.attempt:
+            invocation = running.invocation = self._restarts.prepare(running, invocation)
+        body = running.body = graph.encode(invocation)
+        if len(body) > self._limit:  # the bus would refuse it in words of its own
+            raise TooLarge(
+                f"The request has {len(body)} bytes beside its media, and {self._limit} are accepted: "
+                "shorten its fields"
+            )
+        headers = running.span.carrier if running.span is not None else None
+        sent = set()
+        for index, (node, executor) in enumerate(zip(invocation.nodes, invocation.route, strict=True)):
+            if executor not in sent and executor not in running.absent and invocation.runs(index):
+                sent.add(executor)
+                refused = subjects.refused(self._gateway, invocation.id, invocation.attempt, executor)
+                self._bus.publish(subjects.task(node.task, executor), body, reply=refused, headers=headers)
+        if running.on_sent is not None:
+            running.on_sent(running)
+
+    def player(self, name: str, start: int, tapes: Tapes) -> Player:
+        """Stands for the executors of the nodes before ``start``, and plays ``tapes``."""
+        return Player(self._bus, self._tensors, self._limit, name, start, tapes)
+
+    def _tapes(self, invocation: Invocation) -> dict[tuple[int, str], Tape]:
+        view, release = self._tensors.view, self._tensors.release
+        return {key: Tape(*key, view, release) for key in consumed(invocation)} if self.keeps else {}
+
+    def finish(self, running: Running, status: str) -> None:
+        """One ``end`` event; every holder releases."""
+        if running.over:
+            return
+        running.over = True
+        running.discharge()
+        for tape in running.tapes.values():
+            tape.close()
+        if running.records:
+            self.retention.close(running.records)
+        self._running.pop(running.id, None)
+        if not self._running:
+            self._emptied.set()
+        self._end(running, status)
+        if running.span is not None:
+            why = running.failure.code if running.failure is not None else "" if status == "done" else status
+            running.span.end(why, {"omnibus.status": status, "omnibus.attempts": running.invocation.attempt + 1})
+        if running.may_hold_tensors:
+            self._tensors.end(running.id)
+        self._quarantine.leave(running)
+
+    def stop(self, invocation: str, executors: Iterable[str]) -> None:
+        """End what another gateway sent to ``executors`` and did not live to end. Ending twice is harmless."""
+        end = End(invocation, "cancelled", ATTEMPTS)
+        self._publish_end(end, ((executor, end) for executor in executors))
+
+    def _end(self, running: Running, status: str) -> None:
+        """Tell the executors that may still hold something, and whoever watches."""
+        invocation = running.invocation
+        holders = () if status == "done" and running.reported else dict.fromkeys(invocation.route)
+        over = End(invocation.id, status, invocation.attempt)
+        self._publish_end(over, ((executor, over) for executor in holders))
+
+    def _publish_end(self, over: End, holders: Iterable[tuple[str, End]]) -> None:
+        try:
+            for executor, end in holders:
+                (frame,) = messages.frames([messages.encode(end)], self._limit)
+                self._bus.publish(subjects.edge(executor), frame)
+            self._bus.publish(subjects.end(over.inv), messages.encode(over))
+        except OmnibusError as error:  # holders fall back on the deadline
+            log.warning("end of %s not sent: %s", over.inv, error)
+
+    def complete(self, running: Running, then: Callable[[], None]) -> None:
+        """The answer is whole: end the invocation as soon as all nodes have reported their times."""
+        timer: asyncio.TimerHandle | None = None
+
+        def conclude() -> None:
+            if timer is not None:
+                timer.cancel()
+            if not running.over:
+                self.finish(running, "done")
+                then()
+
+        if running.reported:
+            conclude()
+        else:
+            running.on_settled = conclude
+            timer = asyncio.get_running_loop().call_later(SETTLE, conclude)
+
+    # In
+
+    def _fetch(self, handle: Handle) -> np.ndarray:
+        array = np.array(self._tensors.view(handle))
+        self._tensors.release(handle)
+        return array
+
+    def _on_reply(self, delivery: Delivery) -> None:
+        for message in messages.decode_replies(delivery.data):
+            running = self._running.get(message.inv)
+            if running is None:
+                continue
+            match message:
+                case Chunk() if running.attempts.get(message.node) == message.attempt:  # one call less for each token
+                    self._on_chunk(running, message)
+                case Hop() if running.runs(message.node, message.attempt):
+                    running.finished(message)
+                    self._quarantine.finished(running, message.node)
+                case Accepted() if running.holds(message.executor, message.attempt):
+                    running.accept(message.executor)
+                case Failed() if running.runs(message.node, message.attempt):
+                    self._on_failed(running, message)
+                case Busy() if running.holds(message.executor, message.attempt):
+                    busy = Overloaded(f"executor {message.executor} is at its limit", retry_after=message.retry_after)
+                    self._move(running, message.executor, busy, "busy")
+
+    def _on_chunk(self, running: Running, chunk: Chunk) -> None:
+        key = (chunk.node, chunk.output)
+        stream, tape = running.streams.get(key), running.tapes.get(key)
+        try:
+            if tape is not None:
+                tape.take(chunk)
+            if stream is not None:
+                stream.feed(chunk)
+                if running.on_taken is not None:  # it has gone through all of them
+                    running.notify_taken()
+            elif key in running.records:
+                self._restarts.take(running, chunk)
+        except SequenceGap as error:  # the bus lost a message: run again, without repeats
+            self._move(running, "", error, "gap")
+        except OmnibusError as error:  # freed memory, or no sidecar
+            running.fail(error)
+
+    def _on_failed(self, running: Running, failed: Failed) -> None:
+        error = from_problem(failed.problem)
+        running.failed = failed.node
+        if isinstance(error, StageUnavailable):  # it lives, but its engine does not: others can take the work
+            self._move(running, error.executor, error, "unavailable")
+        elif isinstance(error, StaleHandle | ProtocolError | SequenceGap) and running.invocation.attempt + 1 < ATTEMPTS:
+            self._again(running, error, "retry")
+        else:
+            running.fail(error)
+
+    def _on_refused(self, delivery: Delivery) -> None:
+        """The server says that nobody listens on an executor's subject."""
+        if not delivery.refused or self._watcher.returning:
+            return  # what was sent while executors reconnect is sent again
+        invocation, attempt, executor = subjects.parse_refused(delivery.subject)
+        self._on_gone(executor)
+        running = self._running.get(invocation)
+        if running is not None and running.invocation.attempt == attempt and executor not in running.lost:
+            self._move(running, executor, running.gone(executor), "gone")
+
+    def _on_status(self, delivery: Delivery) -> None:
+        try:
+            status = messages.decode_status(delivery.data)
+        except ProtocolError as error:
+            log.warning("%s", error)
+            return
+        if self._members.heard(status):
+            self._on_gone(status.id, died=False)
+
+    def _on_dead_letter(self, delivery: Delivery) -> None:
+        """Another gateway, or this one, refuses an input."""
+        try:
+            self._quarantine.refuse(dead_letters.decode(delivery.data).refused, time.monotonic())
+        except ProtocolError as error:
+            log.warning("%s", error)
+
+    def _on_gone(self, executor: str, died: bool = True) -> None:
+        """``executor`` is dead, or left without having ``died``: whatever waits for it moves."""
+        if died:
+            self._quarantine.died(executor, self._running.values(), time.monotonic())
+        self._members.remove(executor)
+        for running in list(self._running.values()):
+            if running.waits_for(executor):
+                self._move(running, executor, running.gone(executor), "gone")
+
+    # Move
+
+    def _move(self, running: Running, executor: str, error: OmnibusError, reason: str) -> None:
+        """Take ``executor`` out of the route and start the next attempt, or fail with ``error``."""
+        if executor:
+            running.lost.add(executor)
+        if running.over or running.failure is not None or running.on_settled is not None:
+            return  # nothing is missing any more
+        refused = self._quarantine.refusal(running)
+        if refused is not None or running.invocation.attempt + 1 >= ATTEMPTS:
+            running.gave_up(reason, error)
+            running.fail(refused or error)
+            return
+        self._quarantine.move(running, partial(self._again, running, error, reason))
+
+    def _again(self, running: Running, error: OmnibusError, reason: str) -> None:
+        running.gave_up(reason, error)
+        lost = frozenset[int]()
+        if reason in _LOST_STAGE:  # of all that died since the last attempt: a move may have waited
+            lost = lost.union(*map(running.unfinished, running.lost))
+        again = self._restarts.affected(running, lost)
+        try:
+            route = self._quarantine.route(running)
+        except OmnibusError as none:
+            running.fail(none if reason == "gone" and isinstance(none, StageUnavailable) else error)
+            return
+        GATEWAY.moved.labels(reason).inc()
+        GATEWAY.restarts.labels("again").inc(len(again))
+        GATEWAY.restarts.labels("spared").inc(len(running.attempts) - len(again))
+        self._publish_end(End(running.id, "moved", running.invocation.attempt), self._restarts.end(running, again))
+        running.moved(route, again, resumes=self.retention.policy != OFF)
+        self._restarts.reset(running, again)
+        log.info("%s moves to attempt %d: %s", running.id, running.invocation.attempt, error)
+        try:
+            self._send(running)
+            self._restarts.feed(running, again)
+        except OmnibusError as unsent:
+            running.fail(unsent)

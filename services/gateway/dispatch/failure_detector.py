@@ -1,0 +1,107 @@
+"""Watches executors that hold invocations of this gateway: those that fell silent, and those that never answered.
+
+Executors that leave say so, and for dead ones the bus says so. What is left is found here, by a look now and then.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from omnibus.bus import Bus, subjects
+from omnibus.bus.reconnect import Comeback
+from omnibus.errors import BusUnavailable, OmnibusError
+from omnibus.service import until_cancelled
+from services.gateway.dispatch.inflight import Running
+from services.gateway.routing.executors import Members
+
+log = logging.getLogger(__name__)
+
+WATCH = 0.25  # seconds between two looks for silent executors
+RETURN = 1.5  # seconds after a reconnect that executors have to show up again
+ACCEPT = 3.0  # seconds within which every executor of a route must have answered
+LOST = 5.0  # seconds without a word from one that has answered: a machine without power closes no connection
+PATIENCE = 15.0  # both while there is nobody else: on a busy machine a first request can hold an executor up
+HELD_UP = 1.0  # seconds by which a look may be late: after a longer pause what others said in it is still to be read
+
+#: Moves an invocation to another route: away from the executor named, if any, and why.
+Move = Callable[[Running, str, OmnibusError, str], None]
+
+
+class Watcher:
+    """Asks silent executors whether they listen; moves what one did not answer, or what the bus may have lost."""
+
+    def __init__(self, gateway: str, bus: Bus, members: Members, inflight: Mapping[str, Running], move: Move) -> None:
+        self._gateway = gateway
+        self._bus = bus
+        self._members = members
+        self._inflight = inflight  # by id
+        self._move = move
+        self._comeback = Comeback(bus)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def returning(self) -> bool:
+        """True if the bus came back just now: nobody can tell who is gone and who only reconnects."""
+        return self._comeback.within(RETURN)
+
+    def start(self) -> None:
+        """Look from now on, and ask all executors to show up."""
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+        self._bus.publish(subjects.event(subjects.CENSUS), b"{}")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            await until_cancelled(self._task)
+
+    async def _watch(self) -> None:
+        reconnects, back = self._bus.reconnects, False
+        while True:
+            slept = time.monotonic()
+            await asyncio.sleep(WATCH)
+            if not self._bus.connected or time.monotonic() - slept > WATCH + HELD_UP:
+                continue
+            if reconnects != self._bus.reconnects:
+                reconnects, back = self._bus.reconnects, True
+                self._ask(subjects.event(subjects.CENSUS), b"{}")
+            if back and self.returning:
+                continue  # the executors are reconnecting too
+            if back:
+                back = False
+                self._resume()
+            for executor in self._members.silent():
+                self._ask(subjects.edge(executor), b"", subjects.refused(self._gateway, "-", 0, executor))
+            self._replace()
+            self.overdue()
+
+    def _ask(self, subject: str, data: bytes, reply: str = "") -> None:
+        try:
+            self._bus.publish(subject, data, reply=reply)
+        except OmnibusError as error:  # the next look asks again
+            log.warning("cannot ask on %s: %s", subject, error)
+
+    def _resume(self) -> None:
+        """The bus was away and may have lost messages: what is in flight runs again, without repeats."""
+        for running in list(self._inflight.values()):
+            if running.failure is None and not running.reported:
+                self._move(running, "", BusUnavailable("the bus was away while the request ran: ask again"), "bus")
+
+    def _replace(self) -> None:
+        """Let others take the work of executors that answered to it, and then fell silent."""
+        lost, hopeless = set(self._members.silent(LOST)), set(self._members.silent(PATIENCE))
+        for running in list(self._inflight.values()) if lost else ():
+            holders = (executor for executor in lost & running.accepted if running.waits_for(executor))
+            silent = next((each for each in holders if each in hopeless or running.others_for(each)), None)
+            if silent is not None:
+                self._move(running, silent, running.gone(silent), "silent")
+
+    def overdue(self) -> None:
+        """Replace executors that have not answered what was sent to them."""
+        now = time.monotonic()
+        for running in list(self._inflight.values()):
+            route = set(running.invocation.route)
+            if running.sent > now - ACCEPT or len(running.accepted) >= len(route):
+                continue
+            silent = next((executor for executor in route - running.accepted if running.waits_for(executor)), None)
+            if silent is not None and (running.sent <= now - PATIENCE or running.others_for(silent)):
+                self._move(running, silent, running.gone(silent), "silent")

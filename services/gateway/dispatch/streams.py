@@ -1,0 +1,271 @@
+"""Results as the app sees them: streams that survive a change of executor.
+
+When a node moves to another executor it runs again, from the start or from where it says. Seeds make it produce the
+same answer, so a stream skips what the client already has and checks that it is the same.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from omnibus.bus.messages import Chunk
+from omnibus.errors import OmnibusError, SequenceGap, StageFailed
+from omnibus.task.item_codec import KEY
+from omnibus.tensors.handle import Handle
+from omnibus.tensors.item import RESUMED_AT, Item
+from services.gateway.dispatch.digest import Fingerprint
+
+#: Most numbers of a list that a node can begin with: they travel in its message.
+MAX_RESUMED = 4096
+
+#: Reads a handle's tensor and gives the memory back.
+Fetch = Callable[[Handle], np.ndarray]
+
+
+class _Told:
+    """Strings and lists that grow chunk by chunk, by key and type. A later attempt tells them again, in chunks
+    of its own: how many tokens share a chunk depends on how busy the executor is."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[_Key, list[Any]] = {}
+        self._whole: list[dict[str, Any]] = []  # chunks of plain values, which are never cut otherwise
+        self._repeated = 0
+        self.again: dict[_Key, Any] = {}  # what this attempt still has to repeat
+
+    def restart(self) -> None:
+        self.again = {key: _joined(told) for key, told in self._pieces.items()}
+        self._pieces = {key: [told] for key, told in self.again.items()}
+        self._repeated = 0
+
+    def numbers(self) -> dict[str, list[int]]:
+        """Of each list of whole numbers what was told first, up to ``MAX_RESUMED``."""
+        found = {key: _joined(pieces) for (key, type_), pieces in self._pieces.items() if type_ is list and pieces}
+        return {key: all_[:MAX_RESUMED] for key, all_ in found.items() if all(type(each) is int for each in all_)}
+
+    @property
+    def missing(self) -> bool:
+        """True if this attempt has not repeated all that was told before."""
+        return any(self.again.values()) or self._repeated < len(self._whole)
+
+    def new(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the part of ``data`` that is new. Raises ``StageFailed`` when it differs from what came before."""
+        if type(data.get(KEY)) is list and len(data) == 1:
+            return self._chunk(data)  # a list that is a part by itself
+        grows = [key for key, value in data.items() if type(value) in _GROW]
+        told = [key for key in grows if data[key]]
+        if not told and data and (not grows or any(data.values())):
+            return self._chunk(data)
+        fresh = {key: self._rest(key, value) for key, value in data.items()} if self.again else data
+        if told and not any(fresh[key] for key in told):
+            return {}  # told before, with all that came along
+        for key in told:
+            if fresh[key]:
+                self._pieces.setdefault((key, type(data[key])), []).append(fresh[key])
+        return fresh
+
+    def _chunk(self, data: dict[str, Any]) -> dict[str, Any]:
+        """A chunk without text or lists comes again as it was."""
+        self._repeated += 1
+        if self._repeated > len(self._whole):
+            self._whole.append(data)
+            return data
+        if self._whole[self._repeated - 1] != data:
+            raise StageFailed(_OTHERWISE)
+        return {}
+
+    def _rest(self, key: str, value: Any) -> Any:
+        told = self.again.get((key, type(value)))
+        if not told or type(value) not in _GROW:
+            return value
+        if told[: len(value)] != value[: len(told)]:
+            raise StageFailed(_OTHERWISE)
+        self.again[key, type(value)] = told[len(value) :]
+        return value[len(told) :]
+
+
+_Key = tuple[str, type]
+_GROW = (str, list)
+_OTHERWISE = "another executor continued differently, so the answer cannot be resumed: ask again"
+
+
+def _joined(pieces: list[Any]) -> Any:
+    return "".join(pieces) if type(pieces[0]) is str else list(chain.from_iterable(pieces))
+
+
+class Incoming:
+    """Items as they arrive: for one reader, which takes what is ready or waits for more."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.notify: Callable[[], None] | None = None
+        self.first: Item | None = None  # kept, for graphs that use it later
+        self.began = 0.0  # when it came, Unix seconds
+        self.fingerprint: Fingerprint | None = None  # of what is recorded of it
+        self._ready: list[Item] = []
+        self._failure: OmnibusError | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def add(self, item: Item) -> None:
+        if self.first is None:
+            self.first, self.began = item, time.time()
+        if self.fingerprint is not None:
+            self.fingerprint.feed(item)
+        self._ready.append(item)
+
+    def end(self) -> None:
+        self.ended = True
+        self.wake()
+
+    def fail(self, error: OmnibusError) -> None:
+        """End with ``error`` in place of what is missing. What came to its end is whole, whatever fails beside it."""
+        if not self.ended:
+            self._failure = error
+            self.ended = True
+            self.wake()
+
+    def wake(self) -> None:
+        """Something arrived: tell who waits."""
+        if self.notify is not None:
+            self.notify()
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def stop(self) -> None:
+        """Nobody reads it any more."""
+
+    def take(self) -> list[Item]:
+        """Everything that is ready. Raises the failure once all before it was taken."""
+        items = self._ready
+        if items:
+            self._ready = []
+        elif self._failure is not None:
+            raise self._failure
+        return items
+
+    async def next(self) -> list[Item]:
+        """Everything that is ready, at least one item; empty after the last."""
+        while not (items := self.take()):
+            if self.ended:
+                return []
+            await self._arrival()
+        return items
+
+    async def value(self) -> Item:
+        """The first item, also when it was taken before. Raises ``StageFailed`` when there is none."""
+        while self.first is None:
+            if self._failure is not None:
+                raise self._failure
+            if self.ended:
+                raise StageFailed("an output that a later step needs ended without a value: ask again")
+            await self._arrival()
+        return self.first
+
+    async def _arrival(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    @property
+    def exhausted(self) -> bool:
+        return self.ended and not self._ready and self._failure is None
+
+
+class ResultStream(Incoming):
+    """One output of one node, as it arrives, over all attempts of its invocation."""
+
+    def __init__(self, node: int, output: str, fetch: Fetch) -> None:
+        super().__init__()
+        self.origin = (node, output)
+        self._fetch = fetch
+        self._expected = 0
+        self.closing: dict[str, Any] = {}  # what came with the last chunk
+        self.samples = 0  # array rows delivered in all attempts together
+        self._told = _Told()
+        self._skip = 0  # array rows still to be skipped in this attempt
+
+    def feed(self, chunk: Chunk) -> None:
+        """Take a chunk of the current attempt. Raises ``SequenceGap`` when one before it was lost."""
+        if self.ended:
+            return
+        if chunk.seq != self._expected:
+            raise SequenceGap(f"{chunk.output} of node {chunk.node}: chunk {chunk.seq}, expected {self._expected}")
+        self._expected += 1
+        try:
+            self._take(chunk)
+        except StageFailed as error:
+            self.fail(error)
+        if chunk.last:
+            self.ended, self.closing = True, chunk.data
+        self.wake()
+
+    def _take(self, chunk: Chunk) -> None:
+        if chunk.handle is not None:
+            self._take_rows(chunk)
+        elif not chunk.empty:
+            fresh = self._told.new(chunk.data)
+            if fresh is chunk.data or any(fresh.values()):
+                self.add(Item(fresh))
+        if chunk.last and (self._skip or self._told.missing):
+            raise StageFailed("another executor ended the answer earlier, so it cannot be resumed: ask again")
+
+    def _take_rows(self, chunk: Chunk) -> None:
+        array = self._fetch(chunk.handle)  # type: ignore[arg-type]
+        data = chunk.data
+        if RESUMED_AT in data:
+            data = dict(data)
+            self._skip = max(0, self.samples - data.pop(RESUMED_AT))
+            if not len(array):
+                return
+        dropped = min(self._skip, len(array))
+        self._skip -= dropped
+        if len(array) > dropped or not len(array):
+            self.samples += len(array) - dropped
+            self.add(Item(data, array[dropped:]))
+
+    def restart(self) -> None:
+        """The invocation begins again elsewhere."""
+        self._expected = 0
+        self._skip = self.samples
+        self._told.restart()
+
+    def progress(self) -> dict[str, Any]:
+        """Return the client's progress, for a node that can begin behind it.
+
+        It consists of lists of numbers, and the number of rows of arrays.
+        """
+        found: dict[str, Any] = self._told.numbers()
+        return {**found, "rows": self.samples} if self.samples else found
+
+
+async def merge(streams: Mapping[str, Incoming]) -> AsyncIterator[list[tuple[str, Item]]]:
+    """Chunks of several streams in turn: all that is ready at once, then the next lot."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    for stream in streams.values():
+        stream.notify = wake
+    left = dict(streams)
+    try:
+        while left:
+            batch = [(name, item) for name, stream in left.items() for item in stream.take()]
+            if any(stream.ended for stream in left.values()):
+                left = {name: stream for name, stream in left.items() if not stream.exhausted}
+            if batch:
+                yield batch
+            elif left:
+                await waiter
+                waiter = loop.create_future()
+    finally:
+        for stream in streams.values():
+            stream.stop()

@@ -1,0 +1,184 @@
+"""One client's connection: limits until a request's head is complete, and a call when the client leaves.
+
+httptools limits neither the bytes of a head nor the time that it takes, and copies a line again with each piece of it.
+So bytes are counted before the parser has them, and the time runs from the moment on that a request could begin.
+Bodies are limited where they are read, in ``bodies``: only there it is known what they may be.
+"""
+
+from asyncio import BaseTransport, TimerHandle
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from omnibus.errors import BadRequest, HeadTooLarge, OmnibusError, TooSlow
+from omnibus.metrics import GATEWAY
+from omnibus.settings import GatewaySettings
+from services.gateway.openai.errors import error_body
+
+#: Key of the scope under which a handler puts what is to be called when its client leaves.
+ON_LEFT = "omnibus.on_left"
+#: Key of the scope that is there once all of the request's body is: nobody has to wait for it.
+WHOLE = "omnibus.whole"
+
+#: Headers that decide who asks and whom: a second one would make two readers see two requests.
+_ONCE = frozenset({b"host", b"authorization"})
+#: Requests that may wait behind the one that is answered, on one connection.
+_PIPELINED = 32
+#: Seconds that a refused client has to read why before its connection is closed, and bytes that it may send meanwhile.
+_LAST_WORDS_SECONDS, _LAST_WORDS_BYTES = 1.0, 2 << 20
+
+
+class ConnectionLimits(NamedTuple):
+    """``head_seconds`` counts from when a request could begin; ``linger_seconds`` is for the rest of a body that is
+    not read any more, since its answer is complete."""
+
+    head_bytes: int
+    head_lines: int
+    head_seconds: float
+    linger_seconds: float
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> "ConnectionLimits":
+        return cls(settings.head_bytes, settings.head_lines, settings.head_seconds, settings.body_pause)
+
+
+class Protocol(HttpToolsProtocol):
+    """Counts a head while it comes, and calls the handler back when the connection is lost, so that no request needs
+    a task that waits for it."""
+
+    def __init__(self, *args: Any, limits: ConnectionLimits, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._limits = limits
+        self._in_head = True  # no head is complete: a request may begin, or has
+        self._overhead = 0  # bytes since the last one of a body: of a head, or of what follows a chunked body
+        self._timer: TimerHandle | None = None
+        self._problem: OmnibusError | None = None  # what the parser was stopped for
+        self._refused = False
+
+    # Connection
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        super().connection_made(transport)
+        self._start_timer(self._limits.head_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        cycle = self.cycle
+        super().connection_lost(exc)
+        if cycle is not None and cycle.disconnected:
+            left: Callable[[], None] | None = cycle.scope.get(ON_LEFT)
+            if left is not None:
+                left()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            self._overhead += len(data)
+            if self._overhead > _LAST_WORDS_BYTES:
+                self.transport.abort()
+            return
+        if len(data) <= self._limits.head_bytes - self._overhead:
+            self._overhead += len(data)
+            super().data_received(data)
+        else:
+            self._feed_in_pieces(memoryview(data))
+        if self._in_head and self._timer is None and self._idle() and not self._refused:
+            self._start_timer(self._limits.head_seconds)
+
+    def _feed_in_pieces(self, data: memoryview) -> None:
+        while data and not self._refused and not self.transport.is_closing():
+            room = self._limits.head_bytes - self._overhead
+            if room <= 0:
+                self._refuse(HeadTooLarge(f"The request's head has more than {self._limits.head_bytes} bytes."))
+                return
+            piece, data = data[:room], data[room:]
+            self._overhead += len(piece)
+            super().data_received(piece)
+
+    # Parser
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[ON_LEFT] = None
+
+    def on_headers_complete(self) -> None:
+        self._problem = self._wrong_head()
+        if self._problem is not None:
+            raise ValueError("the head is refused")  # stops the parser: ``send_400_response`` says why
+        self._in_head = False
+        self._overhead = 0
+        if self._timer is not None:
+            self._stop_timer()
+        super().on_headers_complete()
+
+    def _wrong_head(self) -> OmnibusError | None:
+        if len(self.headers) > self._limits.head_lines:
+            return HeadTooLarge(f"The request has more than {self._limits.head_lines} headers.")
+        if len(self.pipeline) >= _PIPELINED:
+            return BadRequest(f"More than {_PIPELINED} requests wait on this connection: read their answers first.")
+        names = [name for name, _ in self.headers if name in _ONCE]
+        if len(names) > len(set(names)):
+            return BadRequest("The request has more than one Host or Authorization header.")
+        return None
+
+    def on_body(self, body: bytes) -> None:
+        self._overhead = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._overhead = 0
+        self._in_head = True
+        if self._timer is not None:
+            self._stop_timer()
+        self.cycle.scope[WHOLE] = True
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._in_head and self._timer is None and not self.transport.is_closing():
+            self._start_timer(self._limits.linger_seconds)
+
+    # Refusals
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what the parser could not read, or was stopped for."""
+        self._refuse(self._problem or BadRequest("The request is no HTTP/1.1 that can be read here."))
+
+    def _refuse(self, error: OmnibusError) -> None:
+        """Answer with ``error``, unless another request's answer is under way, and close the connection."""
+        if self._refused or self.transport.is_closing():
+            return
+        self._refused = True
+        self._stop_timer()
+        GATEWAY.outcome("", error.code).inc()
+        if not self._idle():
+            self.transport.close()
+            return
+        body = error_body(error)
+        head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\nconnection: close\r\n"
+        about = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        self.transport.write((head + about).encode() + body)
+        # Closed with bytes unread the kernel would take the answer back.
+        self._timer = self.loop.call_later(_LAST_WORDS_SECONDS, self.transport.close)
+
+    # Time
+
+    def _idle(self) -> bool:
+        """No request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _start_timer(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self._expire)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        self._timer = None
+        if self._in_head and self._overhead:
+            self._refuse(TooSlow(f"The request's head was not complete in {self._limits.head_seconds:g} s."))
+        else:
+            self.transport.close()

@@ -1,0 +1,138 @@
+"""All HTTP requests that a gateway is answering, and how they end when it stops.
+
+begin_stop   readiness is off; a new request gets a typed 503 with Retry-After on a connection that then closes
+finished     open requests have their time
+end          the rest: each ends with the same error, as JSON or as an event of its stream, never as a bare 500
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from secrets import token_hex
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from omnibus.errors import GatewayStopping, OmnibusError
+from omnibus.metrics import GATEWAY
+from services.gateway.http.exchange import EVENTS, JSON, respond
+from services.gateway.openai.errors import error_body, error_headers, status_of
+
+log = logging.getLogger(__name__)
+
+#: Seconds that the last answers may take to leave.
+LAST_ANSWERS_SECONDS = 1.0
+#: Paths for probes, which are answered to the end; ``/readyz`` says that the gateway stops.
+PROBES = frozenset({"/health", "/readyz", "/metrics", "/version"})
+
+
+def stopping() -> GatewayStopping:
+    """The error of all requests that a stopping gateway does not answer."""
+    return GatewayStopping("this gateway is stopping: send the request again, another gateway will answer it")
+
+
+class OpenRequests:
+    """Counts requests from their first byte to the end of their answer, and ends those that outlive the drain."""
+
+    def __init__(self) -> None:
+        self.stopping = False
+        self._open: set[_Response] = set()
+        self._cancelled = False
+        self._emptied = asyncio.Event()
+
+    def around(self, application: ASGIApp) -> ASGIApp:
+        """``application`` with all its requests known here."""
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http" or scope["path"] in PROBES:
+                await application(scope, receive, send)
+            elif self.stopping:
+                await _refuse(send)
+            else:
+                await self._answer(application, scope, receive, send)
+
+        return counted
+
+    async def _answer(self, application: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        response = _Response(send)
+        self._open.add(response)
+        try:
+            await application(scope, receive, response.send)
+        except asyncio.CancelledError:
+            if not self._cancelled:
+                raise
+            await response.fail()
+        finally:
+            self._open.discard(response)
+            if not self._open:
+                self._emptied.set()
+
+    # The stop
+
+    def begin_stop(self) -> None:
+        """Take no more requests."""
+        self.stopping = True
+
+    async def finished(self, seconds: float) -> None:
+        """Wait until no request is open, at most ``seconds``."""
+        self._emptied.clear()
+        if self._open:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._emptied.wait()
+
+    async def end(self, fail_runs: Callable[[OmnibusError], None]) -> None:
+        """End what is still open with ``GatewayStopping``: by its run where it has one, else where it waits."""
+        if not self._open:
+            return
+        log.warning("%d requests did not finish in time: they end with an error", len(self._open))
+        fail_runs(stopping())
+        await self.finished(LAST_ANSWERS_SECONDS)
+        self._cancelled = True
+        for response in self._open:
+            response.cancel()
+        await self.finished(LAST_ANSWERS_SECONDS)
+
+
+class _Response:
+    """State of a response: nothing of it, its head, or all of it has left."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._task = asyncio.current_task()
+        self._head: dict[bytes, bytes] | None = None
+        self._over = False
+
+    def send(self, message: Any) -> Any:
+        """Not a coroutine of its own: chunks of a stream pass without a frame more on the stack."""
+        if message["type"] == "http.response.start":
+            self._head = dict(message["headers"])
+        elif not message.get("more_body"):
+            self._over = True
+        return self._send(message)
+
+    def cancel(self) -> None:
+        """Stop what makes it; ``fail`` then ends it."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def fail(self) -> None:
+        """End it with an error. A stream of bytes cannot say one: it is cut off, so nobody takes it as whole."""
+        if self._task is not None:
+            self._task.uncancel()
+        if self._over:
+            return
+        if self._head is None:
+            await _refuse(self._send)
+        elif self._head.get(b"content-type") == EVENTS:
+            id = self._head.get(b"x-request-id", b"").decode("latin-1")
+            await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % error_body(stopping(), id)})
+
+
+async def _refuse(send: Send) -> None:
+    error, id = stopping(), f"req-{token_hex(8)}"
+    GATEWAY.outcome("", error.code).inc()
+    headers = [(name.lower().encode(), value.encode()) for name, value in error_headers(error).items()]
+    headers += [(b"x-request-id", id.encode()), (b"connection", b"close")]
+    await respond(send, status_of(error), JSON, error_body(error, id), headers)

@@ -1,0 +1,228 @@
+"""The one fetcher: only this module of the system opens URLs.
+
+A URL is parsed once (``urls``), every address it resolves to is checked (``addresses``), and the
+connection is opened to a checked address, so a name that changes its answer in between gains
+nothing. Each redirect starts over. HTTP is spoken through h11, which uvicorn already brings.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from ipaddress import ip_address
+from urllib.parse import urljoin
+
+import h11
+
+from omnibus.errors import BadMedia, BadRequest, TooLarge
+from services.gateway.media import data_url, ssrf, urls
+from services.gateway.tenancy import tenant as tenants
+from services.gateway.tenancy.external_slots import Slots
+
+log = logging.getLogger(__name__)
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+Connect = Callable[[str, int, ssl.SSLContext | None, str | None], Awaitable[Streams]]
+
+_BUFFER = 256 * 1024  # bytes of the stream's buffer
+_READ = 16 * 1024  # bytes that are parsed at a time, before everybody else has a turn
+_EVENTS = 64  # parts of an answer until then, for they may be as small as a byte
+_INFORMATIONAL = 5  # informational responses before the answer
+_CHUNKS, _CHUNK_BYTES = 1000, 256  # after so many chunks, the bytes that one has on average at least
+_FRAMING, _FRAMING_BYTES = 0.1, 64 * 1024  # what may be around a body: a part of it, and bytes besides
+_HEADERS = 32 * 1024  # bytes of response headers at most
+_TRIES = 3  # addresses of one name that are tried in turn
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_UNREACHABLE = "The media URL could not be fetched: check that it is public and reachable, or send a data URL."
+
+
+class FetchRules(urls.UrlRules, frozen=True):
+    """Rules for what may be fetched and how long it may take. Times in seconds."""
+
+    redirects: int = 3
+    timeout: float = 15.0  # of one item: waiting for a slot, all redirects, the whole body
+    connect_timeout: float = 4.0
+    concurrency: int = 64  # connections at once
+
+
+async def resolve(host: str, port: int) -> Sequence[str]:
+    """Every address of ``host``, through the system's resolver."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+async def connect(address: str, port: int, tls: ssl.SSLContext | None, name: str | None) -> Streams:
+    """Open a connection to ``address``; with ``tls`` the certificate must be for ``name``."""
+    return await asyncio.open_connection(address, port, ssl=tls, server_hostname=name, limit=_BUFFER)
+
+
+class Fetcher:
+    """Turns a media URL into bytes. Safe for concurrent use on one event loop."""
+
+    def __init__(
+        self,
+        rules: FetchRules | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        resolve: Resolve = resolve,
+        connect: Connect = connect,
+    ) -> None:
+        self._rules = rules or FetchRules()
+        self._tls = tls or ssl.create_default_context()
+        self._resolve = resolve
+        self._connect = connect
+        self._slots = Slots(self._rules.concurrency)
+
+    async def fetch(self, url: str, limit: int, param: str = "") -> data_url.Inline:
+        """The bytes behind a data or http(s) URL, at most ``limit`` of them.
+
+        ``param`` names the place in the request and is only passed on to errors. A remote server's
+        content type is not believed: ``declared`` is "" then. Raises ``BadRequest`` (the URL is
+        refused), ``BadMedia`` (it cannot be fetched) and ``TooLarge``, each with fixed text.
+        """
+        if url[:5].lower() == "data:":
+            return data_url.decode_data_url(url, limit, param)
+        try:
+            async with asyncio.timeout(self._rules.timeout), self._slots.hold(tenants.current().name):
+                return data_url.Inline(await self._follow(url, limit, param), "")
+        except TimeoutError:
+            log.info("media fetch timed out", extra={"param": param})
+            raise BadMedia("The media URL did not deliver in time.", param=param) from None
+        except (OSError, h11.ProtocolError) as error:
+            log.info("media fetch failed: %.200s", error, extra={"param": param})
+            raise BadMedia(_UNREACHABLE, param=param) from None
+
+    async def _follow(self, url: str, limit: int, param: str) -> bytes:
+        for _ in range(self._rules.redirects + 1):
+            target = urls.parse(url, self._rules, param)
+            answer = await self._get(target, limit, param)
+            if isinstance(answer, bytes):
+                return answer
+            try:
+                url = urljoin(url, answer)
+            except ValueError:  # brackets that hold no address
+                raise BadMedia("The media URL redirects to an address that cannot be read.", param=param) from None
+        raise BadMedia(f"The media URL redirects more than {self._rules.redirects} times.", param=param)
+
+    async def _get(self, target: urls.Target, limit: int, param: str) -> bytes | str:
+        reader, writer = await self._open(target, await self._addresses(target, param))
+        try:
+            return await _Exchange(reader, writer, limit, param).get(target)
+        finally:
+            # Not close(): a TLS goodbye to a stalled server would wait.
+            writer.transport.abort()
+
+    async def _addresses(self, target: urls.Target, param: str) -> Sequence[str]:
+        if target.address is not None:
+            return [target.host]
+        found = await self._resolve(target.host, target.port)
+        private = self._rules.allow_private
+        if not found or not all(ssrf.allowed(ip_address(entry), allow_private=private) for entry in found):
+            log.warning("media host refused: %.100s resolves to %.200s", target.host, found)
+            raise BadRequest("The media URL's host is not reachable from here.", param=param)
+        return found[:_TRIES]
+
+    async def _open(self, target: urls.Target, pinned: Sequence[str]) -> Streams:
+        tls = self._tls if target.scheme == "https" else None
+        name = target.host if tls else None
+        failure: OSError | None = None
+        for address in pinned:
+            try:
+                async with asyncio.timeout(self._rules.connect_timeout):
+                    return await self._connect(address, target.port, tls, name)
+            except OSError as error:  # a timeout is one too
+                failure = error
+        raise ConnectionError(f"no address of {target.host:.100} answered: {failure}")
+
+
+class _Exchange:
+    """One GET on one connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int, param: str) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._limit = limit
+        self._param = param
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEADERS)
+        self._raw = 0  # bytes that came
+        self._events = 0
+
+    async def get(self, target: urls.Target) -> bytes | str:
+        """The body, or the location of a redirect."""
+        self._send(target)
+        response = await self._response()
+        headers = {name: value.decode("latin-1") for name, value in response.headers}
+        if response.status_code in _REDIRECTS:
+            return self._location(headers)
+        self._check(response.status_code, headers)
+        return await self._body()
+
+    def _send(self, target: urls.Target) -> None:
+        # identity: nothing to decompress means no decompression bomb.
+        headers = [
+            ("Host", target.authority),
+            ("User-Agent", "omnibus"),
+            ("Accept", "*/*"),
+            ("Accept-Encoding", "identity"),
+            ("Connection", "close"),
+        ]
+        request = self._http.send(h11.Request(method="GET", target=target.path, headers=headers))
+        self._writer.write((request or b"") + (self._http.send(h11.EndOfMessage()) or b""))
+
+    async def _response(self) -> h11.Response:
+        for _ in range(_INFORMATIONAL + 1):
+            event = await self._event()
+            if isinstance(event, h11.Response):
+                return event
+            if not isinstance(event, h11.InformationalResponse):
+                break
+        raise h11.RemoteProtocolError("no response")
+
+    async def _body(self) -> bytes:
+        parts: list[bytes] = []
+        received = 0
+        while isinstance(event := await self._event(), h11.Data):
+            parts.append(event.data)
+            received += len(event.data)
+            self._check_size(received)
+            self._check_framing(len(parts), received)
+        if not isinstance(event, h11.EndOfMessage):
+            raise h11.RemoteProtocolError("the body ended early")
+        return b"".join(parts)
+
+    async def _event(self) -> object:
+        self._events += 1
+        if self._events % _EVENTS == 0:
+            await asyncio.sleep(0)
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            data = await self._reader.read(_READ)
+            self._raw += len(data)
+            self._http.receive_data(data)
+            await asyncio.sleep(0)  # what is in the buffer already is read without a turn for others
+        return event
+
+    def _check_framing(self, chunks: int, received: int) -> None:
+        """Raises ``BadMedia`` for a body whose pieces cost far more than its bytes."""
+        small = chunks > _CHUNKS and received < chunks * _CHUNK_BYTES
+        if small or self._raw > received * (1 + _FRAMING) + _FRAMING_BYTES + _HEADERS:
+            raise BadMedia("The media URL's server sends its file in too small pieces.", param=self._param)
+
+    def _location(self, headers: dict[bytes, str]) -> str:
+        location = headers.get(b"location", "")
+        if not location or not location.isascii() or "\\" in location:
+            raise BadMedia("The media URL redirects to a place that is not accepted.", param=self._param)
+        return location
+
+    def _check(self, status: int, headers: dict[bytes, str]) -> None:
+        if status != 200:
+            raise BadMedia(f"The media URL answered with HTTP status {status}.", param=self._param)
+        if headers.get(b"content-encoding", "identity").lower() != "identity":
+            raise BadMedia("The media URL's server compresses although it was asked not to.", param=self._param)
+        # h11 has checked that it is a number.
+        self._check_size(int(headers.get(b"content-length", 0)))
+
+    def _check_size(self, nbytes: int) -> None:
+        if nbytes > self._limit:
+            raise TooLarge(f"A media item has more than {self._limit} bytes, the most accepted.", param=self._param)

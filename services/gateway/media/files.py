@@ -1,0 +1,161 @@
+"""Files that clients may fetch for a while: what was made for them, where they asked for a URL.
+
+Below the media directory, which several gateways may share: ``files/content`` holds bytes by their content hash, and
+``files/tickets`` a small file for each id that a client was given, with the hash and the time it is good for.
+"""
+
+import asyncio
+import os
+import re
+import time
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_hex
+
+import msgspec
+from msgspec import Struct
+
+from omnibus.errors import BadRequest, NotFound, TooLarge, storage_error
+from omnibus.settings import GatewaySettings
+from services.gateway.media.blob_store import MediaKeep
+from services.gateway.tenancy.tenant import current
+
+#: What an id looks like: nothing else may become a path. 48 hex digits cannot be guessed.
+_ID = re.compile(r"[a-z]{1,16}[-_][0-9a-f]{48}")
+#: Seconds between two looks for what has expired.
+_SWEEP = 60.0
+
+
+class Ticket(Struct, frozen=True):
+    """One file. ``created`` and ``expires`` are Unix seconds; ``owner`` stands for the tenant it was made for."""
+
+    id: str
+    mime: str
+    sha256: str
+    nbytes: int
+    created: float
+    expires: float
+    owner: str = ""
+
+
+class Files:
+    """Keeps files for ``settings.file_seconds``; without a media directory none."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        root = Path(settings.media_dir) / "files"
+        self._on = bool(settings.media_dir)
+        self._tickets = root / "tickets"
+        self._content = root / "content"
+        self._keep = MediaKeep(str(self._content) if self._on else "", settings.file_bytes)
+        self._largest = settings.file_largest
+        self._seconds = settings.file_seconds
+        self._swept = 0.0
+
+    @property
+    def on(self) -> bool:
+        """True if files are kept here."""
+        return self._on
+
+    def require(self, param: str) -> None:
+        """Raises ``BadRequest`` when no files are kept."""
+        if not self._on:
+            raise BadRequest(
+                "this gateway keeps no files: ask for b64_json, or set OMNIBUS_GATEWAY_MEDIA_DIR", param=param
+            )
+
+    async def put(self, data: bytes, mime: str, id: str = "") -> Ticket:
+        """Keep ``data``; whoever knows the ticket's ``id`` may fetch it at any gateway that shares the directory.
+
+        ``id`` is for who had to name it before; else it is new. Raises ``TooLarge``, ``StorageFull``, and ``Fatal``
+        when the directory takes no files.
+        """
+        if len(data) > self._largest:
+            raise TooLarge(f"the file has {len(data)} bytes, {self._largest} are kept: ask for b64_json")
+        now = time.time()
+        found = sha256(data).hexdigest() if len(data) < 1 << 20 else await asyncio.to_thread(_digest, data)
+        owner = _owner(current().name)
+        ticket = Ticket(id or new("file-"), mime, found, len(data), now, now + self._seconds, owner)
+        await self._keep.store(found, data, owner)
+        try:
+            await asyncio.to_thread(self._write, ticket)
+        except OSError as error:
+            raise storage_error("the media directory", error) from error
+        return ticket
+
+    async def about(self, id: str) -> Ticket:
+        """Raises ``NotFound`` for an id that was never given, or is not good any more."""
+        try:
+            if not self._on or not _ID.fullmatch(id):
+                raise FileNotFoundError(id)
+            ticket = msgspec.json.decode(await asyncio.to_thread((self._tickets / id).read_bytes), type=Ticket)
+        except (OSError, msgspec.MsgspecError):
+            raise _gone() from None
+        if ticket.expires <= time.time():
+            raise _gone()
+        return ticket
+
+    async def read(self, id: str) -> tuple[Ticket, bytes]:
+        """A file and its bytes. Raises ``NotFound``, also when newer files have taken its place."""
+        ticket = await self.about(id)
+        try:
+            return ticket, await self._keep.get(ticket.sha256, ticket.owner)
+        except NotFound:
+            raise _gone() from None
+
+    async def remove(self, id: str) -> None:
+        """Revoke ``id``. Raises ``NotFound``."""
+        await self.about(id)
+        with suppress(OSError):
+            await asyncio.to_thread((self._tickets / id).unlink)
+
+    def close(self) -> None:
+        self._keep.close()
+
+    def _write(self, ticket: Ticket) -> None:
+        self._tickets.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._tickets / ticket.id
+        draft = path.with_suffix(f".{os.getpid()}")
+        with open(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(ticket))
+        os.utime(draft, (ticket.expires, ticket.expires))
+        draft.rename(path)
+        if ticket.created >= self._swept + _SWEEP:
+            self._swept = ticket.created
+            self._sweep(ticket.created)
+
+    def _sweep(self, now: float) -> None:
+        """Remove tickets that have expired, and content that no ticket can be good for any more."""
+        for path in self._tickets.iterdir():
+            _remove_older(path, now)  # a ticket is as old as its end
+        for path in self._content.glob("??/*"):
+            _remove_older(path, now - self._seconds - _SWEEP)
+
+
+def new(kind: str) -> str:
+    """An id that nobody can guess; ``kind`` is its beginning, as ``file-``."""
+    return f"{kind}{token_hex(24)}"
+
+
+def url(base: str, ticket: Ticket) -> str:
+    """Return the URL of a file, at a gateway whose URLs begin with ``base``."""
+    return f"{base}/v1/files/{ticket.id}/content"
+
+
+def _owner(tenant: str) -> str:
+    """Return the mark of a tenant's files, a hash: a tenant's name may not be valid in a file name."""
+    return sha256(tenant.encode()).hexdigest()[:16] if tenant else ""
+
+
+def _remove_older(path: Path, than: float) -> None:
+    with suppress(FileNotFoundError):  # another gateway was faster
+        if path.stat().st_mtime < than:
+            path.unlink()
+
+
+def _digest(data: bytes) -> str:
+    return sha256(data).hexdigest()
+
+
+def _gone() -> NotFound:
+    return NotFound("file not found: unknown or expired id", param="file_id")

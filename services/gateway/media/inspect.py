@@ -1,0 +1,213 @@
+"""Checks on media before anything is decoded: format, size, hash, and a guess at the work they mean.
+
+Only headers are read here. Decoding happens in an executor, which can be killed and restarted.
+"""
+
+import asyncio
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from msgspec import Struct
+
+from omnibus.errors import BadMedia, TooLarge
+from services.gateway.media import data_url
+from services.gateway.media.fetcher import Fetcher
+from services.gateway.media.headers.base import Extent
+from services.gateway.media.headers.sniff import READERS, sniff
+from services.gateway.openai.messages import MediaRef
+
+_SHORT = {  # what ``input_audio.format`` may call a sniffed type
+    "audio/wav": {"wav"},
+    "audio/mpeg": {"mp3"},
+    "audio/flac": {"flac"},
+    "audio/ogg": {"ogg", "opus"},
+    "audio/aac": {"aac"},
+    "audio/mp4": {"m4a", "aac"},
+    "video/mp4": {"m4a", "aac"},  # many encoders write a video brand into M4A files
+}
+_SOUND_OR_VIDEO = frozenset({"video/mp4", "video/webm", "video/x-matroska"})
+_THREAD_FROM = 4 << 20  # bytes; hashing more than this would hold up the event loop
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that one request may bring. Bytes, pixels, seconds and counts."""
+
+    body_bytes: int = 64 << 20
+    item_bytes: int = 32 << 20
+    request_bytes: int = 64 << 20  # all items together, fetched ones included
+    items: int = 32
+    pixels: int = 50_000_000  # of one image or video frame
+    audio_seconds: float = 1800.0
+    video_seconds: float = 600.0
+    frames: int = 36_000  # of one video
+    video_pixels: int = 4_000_000_000  # of all frames of one video, which all have to be decoded
+
+
+DEFAULT_LIMITS = Limits()
+
+
+class MediaInfo(Struct, frozen=True):
+    """Facts about one item that are known without decoding it.
+
+    ``sha256`` is the full hex digest of the bytes. ``seconds`` is None for images and where the
+    header does not say. ``width`` and ``height`` are 0 for sound.
+    """
+
+    modality: str
+    mime: str
+    sha256: str
+    nbytes: int
+    width: int = 0
+    height: int = 0
+    seconds: float | None = None
+
+
+class Media(Struct, frozen=True):
+    data: bytes
+    info: MediaInfo
+
+
+def inspect(
+    data: bytes, modality: str, declared: str = "", *, limits: Limits = DEFAULT_LIMITS, param: str = ""
+) -> MediaInfo:
+    """Check one item of ``modality`` (image, video, audio) by its header.
+
+    ``declared`` is a MIME type or a short format name; "" declares nothing. Raises ``BadMedia``
+    (unknown or unexpected format, unreadable header, empty) and ``TooLarge``, with fixed text.
+    """
+    if len(data) > limits.item_bytes:
+        raise TooLarge(f"A media item has {len(data)} bytes; at most {limits.item_bytes} are accepted.", param=param)
+    mime = sniff(data)
+    _check_kind(mime, modality, declared, param)
+    extent = _header(data, mime, modality, param)
+    _check_extent(extent, modality, limits, param)
+    digest = hashlib.sha256(data).hexdigest()
+    return MediaInfo(modality, mime, digest, len(data), extent.width, extent.height, extent.seconds)
+
+
+def estimate_tokens(info: MediaInfo) -> int:
+    """Roughly how many tokens the item becomes. Only for routing; the encoder counts for real.
+
+    Image: one token per 28 x 28 pixels, 4 to 16384 (Qwen2-VL). Video: two frames per second, merged in
+    pairs, each 4 to 768 tokens. Audio: 25 tokens per second (Qwen2.5-Omni). Without a length, 16 kB of
+    audio or 250 kB of video count as one second.
+    """
+    cells = ceil(info.width / 28) * ceil(info.height / 28)
+    if info.modality == "image":
+        return min(max(cells, 4), 16384)
+    if info.modality == "video":
+        seconds = info.nbytes / 250_000 if info.seconds is None else info.seconds
+        return max(1, ceil(seconds)) * min(max(cells or 256, 4), 768)
+    seconds = info.nbytes / 16_000 if info.seconds is None else info.seconds
+    return max(1, ceil(25 * seconds))
+
+
+async def load(refs: Sequence[MediaRef], fetcher: Fetcher, limits: Limits) -> list[Media]:
+    """Fetch or decode every item of a request, and inspect it. Same order as ``refs``.
+
+    Remote items are fetched side by side. The first error cancels the rest and is raised as it is.
+    """
+    if len(refs) > limits.items:
+        raise TooLarge(f"The request has {len(refs)} media items; at most {limits.items} are accepted.")
+    budget = _Budget(limits.request_bytes)
+    if all(ref.data or ref.url[:5].lower() == "data:" for ref in refs):
+        return [await _load(ref, fetcher, limits, budget) for ref in refs]
+    try:
+        async with asyncio.TaskGroup() as side_by_side:
+            tasks = [side_by_side.create_task(_load(ref, fetcher, limits, budget)) for ref in refs]
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+class _Budget:
+    """Bytes that a request may still bring."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._left = total
+
+    def take(self, nbytes: int, param: str) -> None:
+        self._left -= nbytes
+        if self._left < 0:
+            raise TooLarge(f"The request's media have more than {self._total} bytes, the most accepted.", param=param)
+
+
+async def _load(ref: MediaRef, fetcher: Fetcher, limits: Limits, budget: _Budget) -> Media:
+    if ref.data:
+        data, declared = data_url.decode_base64(ref.data, limits.item_bytes, ref.param), ref.declared
+    else:
+        found = await fetcher.fetch(ref.url, limits.item_bytes, ref.param)
+        data, declared = found.data, found.declared
+    budget.take(len(data), ref.param)
+    return await _inspected(data, ref.modality, declared, limits, ref.param)
+
+
+async def received(files: Sequence[tuple[bytes, str]], modality: str, limits: Limits, param: str) -> list[Media]:
+    """Inspect files of ``modality`` that came with the request: bytes, and the MIME type that was declared or "".
+
+    Raises as ``inspect``, and ``TooLarge`` for too many bytes together.
+    """
+    budget = _Budget(limits.request_bytes)
+    found = []
+    for data, declared in files:
+        budget.take(len(data), param)
+        found.append(await _inspected(data, modality, declared, limits, param))
+    return found
+
+
+async def _inspected(data: bytes, modality: str, declared: str, limits: Limits, param: str) -> Media:
+    if len(data) < _THREAD_FROM:
+        return Media(data, inspect(data, modality, declared, limits=limits, param=param))
+    info = await asyncio.to_thread(inspect, data, modality, declared, limits=limits, param=param)
+    return Media(data, info)
+
+
+def _check_kind(mime: str, modality: str, declared: str, param: str) -> None:
+    sniffed = mime.partition("/")[0]
+    fits = sniffed == modality or (modality == "audio" and mime in _SOUND_OR_VIDEO)
+    if not fits:
+        raise BadMedia(f"The {modality} item is empty or not in a format that is accepted here.", param=param)
+    family, slash, _ = declared.partition("/")
+    if slash:
+        # A JPEG that calls itself PNG is common and harmless; a sound that calls itself an image is not.
+        agrees = family in (modality, sniffed, "application", "binary")
+    else:
+        agrees = not declared or declared in _SHORT.get(mime, ())
+    if not agrees:
+        raise BadMedia(f"The {modality} item is {mime}, not what its declared type says.", param=param)
+
+
+def _header(data: bytes, mime: str, modality: str, param: str) -> Extent:
+    try:
+        return READERS[mime](data)
+    except (ValueError, struct.error, IndexError):
+        raise BadMedia(f"The {modality} cannot be read: its header is damaged or cut short.", param=param) from None
+
+
+def _check_extent(extent: Extent, modality: str, limits: Limits, param: str) -> None:
+    if extent.width * extent.height > limits.pixels:
+        raise TooLarge(f"The {modality} has more than {limits.pixels} pixels, the most accepted.", param=param)
+    if modality != "audio" and not (extent.width and extent.height):
+        raise BadMedia(f"The {modality} holds no picture.", param=param)
+    if modality == "video":
+        _check_frames(extent, limits, param)
+    if modality == "image" or extent.seconds is None:
+        return
+    most = limits.audio_seconds if modality == "audio" else limits.video_seconds
+    if extent.seconds > most:
+        raise TooLarge(f"The {modality} is longer than {most:g} seconds, the most accepted.", param=param)
+    if extent.seconds <= 0:
+        raise BadMedia(f"The {modality} is empty.", param=param)
+
+
+def _check_frames(extent: Extent, limits: Limits, param: str) -> None:
+    if extent.frames > limits.frames:
+        raise TooLarge(f"The video has more than {limits.frames} frames, the most accepted.", param=param)
+    if extent.frames * extent.width * extent.height > limits.video_pixels:
+        most = f"{limits.video_pixels} pixels in all its frames"
+        raise TooLarge(f"The video has more than {most}, the most accepted: send it smaller or shorter.", param=param)

@@ -1,0 +1,254 @@
+"""The body of ``POST /v1/chat/completions`` as the ``openai`` client sends it, plus four extras.
+
+Source: the request types of the ``openai`` package, 3.52. Inside messages, fields that are not named
+here are ignored, because clients send whole answers back as history. At the top level an unknown
+field is an error: it is a typing mistake or an option that would silently not be obeyed.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from omnibus.encoding.audio import SoundFormat
+
+ImageDetail = Literal["auto", "low", "high", "original"]
+InputFormat = Literal["wav", "mp3", "flac", "ogg", "opus", "aac", "m4a"]
+Modality = Literal["text", "audio", "image"]
+Size = Annotated[str, Meta(max_length=16, pattern=r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$")]
+Guidance = Annotated[float, Meta(ge=0, le=100)]
+Steps = Annotated[int, Meta(ge=1, le=1000)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Penalty = Annotated[float, Meta(ge=0.01, le=10)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+class Url(Struct, frozen=True):
+    """An https or data URL."""
+
+    url: Annotated[str, Meta(min_length=1)]
+
+
+class ImageUrl(Url, frozen=True):
+    detail: ImageDetail | None = None
+
+
+class InputAudio(Struct, frozen=True):
+    """Base64 audio. OpenAI names wav and mp3; the other formats are extras."""
+
+    data: Annotated[str, Meta(min_length=1)]
+    format: InputFormat
+
+
+class File(Struct, frozen=True):
+    """Read so that it can be refused by name."""
+
+    file_id: str | None = None
+
+
+class TextPart(Struct, frozen=True, tag_field="type", tag="text"):
+    text: str
+
+
+class RefusalPart(Struct, frozen=True, tag_field="type", tag="refusal"):
+    refusal: str
+
+
+class ImagePart(Struct, frozen=True, tag_field="type", tag="image_url"):
+    image_url: ImageUrl
+
+
+class VideoPart(Struct, frozen=True, tag_field="type", tag="video_url"):
+    """An extra that every open server accepts."""
+
+    video_url: Url
+
+
+class AudioUrlPart(Struct, frozen=True, tag_field="type", tag="audio_url"):
+    """An extra that every open server accepts."""
+
+    audio_url: Url
+
+
+class InputAudioPart(Struct, frozen=True, tag_field="type", tag="input_audio"):
+    input_audio: InputAudio
+
+
+class FilePart(Struct, frozen=True, tag_field="type", tag="file"):
+    file: File
+
+
+UserPart = TextPart | ImagePart | VideoPart | AudioUrlPart | InputAudioPart | FilePart
+Texts = Annotated[list[TextPart], Meta(min_length=1, max_length=1024)]
+
+
+class SystemMessage(Struct, frozen=True, tag_field="role", tag="system"):
+    content: str | Texts
+
+
+class DeveloperMessage(Struct, frozen=True, tag_field="role", tag="developer"):
+    content: str | Texts
+
+
+class UserMessage(Struct, frozen=True, tag_field="role", tag="user"):
+    content: str | Annotated[list[UserPart], Meta(min_length=1, max_length=1024)]
+
+
+class AudioId(Struct, frozen=True):
+    """An earlier spoken answer: it stands for its transcript where there is no content."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class AssistantMessage(Struct, frozen=True, tag_field="role", tag="assistant"):
+    content: str | Annotated[list[TextPart | RefusalPart], Meta(min_length=1, max_length=1024)] | None = None
+    refusal: str | None = None
+    audio: AudioId | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+
+
+class ToolMessage(Struct, frozen=True, tag_field="role", tag="tool"):
+    """Read so that it can be refused by name."""
+
+
+class FunctionMessage(Struct, frozen=True, tag_field="role", tag="function"):
+    """Read so that it can be refused by name."""
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
+
+
+class VoiceId(Struct, frozen=True):
+    id: Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class AudioOutput(Struct, frozen=True):
+    """``max_tokens`` is an extra: the most codec codes to speak, which bounds the seconds of sound. So are the fields
+    behind it: how they are sampled."""
+
+    voice: Annotated[str, Meta(min_length=1, max_length=128)] | VoiceId
+    format: SoundFormat
+    max_tokens: Count | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    repetition_penalty: Penalty | None = None
+
+
+class ImageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the pictures in an answer, an extension. The fields are those of ``POST /v1/images/generations``."""
+
+    size: Size | None = None
+    n: Annotated[int, Meta(ge=1, le=10)] | None = None
+    #: ``b64_json``, as a data URL, unless a URL of a file is wanted.
+    response_format: Literal["url", "b64_json"] | None = None
+    output_format: Literal["png", "jpeg", "webp"] | None = None
+    output_compression: Annotated[int, Meta(ge=0, le=100)] | None = None
+    negative_prompt: Annotated[str, Meta(max_length=32_000)] | None = None
+    steps: Steps | None = None
+    guidance: Guidance | None = None
+
+
+class StreamOptions(Struct, frozen=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # accepted; no padding is sent
+
+
+class ResponseFormat(Struct, frozen=True):
+    type: str
+
+
+class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One chat request. None means that the client did not say."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=2048)]
+    modalities: Annotated[list[Modality], Meta(min_length=1, max_length=3)] | None = None
+    audio: AudioOutput | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=4)] | None = None
+
+    # Extras that other open servers accept too.
+    top_k: TopK | None = None
+    repetition_penalty: Penalty | None = None
+    ignore_eos: bool | None = None
+    image_config: ImageConfig | None = None
+
+    # Accepted only with values that change nothing; see ``requests``.
+    n: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    logit_bias: dict[str, float] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    web_search_options: Any = None
+    moderation: Any = None
+
+    # Accepted and ignored: they change cost, storage or speed elsewhere, never the answer.
+    metadata: Any = None
+    parallel_tool_calls: bool | None = None
+    prediction: Any = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    user: str | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens to generate."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def writes(self) -> bool:
+        """True if text is wanted."""
+        return self.modalities is None or "text" in self.modalities
+
+    @property
+    def speaks(self) -> bool:
+        """True if audio is wanted; ``audio`` is then set."""
+        return self.modalities is not None and "audio" in self.modalities
+
+    @property
+    def draws(self) -> bool:
+        """True if pictures are wanted."""
+        return self.modalities is not None and "image" in self.modalities
+
+    @property
+    def voice(self) -> str:
+        """The voice's name or id, "" without audio output."""
+        if not self.speaks or self.audio is None:
+            return ""
+        return self.audio.voice if isinstance(self.audio.voice, str) else self.audio.voice.id
+
+    @property
+    def wants_usage(self) -> bool:
+        """True if a stream ends with a usage chunk."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class AppChatRequest(ChatRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A chat request to an app that says itself what its models are: ``model`` may be left out."""
+
+    model: Annotated[str, Meta(max_length=256)] = ""

@@ -1,0 +1,205 @@
+"""From the bytes of an HTTP body to a checked ``ChatRequest``."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterable, Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from omnibus.errors import BadRequest, TooLarge
+from services.gateway.openai.chat_request import (
+    AppChatRequest,
+    AssistantMessage,
+    ChatRequest,
+    FunctionMessage,
+    Message,
+    ToolMessage,
+)
+from services.gateway.openai.density import check_values
+from services.gateway.tenancy import body_budget
+from services.gateway.tenancy.body_budget import Upload
+
+_DECODER = msgspec.json.Decoder(ChatRequest)
+_OF_APP: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(AppChatRequest)
+_PLACE = re.compile(r"(?P<text>.*?)(?: - at `\$\.?(?P<param>.*)`)?", re.DOTALL)
+_FIELD = re.compile(r"Object (?P<kind>missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
+Body = TypeVar("Body")
+#: Parts that the messages of a chat may have together.
+MAX_PARTS = 4096
+_SHOWN = 160  # characters of a client's own text that an error may repeat
+
+
+def _one_of(*values: object) -> Callable[[Any], bool]:
+    return lambda value: value in values
+
+
+# What each field may hold without changing the answer. Everything else is refused by name.
+_HARMLESS: dict[str, Callable[[Any], bool]] = {
+    "n": _one_of(1),
+    "logprobs": _one_of(False),
+    "top_logprobs": _one_of(0),
+    "logit_bias": _one_of({}),
+    "frequency_penalty": _one_of(0),
+    "presence_penalty": _one_of(0),
+    "response_format": lambda value: value.type == "text",
+    "tools": _one_of([]),
+    "tool_choice": _one_of("none", "auto"),
+    "functions": _one_of([]),
+    "function_call": _one_of("none", "auto"),
+    "reasoning_effort": _one_of("none"),
+    "verbosity": _one_of("medium"),
+    "web_search_options": _one_of(),
+    "moderation": _one_of(),
+}
+
+
+async def read_body(chunks: AsyncIterable[bytes], limit: int, declared: int | None = None) -> bytes:
+    """Collect a request body of at most ``limit`` bytes.
+
+    ``declared`` is the Content-Length, if any: too large a body is refused before it is read.
+    Raises ``TooLarge``, ``TooSlow``, and ``Overloaded`` when this gateway has no room for it now.
+    """
+    upload = body_budget.current()
+    _check_body(declared or 0, limit)
+    upload.expect(declared or 0)
+    if upload.whole:
+        return await _collected(chunks, limit, upload)
+    pace = upload.pace()
+    try:
+        async with asyncio.timeout_at(pace.until) as timer:
+            return await _collected(chunks, limit, upload, lambda received: pace.check(received, timer))
+    except TimeoutError:
+        raise pace.slow() from None
+    finally:
+        upload.seconds = pace.seconds
+
+
+async def _collected(
+    chunks: AsyncIterable[bytes], limit: int, upload: Upload, on_more: Callable[[int], None] = lambda _: None
+) -> bytes:
+    """One piece as it is. More go into one buffer: a million of single bytes would take forty times as much."""
+    first, rest = b"", bytearray()
+    received = 0
+    async for chunk in chunks:
+        before, received = received, received + len(chunk)
+        _check_body(received, limit)
+        upload.grow(before, received)
+        if not before:
+            first = chunk
+            continue
+        rest += chunk if rest else first + chunk
+        on_more(received)
+    return bytes(rest) if rest else first
+
+
+def decoded(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
+    """The body of a request, as ``decoder`` has it. Raises ``BadRequest`` with ``param``, and ``TooLarge``."""
+    check_values(body)
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise BadRequest("The request body is not valid JSON in UTF-8.") from None
+
+
+def parse_chat(body: bytes | bytearray | memoryview, *, app: bool = False) -> ChatRequest:
+    """Decode and check one chat request; one to an ``app`` need not name a model.
+
+    Raises ``BadRequest``; ``param`` is the JSON path in OpenAI's style (``messages[0].content``). Raises ``TooLarge``
+    for more values, or more parts of messages, than are accepted.
+    """
+    check_values(body)
+    try:
+        request = (_OF_APP if app else _DECODER).decode(body)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise BadRequest("The request body is not valid JSON in UTF-8.") from None
+    except RecursionError:
+        raise BadRequest("The request body is nested too deeply.") from None
+    check_chat(request)
+    return request
+
+
+def check_chat(request: ChatRequest) -> None:
+    """Raises ``BadRequest`` that names the first field which cannot be obeyed, and ``TooLarge``."""
+    if sum(len(parts) for parts in map(_parts, request.messages)) > MAX_PARTS:
+        raise TooLarge(f"The messages have more than {MAX_PARTS} parts, the most accepted.", param="messages")
+    _check_supported(request)
+    _check_audio(request)
+    _check_images(request)
+    _check_stream(request)
+    for index, message in enumerate(request.messages):
+        _check_message(message, f"messages[{index}]", request.draws)
+
+
+def _parts(message: Message) -> Sequence[object]:
+    content = None if isinstance(message, (ToolMessage, FunctionMessage)) else message.content
+    return content if isinstance(content, list) else ()
+
+
+def _check_body(nbytes: int, limit: int) -> None:
+    if nbytes > limit:
+        raise TooLarge(f"The request body has more than {limit} bytes, the most accepted.")
+
+
+def invalid(complaint: str) -> BadRequest:
+    """The decoder's complaint in OpenAI's words and with OpenAI's way to name the place."""
+    place = _PLACE.fullmatch(complaint)
+    text, param = (place["text"], place["param"] or "") if place else (complaint, "")
+    field = _FIELD.fullmatch(text)
+    if field is None:
+        return BadRequest(f"Invalid request: {text[:_SHOWN]}.", param=param[:_SHOWN])
+    name = field["name"][:_SHOWN]
+    full = f"{param}.{name}" if param else name
+    if field["kind"] == "contains unknown":
+        return BadRequest(f"Unrecognized request argument supplied: {name}", param=full)
+    return BadRequest(f"Missing required parameter: '{full}'.", param=full)
+
+
+def _check_supported(request: ChatRequest) -> None:
+    for name, harmless in _HARMLESS.items():
+        value = getattr(request, name)
+        if value is not None and not harmless(value):
+            raise _unsupported(name)
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
+        raise BadRequest("Set max_completion_tokens or max_tokens, not both.", param="max_tokens")
+
+
+def _check_audio(request: ChatRequest) -> None:
+    if request.speaks and request.audio is None:
+        raise BadRequest("Audio output needs audio: {voice, format}.", param="audio")
+
+
+def _check_images(request: ChatRequest) -> None:
+    if request.draws and request.speaks:
+        raise BadRequest("An answer has pictures or sound, not both.", param="modalities")
+    if request.image_config is not None and not request.draws:
+        raise BadRequest("image_config is only allowed when modalities hold image.", param="image_config")
+
+
+def _check_stream(request: ChatRequest) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
+
+
+def _check_message(message: Message, param: str, draws: bool) -> None:
+    if isinstance(message, (ToolMessage, FunctionMessage)):
+        raise _unsupported(f"{param}.role")
+    if isinstance(message, AssistantMessage):
+        _check_assistant(message, param)
+        if not draws and message.content is None and message.refusal is None and message.audio is None:
+            raise BadRequest(f"Missing required parameter: '{param}.content'.", param=f"{param}.content")
+
+
+def _check_assistant(message: AssistantMessage, param: str) -> None:
+    if message.tool_calls:
+        raise _unsupported(f"{param}.tool_calls")
+    if message.function_call is not None:
+        raise _unsupported(f"{param}.function_call")
+
+
+def _unsupported(param: str) -> BadRequest:
+    return BadRequest(f"The value of '{param}' is not supported here: leave it out.", param=param)

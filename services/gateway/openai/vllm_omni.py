@@ -1,0 +1,258 @@
+"""Chats as clients of vLLM-Omni send and read them, where a request says so: ``X-Omnibus-Dialect: vllm-omni``.
+
+Source: its examples and its server, 2026. What differs from ``requests``, ``answers`` and ``stream``:
+
+- What is to be made need not be said: it is what the model makes. Nor need the model, where there is but one.
+- Pictures are asked for by fields beside the messages, or in a field ``extra_body``, and sound by ``speaker``; each
+  stage has its own sampling in ``sampling_params_list``: text, then sound.
+- Pictures are the ``content`` of an answer, as a list of parts. Sound is a choice of its own, behind that of the text.
+- Chunks of a stream name their ``modality``. The ``content`` of those of sound is a whole WAV file, base64.
+"""
+
+import base64
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from omnibus.encoding.audio import wav
+from omnibus.errors import BadRequest
+from services.gateway.openai import chat_response
+from services.gateway.openai.chat_request import ChatRequest
+from services.gateway.openai.chat_response import Audio, ChatCompletion, Choice, FinishReason, Picture, Usage
+from services.gateway.openai.chat_stream import ChatStream
+from services.gateway.openai.density import check_values
+from services.gateway.openai.parse import check_chat, invalid
+
+HEADER, NAME = "x-omnibus-dialect", "vllm-omni"
+
+#: Of a model, "" where none is named: its name, and what it makes unless something else is asked for.
+About = Callable[[str], tuple[str, list[str]]]
+
+#: What pictures are asked for by, and what that is called in ``image_config``.
+_DRAWN = {
+    "size": "size",
+    "num_inference_steps": "steps",
+    "guidance_scale": "guidance",
+    "true_cfg_scale": "guidance",
+    "negative_prompt": "negative_prompt",
+    "num_outputs_per_prompt": "n",
+}
+#: What a stage may say of its sampling, and what of that a request has in any case.
+_SAMPLED = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens")
+_SAID = frozenset({*_SAMPLED, "seed", "detokenize", "stop_token_ids"})
+#: Bytes of the header of a WAV file, and where in it the rate is.
+_HEADER, _RATE = 44, slice(24, 28)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class OmniRequest(ChatRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request in this dialect, in the words of all others. Its answer is in this dialect too."""
+
+
+# Requests
+
+
+def translated(body: bytes, about: About) -> OmniRequest:
+    """Decode, translate and check a request. Raises ``BadRequest`` with ``param``, and what ``about`` raises."""
+    said = _flat(_object(body))
+    model = said.get("model")
+    said["model"], made = about(model if isinstance(model, str) else "")
+    if said.get("modalities") is None:
+        said["modalities"] = made
+    wanted = said["modalities"] if isinstance(said["modalities"], list) else []
+    _sampling(said, "audio" in wanted)
+    if "image" in wanted:
+        _pictures(said)
+    if "audio" in wanted:
+        _sound(said)
+    _media(said)
+    try:
+        request = msgspec.convert(said, OmniRequest)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error)) from None
+    check_chat(request)
+    if request.stream and request.audio is not None and request.audio.format != "wav":
+        raise BadRequest("A stream of this dialect holds WAV files: leave audio.format out.", param="audio.format")
+    return request
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    check_values(body)
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise BadRequest("The request body is not valid JSON in UTF-8.") from None
+    if not isinstance(found, dict):
+        raise BadRequest("The request body must be a JSON object.")
+    return found
+
+
+def _flat(said: dict[str, Any]) -> dict[str, Any]:
+    """``said`` and its ``extra_body``, which the ``openai`` client puts in there by itself."""
+    more = said.pop("extra_body", None) or {}
+    if not isinstance(more, dict):
+        raise BadRequest("It holds more fields of the request, as an object.", param="extra_body")
+    for name in more.keys() & said.keys():
+        raise BadRequest(f"'{name}' is in the request and in its extra_body: send it once.", param=f"extra_body.{name}")
+    return {**more, **said}
+
+
+def _pictures(said: dict[str, Any]) -> None:
+    width, height = said.pop("width", None), said.pop("height", None)
+    if width is not None or height is not None:
+        if said.get("size") is not None or not (_count(width) and _count(height)):
+            raise BadRequest("Say a width and a height, or a size.", param="size")
+        said["size"] = f"{width}x{height}"
+    wish = said["image_config"] = said.get("image_config") or {}
+    for name, called in _DRAWN.items():
+        value = said.pop(name, None)
+        if value is not None and isinstance(wish, dict):
+            if called in wish:
+                raise BadRequest(f"Duplicate field '{name}': send it once.", param=name)
+            wish[called] = value
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _sound(said: dict[str, Any]) -> None:
+    speaker = said.pop("speaker", None)
+    spoken = said.get("audio") or {}
+    if isinstance(spoken, dict):
+        said["audio"] = {"voice": "alloy" if speaker is None else speaker, "format": "wav", **spoken}
+
+
+def _sampling(said: dict[str, Any], speaks: bool) -> None:
+    """Sampling of text is that of the request, that of sound goes to ``audio``; a vocoder samples nothing."""
+    stages = said.pop("sampling_params_list", None)
+    if stages is None:
+        return
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        raise BadRequest("It is a list of objects, one for each stage.", param="sampling_params_list")
+    for place, stage in enumerate(stages):
+        _check_stage(stage, f"sampling_params_list[{place}]", place)
+    seeds = {stage["seed"] for stage in stages if _count(stage.get("seed")) or stage.get("seed") == 0}
+    if len(seeds) > 1:
+        raise BadRequest("All stages sample from one seed: send the same.", param="sampling_params_list")
+    first, second = [*stages, {}, {}][:2]
+    _add(said, {**_those(first), **({"seed": seeds.pop()} if seeds else {})})
+    if speaks and _those(second):
+        spoken = said["audio"] = said.get("audio") or {}
+        if isinstance(spoken, dict):
+            _add(spoken, _those(second))
+
+
+def _check_stage(stage: dict[str, Any], param: str, place: int) -> None:
+    for name in stage:
+        if name not in _SAID or (name == "stop_token_ids" and not place and stage[name]):
+            raise BadRequest(f"'{name}' is not supported here: leave it out.", param=f"{param}.{name}")
+    if stage.get("detokenize") is False:
+        raise BadRequest("Answers are text: leave it out.", param=f"{param}.detokenize")
+
+
+def _those(stage: dict[str, Any]) -> dict[str, Any]:
+    return {name: stage[name] for name in _SAMPLED if stage.get(name) is not None}
+
+
+def _add(said: dict[str, Any], more: dict[str, Any]) -> None:
+    for name, value in more.items():
+        if said.setdefault(name, value) != value:
+            raise BadRequest(f"'{name}' has two different values.", param="sampling_params_list")
+
+
+def _media(said: dict[str, Any]) -> None:
+    wanted = said.pop("mm_processor_kwargs", None) or {}
+    if not isinstance(wanted, dict) or any(value for value in wanted.values()):
+        raise BadRequest("Models here read media as they usually do: leave it out.", param="mm_processor_kwargs")
+
+
+# Answers
+
+
+class Message(chat_response.Message, frozen=True):
+    """Variant of ``answers.Message`` in which pictures are the content."""
+
+    content: str | list[Picture] | None = None  # type: ignore[assignment]
+
+
+def completion(
+    *,
+    id: str,
+    model: str,
+    created: int,
+    text: str | None,
+    finish_reason: FinishReason,
+    usage: Usage,
+    audio: Audio | None = None,
+    fingerprint: str = "",
+) -> bytes:
+    """Encode a whole answer, with the arguments of ``answers.completion``."""
+    choices = [] if text is None else [Choice(Message(text), finish_reason)]
+    if audio is not None:
+        choices.append(Choice(Message(audio=audio), "stop"))
+    return _encode(ChatCompletion(id, created, model, choices, usage, system_fingerprint=fingerprint or None))
+
+
+def drawn(*, id: str, model: str, created: int, text: str | None, usage: Usage, images: list[Picture]) -> bytes:
+    """Encode pictures, with the arguments of ``answers.drawn``. ``text`` is left out: pictures take its place."""
+    return _encode(ChatCompletion(id, created, model, [Choice(Message(images), "stop")], usage))
+
+
+class OmniStream(ChatStream):
+    """Variant of ``ChatStream``. Sound comes as the pieces of one WAV file, and leaves as a file for each piece."""
+
+    _begun = b""
+
+    def role(self, content: str | None = "") -> bytes:
+        return _marked(super().role("" if content is None else content), "text")
+
+    def text(self, delta: str) -> bytes:
+        return _marked(super().text(delta), "text")
+
+    def transcript(self, delta: str) -> bytes:
+        return b""
+
+    def audio_start(self, audio_id: str) -> bytes:
+        return b""
+
+    def audio(self, data: bytes) -> bytes:
+        if len(self._begun) < _HEADER:
+            missing = _HEADER - len(self._begun)
+            self._begun, data = self._begun + data[:missing], data[missing:]
+        if not data:
+            return b""
+        file = wav(data, int.from_bytes(self._begun[_RATE], "little"))
+        return _marked(super().text(base64.b64encode(file).decode()), "audio")
+
+    def audio_end(self, expires_at: int) -> bytes:
+        return b""
+
+    def images(self, images: list[Picture]) -> bytes:
+        return _marked(b"".join((self._text, _encode(images), self._end_text)), "image")
+
+    def finish(self, reason: FinishReason) -> bytes:
+        return _marked(super().finish(reason), "text")
+
+
+def _marked(frame: bytes, modality: str) -> bytes:
+    """``frame`` with its modality."""
+    return b'%b,"modality":"%b"}\n\n' % (frame.removesuffix(b"}\n\n"), modality.encode())
+
+
+class Shapes(NamedTuple):
+    """Encoders of answers: of a whole one, of one of pictures, of a stream."""
+
+    completion: Callable[..., bytes]
+    drawn: Callable[..., bytes]
+    stream: type[ChatStream]
+
+
+_OWN, _OMNI = Shapes(chat_response.completion, chat_response.drawn, ChatStream), Shapes(completion, drawn, OmniStream)
+
+
+def shapes(request: ChatRequest) -> Shapes:
+    """The shapes of the answer to ``request``."""
+    return _OMNI if isinstance(request, OmniRequest) else _OWN

@@ -1,0 +1,1 @@
+"""Recorded invocations: their history, and running them again."""

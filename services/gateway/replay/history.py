@@ -1,0 +1,106 @@
+"""Invocations from the record stream: one, or the latest ones that somebody looks for."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from omnibus import graph
+from omnibus.bus import Bus, Stored
+from omnibus.bus.subjects import INVOCATIONS
+from omnibus.errors import OmnibusError
+from omnibus.graph import Invocation
+from omnibus.recording import records, waterfall
+from omnibus.recording.records import Ended
+from omnibus.recording.waterfall import Page, Summary, Waterfall
+
+#: Records that are read at once, and those that one question may read in all.
+READ, READS = 256, 4096
+#: Invocations on a page.
+MOST = 200
+
+
+class Query(NamedTuple):
+    """Search criteria. ``words`` are found anywhere in ids, app, model, type, path, code and executors."""
+
+    words: tuple[str, ...] = ()
+    model: str = ""
+    app: str = ""
+    status: str = ""
+    limit: int = 50
+    #: Number of the stream that all found ones come before; 0: the latest.
+    before: int = 0
+
+
+class History:
+    """Reads the record stream of ``bus``; keeps nothing."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def one(self, id: str) -> Waterfall:
+        """Raises ``NotFound``."""
+        return waterfall.of(*await records.find(self._bus, id))
+
+    async def page(self, query: Query) -> Page:
+        """The latest that match, newest first. ``next`` may follow a page that has fewer than asked for."""
+        found: list[Summary] = []
+        ends: dict[str, Ended] = {}
+        below, read = query.before, 0
+        while True:
+            stored = await self._bus.latest(INVOCATIONS, READ, below)
+            for each in reversed(stored):
+                below = each.number
+                brief = await self._brief(each, ends, query)
+                if brief is not None:
+                    found.append(brief)
+                if len(found) >= query.limit:
+                    return Page(tuple(found), below)
+            read += len(stored)
+            if not stored or below <= 1:
+                return Page(tuple(found))
+            if read >= READS:
+                return Page(tuple(found), below)
+
+    async def _brief(self, stored: Stored, ends: dict[str, Ended], query: Query) -> Summary | None:
+        """Return the summary of the invocation in ``stored`` if it matches ``query``, else None.
+
+        Ends come first, because the stream is read backwards; they are put into ``ends``.
+        """
+        try:
+            if records.is_end(stored.data):
+                ended = records.decode_end(stored.data)
+                ends.setdefault(ended.inv, ended)
+                return None
+            invocation = graph.decode(stored.data)
+        except OmnibusError:  # of another version
+            return None
+        over = ends.pop(invocation.id, None)
+        if not _wanted(invocation, query):
+            return None
+        if over is None and query.before:  # its end may lie behind where this page began
+            over = (await records.find(self._bus, invocation.id)).ended
+        return waterfall.summary(invocation, over) if _matches(invocation, over, query) else None
+
+
+def _wanted(invocation: Invocation, query: Query) -> bool:
+    """Return whether it is of the model and app that are asked for, which its end does not change."""
+    models = {invocation.model, *(node.model for node in invocation.nodes)}
+    return (not query.model or query.model in models) and query.app in ("", invocation.app)
+
+
+def _matches(invocation: Invocation, ended: Ended | None, query: Query) -> bool:
+    brief = waterfall.summary(invocation, ended)
+    if query.status not in ("", brief.status):
+        return False
+    said = [*msgspec.to_builtins(brief).values(), *_route(invocation, ended), *_components(invocation)]
+    text = " ".join(str(each) for each in said).lower()
+    return all(word.lower() in text for word in query.words)
+
+
+def _route(invocation: Invocation, ended: Ended | None) -> Sequence[str]:
+    return (ended.route if ended is not None else ()) or invocation.route
+
+
+def _components(invocation: Invocation) -> Sequence[str]:
+    return [node.component for node in invocation.nodes]

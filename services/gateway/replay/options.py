@@ -1,0 +1,174 @@
+"""Options of a replay beside the recorded invocation: headers of the message, and what they mean for its graph.
+
+``Omnibus-From``   the number of a node, or a component: only this node and those after it run; what they read of nodes
+                   before it comes from the record
+``Omnibus-Path``   a path's name, as in the HTTP header ``x-omnibus-path``; else the recorded one is taken
+``Omnibus-Route``  ``recorded`` for just the executors that the document names, or one for each node, comma separated,
+                   empty for any
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from omnibus.errors import BadRequest, NotFound, StageUnavailable
+from omnibus.graph import Invocation, Node, addressable
+from omnibus.recording.records import Ended, Kept
+from services.gateway.routing.router import Route, Router, Ticket
+
+#: Tokens that a node counts for: a record does not say how many it was expected to have.
+USUAL = 256
+
+FROM, PATH, ROUTE = "omnibus-from", "omnibus-path", "omnibus-route"
+RECORDED = "recorded"
+_NUMBER = re.compile(r"[0-9]{1,6}")
+
+
+class Wish(NamedTuple):
+    """``start``: nodes before it do not run. ``executors``: by node, empty for any; empty as a whole for any."""
+
+    start: int = 0
+    path: str = ""
+    executors: tuple[str, ...] = ()
+
+
+def wish(headers: Mapping[str, str] | None, recorded: Invocation) -> Wish:
+    """Read the headers, whose names may be in any case. Raises ``BadRequest`` that names the header."""
+    given = {name.lower(): value.strip() for name, value in (headers or {}).items()}
+    unknown = sorted(name for name in given if name.startswith("omnibus-") and name not in (FROM, PATH, ROUTE))
+    if unknown:
+        raise BadRequest(f"a replay knows no header {unknown[0][:40]}; it knows {FROM}, {PATH} and {ROUTE}")
+    start = _start(given.get(FROM, ""), recorded)
+    return Wish(start, given.get(PATH, ""), _executors(given.get(ROUTE, ""), recorded))
+
+
+def _start(text: str, recorded: Invocation) -> int:
+    components = [node.component for node in recorded.nodes]
+    if text in components:
+        return components.index(text)
+    if not text:
+        return 0
+    if not _NUMBER.fullmatch(text) or int(text) >= len(components):
+        named = ", ".join(f"{index} ({component})" for index, component in enumerate(components[:40]))
+        raise BadRequest(f"{FROM}: there is no node {text[:40]!r}; there is {named}", param=FROM)
+    return int(text)
+
+
+def _executors(text: str, recorded: Invocation) -> tuple[str, ...]:
+    if not text:
+        return ()
+    if text == RECORDED:
+        return recorded.route
+    names = tuple(name.strip() for name in text.split(","))
+    if len(names) != len(recorded.nodes) or not all(not name or addressable(name) for name in names):
+        raise BadRequest(
+            f"{ROUTE}: name an executor for each of {len(recorded.nodes)} nodes, empty for any, or say {RECORDED!r}",
+            param=ROUTE,
+        )
+    return names
+
+
+def outputs(recorded: Invocation, start: int) -> tuple[tuple[int, str], ...]:
+    """Return the outputs that the client requested of the nodes that run. Raises ``BadRequest`` when there are none."""
+    found = tuple(key for key in recorded.outputs if key[0] >= start)
+    if not found:
+        raise BadRequest(f"{FROM}: nothing of what was asked for comes from node {start} or a later one", param=FROM)
+    return found
+
+
+def missing(recorded: Invocation, start: int) -> dict[tuple[int, str], list[int]]:
+    """Outputs of nodes before ``start``, and the nodes from there on that read them."""
+    found: dict[tuple[int, str], list[int]] = {}
+    for index in range(start, len(recorded.nodes)):
+        for use in recorded.nodes[index].uses:
+            if use[0] < start:
+                found.setdefault(use, []).append(index)
+    return found
+
+
+def kept(recorded: Invocation, ended: Ended | None, start: int) -> Iterator[Kept]:
+    """Yield the kept outputs of ``missing``.
+
+    Raises ``BadRequest`` that names one which was not kept, and the setting that keeps it.
+    """
+    there = {(one.node, one.output): one for one in (ended.kept if ended is not None else ())}
+    for node, output in missing(recorded, start):
+        one = there.get((node, output))
+        if one is None:
+            component = recorded.nodes[node].component
+            raise BadRequest(
+                f"{FROM}: what node {node} ({component}) gave as {output!r} was not kept: "
+                "set OMNIBUS_GATEWAY_RECORD=stages for requests to come, or replay from the beginning",
+                param=FROM,
+            )
+        yield one
+
+
+# Where it runs
+
+
+def router(
+    router: Router, recorded: Invocation, nodes: Sequence[Node], wish: Wish, ticket: Ticket, absent: str
+) -> Callable[[frozenset[str]], Route]:
+    """Return a function that finds the route of a replay, without the executors passed to it.
+
+    ``absent`` stands for the executors of nodes that do not run, those before the start.
+    """
+    return partial(_route, router, recorded, tuple(nodes), wish, ticket, absent)
+
+
+def _route(
+    router: Router,
+    recorded: Invocation,
+    nodes: tuple[Node, ...],
+    wish: Wish,
+    ticket: Ticket,
+    absent: str,
+    exclude: frozenset[str] = frozenset(),
+) -> Route:
+    found = _found(router, recorded, nodes, wish, ticket, exclude)
+    start = wish.start
+    executors = [absent] * start + list(found.executors[start:])
+    for index in range(start, len(nodes)):
+        pinned = wish.executors[index] if wish.executors else ""
+        if pinned:
+            executors[index] = _pinned(router, nodes[index], pinned, exclude)
+    return found._replace(executors=tuple(executors), work=(0.0,) * start + tuple(found.work[start:]))
+
+
+def _found(
+    router: Router,
+    recorded: Invocation,
+    nodes: tuple[Node, ...],
+    wish: Wish,
+    ticket: Ticket,
+    exclude: frozenset[str],
+) -> Route:
+    work = [USUAL] * len(nodes)
+    if wish.path:
+        several = any(node.model for node in nodes)
+        assignment = router.assign(nodes, "" if several else recorded.model)
+        return router.route(assignment, ticket, exclude, pinned=wish.path, work=work)
+    start = wish.start
+    late = router.along(recorded.model, nodes[start:], recorded.options[start:], exclude, work[start:])
+    return Route(
+        recorded.path if start else late.path,
+        recorded.options,
+        ("",) * start + late.executors,
+        (0.0,) * start + late.work,
+    )
+
+
+def _pinned(router: Router, node: Node, executor: str, exclude: frozenset[str]) -> str:
+    """``executor`` if it is alive and has the node's unit task."""
+    member = router.members.get(executor)
+    if member is None or executor in exclude:
+        raise StageUnavailable(
+            f"executor {executor} that the route names is not here: leave {ROUTE} out to take another",
+            stage=node.component,
+            executor=executor,
+        )
+    if node.task not in member.status.tasks:
+        raise NotFound(f"executor {executor} has no {node.task}; it has {', '.join(member.status.tasks)}", param=ROUTE)
+    return executor

@@ -1,0 +1,212 @@
+"""``omnibus.replay``: a recorded invocation runs again, with the same graph, seed and path.
+
+Headers may ask for another path, for certain executors, or to begin in the middle: ``services.gateway.replay.options``.
+Replies are one-line JSON: first where it runs, then the answer and how it compares, then an empty message. Replaying
+can do no more than sending the request again.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from omnibus import graph, tracing
+from omnibus.bus import Delivery
+from omnibus.encoding.audio import pcm16
+from omnibus.errors import BadRequest, DeadlineExceeded, NotFound, OmnibusError
+from omnibus.graph import DIGEST, HANDLE, Invocation, Node
+from omnibus.recording.records import Answer, Ended
+from omnibus.tensors.client import TensorClient
+from services.gateway.dispatch.capture import unpack
+from services.gateway.dispatch.digest import Fingerprint
+from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.dispatch.inflight import Running
+from services.gateway.dispatch.playback import Player
+from services.gateway.dispatch.streams import ResultStream, merge
+from services.gateway.media.blob_store import MediaKeep
+from services.gateway.replay import options
+from services.gateway.replay.options import Wish
+from services.gateway.request.accumulator import Collected
+from services.gateway.request.arena_inputs import restore
+from services.gateway.request.record import SHOWN, Records, fingerprints
+from services.gateway.routing.router import Router
+from services.gateway.tasks.chat import APP
+
+#: 16-bit steps by which a replayed sample may differ: float sums depend on the batch they ran in.
+LOUDNESS = 1
+
+
+class Replayer:
+    """Answers on ``omnibus.replay``."""
+
+    def __init__(
+        self, router: Router, dispatcher: Dispatcher, tensors: TensorClient, records: Records, keep: MediaKeep
+    ) -> None:
+        self._router = router
+        self._dispatcher = dispatcher
+        self._tensors = tensors
+        self._records = records
+        self._keep = keep
+
+    async def respond(self, delivery: Delivery) -> AsyncIterator[bytes]:
+        try:
+            recorded = graph.decode(delivery.data)
+            graph.verify(recorded.nodes)
+            wished = options.wish(delivery.headers, recorded)
+            async for part in self._run(recorded, wished, tracing.carried(delivery.headers)):
+                yield msgspec.json.encode(part)
+        except OmnibusError as error:
+            yield msgspec.json.encode({"status": "failed", "problem": error.problem()})
+
+    async def _run(self, recorded: Invocation, wished: Wish, trace: tracing.Carrier) -> AsyncIterator[dict[str, Any]]:
+        running, player = await self._send(recorded, wished, trace)
+        now = running.invocation
+        got = Collected(now.model, now.created)
+        try:
+            begun = {"id": now.id, "replay_of": recorded.id, "path": now.path, "route": now.route}
+            yield {"status": "running", **begun, **({"from": wished.start} if wished.start else {})}
+            for stream in running.streams.values() if now.app != APP else ():
+                stream.fingerprint = Fingerprint()
+            await self._answered(running, got)
+        except BaseException as error:  # also when whoever asked has left
+            self._over(running, got, error)
+            raise
+        finally:
+            player.stop()
+        self._dispatcher.complete(running, lambda: self._records.end(running, "done", got))
+        answer = got.answer()
+        shown = msgspec.structs.replace(answer, text=answer.text[:SHOWN])
+        yield {"status": "done", "id": now.id, "answer": shown, **await self._compare(recorded, running, got)}
+
+    async def _answered(self, running: Running, got: Collected) -> None:
+        try:
+            async with asyncio.timeout(running.invocation.deadline - time.time()):
+                await self._collect(running, got)
+        except TimeoutError:
+            raise DeadlineExceeded("the replay took longer than the recorded invocation was allowed to") from None
+
+    def _over(self, running: Running, got: Collected, error: BaseException) -> None:
+        late = isinstance(error, DeadlineExceeded) and running.failure is None
+        status = "expired" if late else "failed" if isinstance(error, OmnibusError) else "cancelled"
+        self._dispatcher.finish(running, status)
+        self._records.end(running, status, got)
+
+    async def _send(self, recorded: Invocation, wished: Wish, trace: tracing.Carrier) -> tuple[Running, Player]:
+        ticket = self._router.ticket(recorded.model, recorded.type)
+        now = time.time()
+        deadline = now + max(1.0, recorded.deadline - recorded.created)
+        outputs = options.outputs(recorded, wished.start)
+        player = await self._player(recorded, wished.start)
+        try:
+            late = [await self._restore(node, ticket.id, deadline) for node in recorded.nodes[wished.start :]]
+            nodes = (*recorded.nodes[: wished.start], *late)
+            along = options.router(self._router, recorded, nodes, wished, ticket, player.name)
+            route = along(frozenset())
+        except BaseException:
+            self._tensors.end(ticket.id)
+            raise
+        invocation = msgspec.structs.replace(
+            recorded,
+            id=ticket.id,
+            path=route.path,
+            epoch=self._router.plan.epoch if self._router.plan else 0,
+            created=now,
+            deadline=deadline,
+            reply=self._dispatcher.reply,
+            nodes=nodes,
+            outputs=outputs,
+            options=route.options,
+            route=route.executors,
+            attempt=0,
+            replay_of=recorded.id,
+            parent="",
+            step=0,
+        )
+        running = self._dispatcher.submit(invocation, route.work, along, trace, player.prepare)
+        self._records.begin(running)
+        return running, player
+
+    async def _player(self, recorded: Invocation, start: int) -> Player:
+        """Plays what nodes before ``start`` gave. Raises ``BadRequest`` and ``NotFound`` when that is not kept."""
+        ended = None
+        if options.missing(recorded, start):
+            ended = (await self._records.find(recorded.id)).ended
+        tapes = {
+            (one.node, one.output): unpack(await self._keep.get(one.sha256))
+            for one in options.kept(recorded, ended, start)
+        }
+        return self._dispatcher.player(f"record-of-{self._router.gateway}", start, tapes)
+
+    async def _restore(self, node: Node, id: str, deadline: float) -> Node:
+        """Bring inputs that travelled by handle back into the arena, from their content hash."""
+        inputs = dict(node.inputs)
+        for name, value in inputs.items():
+            if isinstance(value, dict) and DIGEST in value:
+                raise BadRequest(f"input {name!r} was recorded as a digest: set OMNIBUS_GATEWAY_RECORD=full to replay")
+            inputs[name] = await self._bring(value, id, deadline)
+        return graph.with_inputs(node, inputs)
+
+    async def _bring(self, value: Any, id: str, deadline: float) -> Any:
+        if isinstance(value, list):
+            return [await self._bring(element, id, deadline) for element in value]
+        if isinstance(value, dict) and HANDLE in value:  # the gateway's own; a client's may have any other key
+            return await restore(self._tensors, self._keep, value, id, deadline)
+        if isinstance(value, dict):
+            return {key: await self._bring(each, id, deadline) for key, each in value.items()}
+        return value
+
+    async def _collect(self, running: Running, got: Collected) -> None:
+        if running.invocation.app != APP:
+            async for _ in merge({f"{node}.{output}": stream for (node, output), stream in running.streams.items()}):
+                pass  # their fingerprints are all that is compared
+            return
+        streams = {name: stream for name in ("text", "audio") for stream in _of(running, sound=name == "audio")}
+        async for batch in merge(streams):
+            for name, item in batch:
+                got.take(name, item.data, item.array)
+                if item.array is not None:
+                    got.heard(pcm16(item.array))
+
+    async def _compare(self, recorded: Invocation, running: Running, got: Collected) -> dict[str, Any]:
+        """``identical`` is None when the recorded answer is unknown."""
+        answer = got.answer()
+        try:
+            _, ended = await self._records.find(recorded.id)
+        except NotFound:  # its retention has passed: the body came from somewhere else
+            ended = None
+        if ended is None or ended.status != "done":
+            return {"identical": None, "why": "the recorded invocation has no finished answer"}
+        if recorded.app != APP:
+            return _same_outputs(ended, fingerprints(running))
+        if _of(running, sound=False) and ended.answer.text_sha256 != answer.text_sha256:
+            return {"identical": False, "why": "the text differs"}
+        same = not any(_of(running, sound=True)) or await self._same_sound(ended, answer, got.pcm)
+        return {"identical": same} if same else {"identical": False, "why": "the sound differs"}
+
+    async def _same_sound(self, ended: Ended, answer: Answer, pcm: bytes) -> bool:
+        if ended.answer.audio_sha256 == answer.audio_sha256:
+            return True
+        try:
+            before = np.frombuffer(await self._keep.get(ended.answer.audio_sha256), "<i2").astype(np.int32)
+        except OmnibusError:
+            return False
+        now = np.frombuffer(pcm, "<i2").astype(np.int32)
+        return len(before) == len(now) and int(np.abs(before - now).max(initial=0)) <= LOUDNESS
+
+
+def _of(running: Running, *, sound: bool) -> list[ResultStream]:
+    """A chat's streams: those of a vocoder, or of whoever writes."""
+    nodes = running.invocation.nodes
+    return [stream for (node, _), stream in running.streams.items() if (nodes[node].component == "vocoder") is sound]
+
+
+def _same_outputs(ended: Ended, now: dict[str, str]) -> dict[str, Any]:
+    """Results that the recorded request read, against this time's."""
+    known = {name: digest for name, digest in ended.outputs.items() if digest and name in now}
+    if not known:
+        return {"identical": None, "why": "the recorded invocation has no digests of results"}
+    other = sorted(name for name, digest in known.items() if now.get(name) != digest)
+    return {"identical": not other, **({"why": f"results differ: {', '.join(other)}"} if other else {})}

@@ -1,0 +1,1 @@
+"""One client request: its segments, inputs, admission, records and figures."""

@@ -1,0 +1,88 @@
+"""Parts of one answer that have come so far, and the summary of them that is recorded."""
+
+import hashlib
+import time
+from typing import Any
+
+import numpy as np
+
+from omnibus.metrics import GATEWAY
+from omnibus.recording.records import Answer
+from services.gateway.openai import chat_response
+from services.gateway.request.latency import Pace
+
+
+class Collected:
+    """Parts of one answer that have come so far: enough for the JSON body, the usage and the record."""
+
+    def __init__(self, model: str, created: float) -> None:
+        self.first = 0.0
+        self.finish: str = "stop"
+        self.rate = 24000
+        self._model = model
+        self._created = created
+        self._begun: set[str] = set()
+        self._text: list[str] = []
+        self._pcm: list[bytes] = []
+        self._samples = 0
+        self._usage: dict[str, int] = {}
+        self._pace = Pace(created)
+
+    def take(self, name: str, data: dict[str, Any], array: np.ndarray | None) -> None:
+        if name not in self._begun:
+            self._begun.add(name)
+            now = time.time()
+            self.first = self.first or now
+            GATEWAY.first_output(self._model, name).observe(now - self._created)
+        if name == "text":
+            if text := data.get("text"):
+                self._text.append(text)
+                self._pace.text()
+            if "usage" in data:  # the closing chunk
+                self.finish = data.get("finish_reason", self.finish)
+                self._usage = data["usage"]
+        elif array is not None:
+            self.rate = data.get("rate", self.rate)
+            self._samples += len(array)
+            self._pace.sound(len(array) / self.rate)
+
+    def done(self) -> None:
+        """The client has all of it."""
+        self._pace.tell(self._model, self._usage.get("completion_tokens", 0))
+
+    def heard(self, pcm: bytes) -> None:
+        """16-bit samples as they left."""
+        self._pcm.append(pcm)
+
+    @property
+    def pcm(self) -> bytes:
+        return b"".join(self._pcm)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._text)
+
+    def usage(self) -> chat_response.Usage:
+        counted = self._usage
+        image = counted.get("image_tokens", 0) + counted.get("video_tokens", 0)
+        sound = counted.get("audio_tokens", 0)
+        return chat_response.usage(
+            prompt_text=counted.get("prompt_tokens", 0) - image - sound,
+            prompt_image=image,
+            prompt_audio=sound,
+            text=counted.get("completion_tokens", 0),
+            audio=self._samples * 50 // self.rate,
+        )
+
+    def answer(self) -> Answer:
+        text = self.text
+        return Answer(
+            text=text,
+            text_sha256=hashlib.sha256(text.encode()).hexdigest(),
+            audio_sha256=hashlib.sha256(self.pcm).hexdigest() if self._samples else "",
+            audio_seconds=self._samples / self.rate,
+            rate=self.rate if self._samples else 0,
+            finish_reason=self.finish,
+            usage=self._usage,
+            characters=len(text),
+        )

@@ -1,0 +1,92 @@
+"""Inputs that are too large for the bus: into the arena once, and kept by content hash for replay."""
+
+import time
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from omnibus.errors import ProtocolError
+from omnibus.graph import HANDLE
+from omnibus.metrics import TRANSFER
+from omnibus.tensors.client import TensorClient
+from omnibus.tensors.item import Item
+from services.gateway.dispatch.dispatcher import ATTEMPTS
+from services.gateway.media.blob_store import MediaKeep
+
+#: Seconds that inputs outlive the deadline.
+GRACE = 10.0
+#: Reads of an input that several segments may use; its memory is free when the request ends.
+MANY = 60_000
+
+
+async def place(
+    tensors: TensorClient,
+    keep: MediaKeep | None,
+    data: bytes,
+    about: tuple[str, str, str],
+    invocation: str,
+    deadline: float,
+    readers: int = ATTEMPTS + 1,
+    salt: str = "",
+) -> dict[str, Any]:
+    """Put one input into the arena for every attempt of ``invocation``; returns its literal.
+
+    ``about`` is its modality, mime type and SHA-256; what is computed of it is shared under one ``salt``.
+    """
+    modality, mime, digest = about
+    began = time.perf_counter()
+    handle = await tensors.put(
+        np.frombuffer(data, np.uint8), invocation=invocation, deadline=deadline + GRACE, readers=readers
+    )
+    TRANSFER.count("gateway", "media", len(data), time.perf_counter() - began)
+    if keep is not None:
+        keep.put(digest, data)
+    literal = {"modality": modality, "mime": mime, "sha256": digest, "nbytes": len(data)}
+    return {HANDLE: msgspec.to_builtins(handle), **literal, **({"salt": salt} if salt else {})}
+
+
+class Tensors:
+    """Puts tensors that earlier segments made into the arena again, for ``invocation``."""
+
+    def __init__(self, tensors: TensorClient, keep: MediaKeep | None, invocation: str, deadline: float) -> None:
+        self._tensors = tensors
+        self._keep = keep
+        self._invocation = invocation
+        self._deadline = deadline
+
+    async def put(self, item: Item, nodes: int) -> dict[str, Any]:
+        """The literal of a tensor that ``nodes`` inputs are given, in every attempt."""
+        array = np.ascontiguousarray(item.array)
+        handle = await self._tensors.put(
+            array,
+            invocation=self._invocation,
+            deadline=self._deadline + GRACE,
+            readers=min(nodes * (ATTEMPTS + 1), MANY),
+        )
+        body = array.tobytes()
+        digest = sha256(body).hexdigest()
+        if self._keep is not None:
+            self._keep.put(digest, body)
+        about = {"dtype": array.dtype.name, "shape": list(array.shape), "sha256": digest, "nbytes": len(body)}
+        return {**item.data, HANDLE: msgspec.to_builtins(handle), **about}
+
+
+async def restore(
+    tensors: TensorClient, keep: MediaKeep, value: dict[str, Any], invocation: str, deadline: float
+) -> dict[str, Any]:
+    """An input that was recorded by its content hash, at a new handle.
+
+    Raises ``NotFound``, and ``ProtocolError`` for a tensor that is not what its record says.
+    """
+    data = await keep.get(str(value.get("sha256", "")))
+    array = np.frombuffer(data, np.uint8)
+    if "dtype" in value:
+        try:
+            array = array.view(str(value["dtype"])).reshape(value["shape"])
+        except (KeyError, TypeError, ValueError) as error:
+            wanted = f"{str(value['dtype'])[:40]} {str(value.get('shape'))[:80]}"
+            raise ProtocolError(f"a recorded tensor cannot be {wanted}: {error}") from error
+    handle = await tensors.put(array, invocation=invocation, deadline=deadline + GRACE, readers=ATTEMPTS + 1)
+    return {**value, HANDLE: msgspec.to_builtins(handle)}

@@ -1,0 +1,273 @@
+"""Streamed chats that survive their gateway: any other one continues them, without a token or sample lost or repeated.
+
+promise   the request, its seed and its deadline are in the store before the first event leaves; each event's id says
+          how much of the answer has left
+tokens    the ids of its tokens follow every tenth of a second, those of all answers of a gateway together
+continue  any gateway makes the answer once more from the same seed, leaves out what the client has, and goes on; a
+          language model that can begins behind the tokens that are known
+claim     of several that send one answer the last one stays; who sent it before is told on the bus, and stops
+
+Tokens are kept to be fast, not to be right: without them the same answer is made from its beginning.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from omnibus.bus import Bus, Delivery, subjects
+from omnibus.errors import BadRequest, Conflict, DeadlineExceeded, NotFound, OmnibusError, StoreUnavailable
+from omnibus.settings import GatewaySettings
+from omnibus.store import Store, StreamRecord
+from services.gateway.dispatch.streams import MAX_RESUMED
+from services.gateway.media.files import new
+from services.gateway.openai.chat_request import ChatRequest
+from services.gateway.openai.chat_stream import ChatStream
+from services.gateway.openai.vllm_omni import OmniRequest
+from services.gateway.request.event_ids import NumberedStream, Position, parse_event_id
+from services.gateway.request.request import Run
+from services.gateway.tenancy import tenant as tenants
+
+log = logging.getLogger(__name__)
+
+#: What ``OMNIBUS_GATEWAY_CONTINUE_STREAMS`` may be.
+MODES = ("off", "requested", "always")
+#: Asks for a stream that can be continued; in the answer, what names it.
+HEADER = b"x-omnibus-continue"
+#: Seconds that the first event waits for the store before the stream goes on as one that cannot be continued.
+PATIENCE_SECONDS = 2.0
+#: The largest id of a token that is kept.
+MAX_ID = 2**32 - 1
+#: Seconds between two writes of the tokens of all answers; what came after the last one is generated again.
+TOKENS_SECONDS = 0.1
+#: Seconds that a record outlives its deadline, so that who comes late is told why.
+LATE_SECONDS = 60.0
+#: Seconds that it outlives its answer, for a client that lost the end of it.
+ENDED_SECONDS = 15.0
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """On the bus: ``owner`` does not send its answer any more."""
+
+    owner: str
+
+
+class OriginalRequest(msgspec.Struct, frozen=True):
+    """A chat request as it came: its body, and the path that it is pinned to."""
+
+    body: bytes
+    path: str
+
+
+class ResumableStream:
+    """One streamed answer that can be continued elsewhere, as long as it is sent here."""
+
+    def __init__(
+        self,
+        store: Store,
+        token: str,
+        forget: "Callable[[ResumableStream, bool], None]",
+        grown: "Callable[[ResumableStream], None]",
+    ) -> None:
+        self.token = token
+        self.owner = secrets.token_hex(8)  # whoever sends it
+        self.record: StreamRecord | None = None  # None: not promised
+        self.after: Position | None = None  # what its client has
+        self.request: OriginalRequest | None = None  # what is still to be saved
+        self.known: tuple[int, ...] = ()  # tokens that a language model can begin behind
+        self.ids: list[int] = []  # of the tokens that have come here
+        self._store = store
+        self._forget = forget
+        self._grown = grown
+        self._claimed = False
+        self._numbered = True
+        self._on_claim: Callable[[], None] | None = None
+
+    async def save(self, run: Run) -> None:
+        """Promise it: write down what another gateway needs. Without a store it is a stream as any other."""
+        request, self.request = self.request, None
+        if request is None:
+            return
+        record = StreamRecord(
+            id=f"chatcmpl-{run.id}",
+            audio_id=new("audio_"),
+            created=int(run.created),
+            deadline=run.deadline,
+            seed=run.seed,
+            body=request.body,
+            path=request.path,
+            tenant=tenants.current().name,
+        )
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await self._store.put_stream(self.token, record, self.owner, run.left + LATE_SECONDS)
+        except (StoreUnavailable, TimeoutError) as error:
+            log.warning("%s cannot be continued elsewhere: %s", run.id, error or "the store is silent")
+            return
+        self.record = record
+
+    @property
+    def deadline(self) -> float:
+        """Deadline of the answer's first request, Unix seconds; 0: there is no record of it yet."""
+        return self.record.deadline if self.record is not None else 0.0
+
+    def numbered(self, stream: ChatStream, format: str) -> ChatStream | NumberedStream:
+        """``stream`` with ids, without what the client has."""
+        return NumberedStream(stream, self.token, format, self.after) if self.record is not None else stream
+
+    def take(self, ids: Sequence[int]) -> None:
+        """Keep the ids of tokens that have come. What has no such ids is made from its beginning elsewhere."""
+        if not ids or self.record is None or self._claimed or not self._numbered or len(self.ids) >= MAX_RESUMED:
+            return
+        if all(type(id) is int and 0 <= id <= MAX_ID for id in ids):
+            self.ids.extend(ids)
+            self._grown(self)
+        else:
+            self._numbered = False
+
+    def follow(self, on_claim: Callable[[], None]) -> None:
+        """Call ``on_claim`` when another one sends the answer, at once if that is so already."""
+        self._on_claim = on_claim
+        if self._claimed:
+            on_claim()
+
+    def claim(self) -> None:
+        """Another one sends the answer from now on."""
+        self._claimed = True
+        if self._on_claim is not None:
+            self._on_claim()
+
+    def close(self, whole: bool = False) -> None:
+        """It is not sent here any more; ``whole``: all of it has left."""
+        self._forget(self, whole and not self._claimed)
+
+
+class Continuations:
+    """Promises that streams can be continued, and continues those of others."""
+
+    def __init__(self, settings: GatewaySettings, store: Store, bus: Bus) -> None:
+        if settings.continue_streams not in MODES:
+            modes = ", ".join(MODES)
+            raise BadRequest(f"OMNIBUS_GATEWAY_CONTINUE_STREAMS={settings.continue_streams!r}: it is one of {modes}")
+        self._settings = settings
+        self._store = store
+        self._bus = bus
+        self._sent: dict[str, ResumableStream] = {}  # here, by owner
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unsaved: set[ResumableStream] = set()
+        self._saving = False
+
+    async def startup(self) -> None:
+        """Listen to who takes streams over."""
+        await self._bus.subscribe(subjects.event(subjects.CLAIM), self._on_claim)
+
+    def begin(
+        self, chat: ChatRequest, headers: Mapping[bytes, bytes], request: OriginalRequest
+    ) -> ResumableStream | None:
+        """Promise the answer to ``chat``; None for one that cannot be continued, or whose client does not ask."""
+        mode = self._settings.continue_streams
+        requested = mode == "always" or (mode == "requested" and headers.get(HEADER, b"").strip().lower() == b"true")
+        fits = len(request.body) <= self._settings.continue_bytes
+        if not (requested and chat.stream and fits) or isinstance(chat, OmniRequest):
+            return None
+        made = self._open(secrets.token_urlsafe(18))
+        made.request = request
+        return made
+
+    async def adopt(self, token: str, last_event_id: str) -> tuple[ResumableStream, StreamRecord]:
+        """Take the answer ``token`` over; returns it and its original request.
+
+        Raises ``NotFound``, also for another tenant's, ``DeadlineExceeded``, ``BadRequest`` and ``StoreUnavailable``.
+        """
+        after = None
+        if last_event_id:
+            named, after = parse_event_id(last_event_id)
+            if named != token:
+                raise BadRequest("this is the id of an event of another answer", param="Last-Event-ID")
+        record, known = await asyncio.gather(self._store.stream(token), self._store.stream_tokens(token))
+        if record is None or not tenants.current().owns(record.tenant):
+            raise NotFound("no streamed answer has this name, or its time is over: send the request again")
+        left = record.deadline - time.time()
+        if left <= 0:
+            raise DeadlineExceeded("the request took longer than its deadline")
+        continued = self._open(token)
+        continued.after, continued.record, continued.known = after, record, known
+        try:
+            before = await self._store.claim_stream(token, continued.owner, left + LATE_SECONDS)
+        except BaseException:
+            continued.close()
+            raise
+        self._stop(before)
+        return continued, record
+
+    def _open(self, token: str) -> ResumableStream:
+        made = ResumableStream(self._store, token, self._close, self._on_grown)
+        self._sent[made.owner] = made
+        return made
+
+    def _close(self, continued: ResumableStream, whole: bool) -> None:
+        self._sent.pop(continued.owner, None)
+        self._unsaved.discard(continued)
+        if whole and continued.record is not None:
+            self._begin(self._forget(continued.token))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _on_grown(self, continued: ResumableStream) -> None:
+        self._unsaved.add(continued)
+        if not self._saving:
+            self._saving = True
+            self._begin(self._save_tokens())
+
+    async def _save_tokens(self) -> None:
+        """Write the tokens of all answers that have grown, until none has."""
+        try:
+            await asyncio.sleep(TOKENS_SECONDS)
+            while self._unsaved:
+                now, grown = time.time(), self._unsaved
+                self._unsaved = set()
+                tokens = {each.token: (each.ids, each.deadline - now) for each in grown}
+                try:
+                    await self._store.put_stream_tokens(tokens)
+                except StoreUnavailable as error:  # the answers are made from their beginning then
+                    log.warning("tokens of %d answers were not written: %s", len(tokens), error)
+                await asyncio.sleep(TOKENS_SECONDS)
+        finally:
+            self._saving = False
+
+    async def _forget(self, token: str) -> None:
+        try:
+            await self._store.forget_stream(token, ENDED_SECONDS)
+        except StoreUnavailable as error:  # it expires by itself, later
+            log.warning("a stream that has ended is kept until its deadline: %s", error)
+
+    def _stop(self, owner: str) -> None:
+        """Stop the former sender of an answer."""
+        if owner in self._sent:
+            self._sent[owner].claim()
+        elif owner:
+            try:
+                self._bus.publish(subjects.event(subjects.CLAIM), msgspec.json.encode(Claim(owner)))
+            except OmnibusError as error:  # it stops when it sees that its client is gone, or at the deadline
+                log.warning("the former gateway of a stream was not told: %s", error)
+
+    def _on_claim(self, delivery: Delivery) -> None:
+        try:
+            owner = msgspec.json.decode(delivery.data, type=Claim).owner
+        except msgspec.MsgspecError as error:
+            log.warning("a claim cannot be read: %s", error)
+            return
+        if owner in self._sent:
+            self._sent[owner].claim()
+
+
+def claimed() -> Conflict:
+    """The error of an answer that another connection has by now."""
+    return Conflict("the answer is continued on another connection")

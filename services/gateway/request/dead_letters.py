@@ -1,0 +1,73 @@
+"""Writes dead letters; see ``omnibus.recording.dead_letters``."""
+
+import time
+from collections import Counter
+
+import msgspec
+
+from omnibus.bus import Bus, subjects
+from omnibus.graph import WIRE_VERSION, Invocation
+from omnibus.recording import dead_letters
+from omnibus.recording.dead_letters import LOST, DeadLetter
+from services.gateway.dispatch.inflight import Running
+
+#: Models and reasons whose dead letters are told apart.
+KINDS = 512
+
+
+class DeadLetters:
+    """Publishes to the stream without waiting. ``full`` keeps inputs; ``limit`` is the bus's, in bytes."""
+
+    def __init__(self, bus: Bus, full: bool, limit: int) -> None:
+        self._bus = bus
+        self._limit = limit
+        self.full = full
+        self.counts: Counter[tuple[str, str]] = Counter()  # by model and reason
+
+    @property
+    def records_lost(self) -> int:
+        """Records and dead letters that the bus gave up."""
+        return self._bus.records_lost
+
+    def write(self, running: Running, digested: Invocation) -> None:
+        """Keep what failed if it is a dead letter; ``digested`` is its invocation without users' content."""
+        invocation, failure = running.invocation, running.failure
+        why = dead_letters.reason(failure, running.failed, running.moves, invocation.attempt)
+        if not why or failure is None:
+            return
+        lost = tuple(move.executor for move in running.moves if move.reason in LOST and move.executor)
+        node = running.failed if running.failed >= 0 else _of(invocation, lost[-1] if lost else failure.executor)
+        letter = DeadLetter(
+            v=WIRE_VERSION,
+            inv=invocation.id,
+            reason=why,
+            at=time.time(),
+            created=invocation.created,
+            app=invocation.app,
+            model=invocation.model,
+            type=invocation.type,
+            path=invocation.path,
+            problem=failure.problem(),
+            attempts=invocation.attempt + 1,
+            node=node,
+            component=invocation.nodes[node].component if node >= 0 else failure.stage,
+            lost=lost,
+            moves=tuple(running.moves),
+            replay_of=invocation.replay_of,
+            invocation=invocation if self.full else digested,
+            refused=tuple(sorted(running.culprit)),
+        )
+        small = msgspec.structs.replace(letter, invocation=digested)
+        self._count(invocation.nodes[node].model or invocation.model if node >= 0 else invocation.model, why)
+        body = dead_letters.encode(letter, small, limit=self._limit)
+        self._bus.record(subjects.dead(invocation.app, invocation.id), body, f"{invocation.id}.dead")
+
+    def _count(self, model: str, why: str) -> None:
+        # Who replays by hand may write a record as he likes.
+        known = (model, why) in self.counts or len(self.counts) < KINDS
+        self.counts[model if known else "other", why] += 1
+
+
+def _of(invocation: Invocation, executor: str) -> int:
+    """The first node that ``executor`` was to run."""
+    return invocation.route.index(executor) if executor in invocation.route else -1

@@ -1,0 +1,153 @@
+"""Events of a streamed chat by what was sent up to their end, so that another gateway can go on from any of them.
+
+How many tokens share an event depends on how busy an executor is, so events are not counted: an event's id says how
+much of the answer has left with it, ``<token>.<characters>.<digest>.<bytes of sound>.<digest>.<closing events>``. Who
+continues makes the answer again, leaves that much out and checks the digests: a wrong continuation is none.
+"""
+
+import re
+from hashlib import blake2b
+from typing import NamedTuple
+
+from omnibus.errors import BadRequest, CannotContinue
+from services.gateway.openai.chat_response import FinishReason, Usage
+from services.gateway.openai.chat_stream import ChatStream
+
+#: Bytes of a digest: enough to tell answers of one request apart; nobody gains by forging the own position.
+_DIGEST_BYTES = 4
+#: Formats whose bytes follow from the samples one by one: a sample that differs by a step moves nothing after it, so
+#: they are counted. What a codec makes of such samples has other lengths, so its bytes are compared.
+_COUNTED = ("pcm16", "wav")
+_ID = re.compile(r"([A-Za-z0-9_-]{1,64})\.(\d{1,15})\.([0-9a-f]{8})\.(\d{1,15})\.([0-9a-f]{8})\.(\d{1,3})", re.ASCII)
+
+
+class Position(NamedTuple):
+    """Amount of an answer that has left: characters of text, bytes of its sound file, closing events."""
+
+    text: int
+    text_digest: str
+    sound: int
+    sound_digest: str
+    closing: int
+
+
+def parse_event_id(text: str) -> tuple[str, Position]:
+    """The token and the position in an event's id. Raises ``BadRequest``."""
+    match = _ID.fullmatch(text)
+    if match is None:
+        raise BadRequest("this is no id of an event of a streamed answer", param="Last-Event-ID")
+    token, characters, text_digest, sound, sound_digest, closing = match.groups()
+    return token, Position(int(characters), text_digest, int(sound), sound_digest, int(closing))
+
+
+class _Counted:
+    """One part of the answer: how much of it has been sent, and how much of it is still to be left out."""
+
+    def __init__(self, skip: int, digest: str, exact: bool) -> None:
+        self.sent = 0
+        self.skip = skip
+        self._expected = digest
+        self._exact = exact
+        self._hash = blake2b(digest_size=_DIGEST_BYTES)
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def advance(self, length: int, data: bytes) -> None:
+        """Count ``length`` more as sent."""
+        self.sent += length
+        if self._exact:
+            self._hash.update(data)
+
+    def leave_out(self, length: int, data: bytes) -> None:
+        """The client has this already. Raises ``CannotContinue`` at its end when that was something else."""
+        self.advance(length, data)
+        self.skip -= length
+        if not self.skip and self.digest != self._expected:
+            raise CannotContinue(_DIFFERS)
+
+
+_DIFFERS = "the answer came out differently this time, so it cannot be continued: send the request again"
+
+
+class NumberedStream:
+    """A ``ChatStream`` whose events have ids; those up to the position ``after`` are left out."""
+
+    def __init__(self, stream: ChatStream, token: str, format: str, after: Position | None) -> None:
+        self._stream = stream
+        self._token = token.encode()
+        self._resumed = after is not None
+        self._text = _Counted(after.text if after else 0, after.text_digest if after else "", True)
+        self._sound = _Counted(after.sound if after else 0, after.sound_digest if after else "", format not in _COUNTED)
+        self._unsent = b""  # sound that the stream holds back
+        self._closing = 0
+        self._skip_closing = after.closing if after else 0
+
+    # Events, as those of ``ChatStream``
+
+    def role(self, content: str | None = "") -> bytes:
+        return b"" if self._resumed else self._stream.role(content)
+
+    def audio_start(self, audio_id: str) -> bytes:
+        return b"" if self._resumed else self._stream.audio_start(audio_id)
+
+    def text(self, delta: str) -> bytes:
+        fresh = self._fresh(delta)
+        return self._mark(self._stream.text(fresh)) if fresh else b""
+
+    def transcript(self, delta: str) -> bytes:
+        fresh = self._fresh(delta)
+        return self._mark(self._stream.transcript(fresh)) if fresh else b""
+
+    def audio(self, data: bytes) -> bytes:
+        known = min(self._sound.skip, len(data))
+        if known:
+            self._sound.leave_out(known, data[:known])
+        self._unsent += data[known:]
+        frame = self._stream.audio(data[known:])
+        self._send_sound(len(self._unsent) - self._stream.held_bytes)
+        return self._mark(frame) if frame else b""
+
+    def audio_end(self, expires_at: int) -> bytes:
+        frames = self._stream.audio_end(expires_at)
+        if not self._unsent:
+            return self._close(frames)
+        rest, _, end = frames.partition(b"\n\n")
+        self._send_sound(len(self._unsent))
+        return self._mark(rest + b"\n\n") + self._close(end)
+
+    def complete(self) -> None:
+        """The answer is whole. Raises ``CannotContinue`` when the client has more of it than there is."""
+        if self._text.skip or self._sound.skip:
+            raise CannotContinue(_DIFFERS)
+
+    def finish(self, reason: FinishReason) -> bytes:
+        return self._close(self._stream.finish(reason))
+
+    def usage(self, usage: Usage) -> bytes:
+        frame = self._stream.usage(usage)
+        return self._close(frame) if frame else b""
+
+    # Ids
+
+    def _fresh(self, delta: str) -> str:
+        known = min(self._text.skip, len(delta))
+        if known:
+            self._text.leave_out(known, delta[:known].encode())
+            delta = delta[known:]
+        self._text.advance(len(delta), delta.encode())
+        return delta
+
+    def _send_sound(self, length: int) -> None:
+        self._sound.advance(length, self._unsent[:length])
+        self._unsent = self._unsent[length:]
+
+    def _close(self, frame: bytes) -> bytes:
+        self._closing += 1
+        return b"" if self._closing <= self._skip_closing else self._mark(frame)
+
+    def _mark(self, frame: bytes) -> bytes:
+        text, sound = self._text, self._sound
+        place = f".{text.sent}.{text.digest}.{sound.sent}.{sound.digest}.{self._closing}\n"
+        return b"".join((b"id: ", self._token, place.encode(), frame))

@@ -1,0 +1,223 @@
+"""Load of this gateway by model and request type, published once a second while there is something to publish.
+
+A request only adds to counters. A timer publishes them, and updates those that Prometheus reads; it runs
+from the first request until nothing is in flight and a whole period had nothing new.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from omnibus.bus import Bus, messages, subjects
+from omnibus.bus.messages import Load, LoadEvent
+from omnibus.errors import OmnibusError, Overloaded
+from omnibus.metrics import GATEWAY
+from omnibus.profile import QUANTITIES
+from services.gateway.dispatch.inflight import Running
+from services.gateway.dispatch.streams import ResultStream
+from services.gateway.routing.assignment import Assignment, Part
+from services.gateway.routing.router import Router
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two events.
+PERIOD = 1.0
+#: What one request may claim of a quantity: it comes from engines, which may be an app's own code.
+MOST = 1 << 32
+
+_PLACES = {name: place for place, name in enumerate(QUANTITIES)}
+_SPEECH = _PLACES["speech_seconds"]
+
+
+class Slot:
+    """Counters of one model and request type since the last event."""
+
+    __slots__ = ("came", "done", "failed", "first", "quantities", "refused", "total")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.came = self.done = self.failed = self.refused = 0
+        self.first = self.total = 0.0
+        self.quantities = [0.0] * len(QUANTITIES)
+
+    @property
+    def silent(self) -> bool:
+        """True if there is nothing to tell."""
+        return not (self.came or self.done or self.failed or self.refused)
+
+    def load(self) -> Load:
+        sums = {name: value for name, value in zip(QUANTITIES, self.quantities, strict=True) if value}
+        return Load(self.came, self.done, self.failed, self.refused, sums, self.first, self.total)
+
+
+class Counted(NamedTuple):
+    """An invocation that was counted as come: for each of its parts where that is counted."""
+
+    slots: tuple[Slot, ...]
+    parts: tuple[Part, ...]
+
+
+class Loads:
+    """The counters of one gateway. A graph that several models run counts for each of them, its parts by type."""
+
+    def __init__(self, router: Router, bus: Bus, limit: int) -> None:
+        self.inflight = 0  # invocations
+        self._router = router
+        self._bus = bus
+        self._limit = limit
+        self._slots: dict[tuple[str, str], Slot] = {}
+        self._counted: dict[tuple[str, str], Counted] = {}  # by an assignment's model and kind
+        self._timer: asyncio.TimerHandle | None = None
+        self._told = 0.0  # monotonic seconds
+
+    # The hot path
+
+    def came(self, assignment: Assignment) -> Counted:
+        """One more invocation; give what is returned to ``ended``, or to ``lost``."""
+        counted = self._counts(assignment)
+        for slot in counted.slots:
+            slot.came += 1
+        self.inflight += 1
+        self._arm()
+        return counted
+
+    def ended(self, counted: Counted, running: Running, done: bool, began: float) -> None:
+        """It is over; it ``began`` at these Unix seconds. One that found every executor full was refused."""
+        if not done:
+            self.lost(counted, running.failure)
+            return
+        self.inflight -= 1
+        total, streams = time.time() - began, running.streams
+        begun = [stream.began for stream in streams.values() if stream.began]
+        first = min(begun) - began if begun else total
+        several = len(counted.slots) > 1
+        for slot, part in zip(counted.slots, counted.parts, strict=True):
+            slot.done += 1
+            slot.first += first
+            slot.total += total
+            own = [stream for key, stream in streams.items() if key[0] in part.nodes] if several else streams.values()
+            _measure(slot.quantities, own)
+
+    def lost(self, counted: Counted, error: BaseException | None) -> None:
+        """It ended with ``error``. One that had no room is taken back from what came: that was refused."""
+        self.inflight -= 1
+        for slot, part in zip(counted.slots, counted.parts, strict=True):
+            if isinstance(error, Overloaded):
+                slot.came -= 1
+                slot.refused += 1
+                GATEWAY.refused(part.model, "executors").inc()
+            else:
+                slot.failed += 1
+
+    def refused(self, model: str) -> None:
+        """There was no room for a request to ``model`` before its type was known."""
+        self._slot(model, "").refused += 1
+        GATEWAY.refused(model, "gateway").inc()
+        self._arm()
+
+    def turned_away(self, assignment: Assignment) -> None:
+        """An invocation never had its turn: somebody wanted it, so the planner hears of it."""
+        for slot in self._counts(assignment).slots:
+            slot.refused += 1
+        self._arm()
+
+    # Once a second
+
+    def close(self) -> None:
+        """The last word."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._tell()
+
+    def _counts(self, assignment: Assignment) -> Counted:
+        counted = self._counted.get((assignment.model, assignment.kind))
+        if counted is None:
+            slots = tuple(self._slot(part.model, part.kind) for part in assignment.parts)
+            counted = self._counted[assignment.model, assignment.kind] = Counted(slots, assignment.parts)
+        return counted
+
+    def _slot(self, model: str, kind: str) -> Slot:
+        slot = self._slots.get((model, kind))
+        if slot is None:
+            slot = self._slots[model, kind] = Slot()
+        return slot
+
+    def _arm(self) -> None:
+        if self._timer is None:
+            self._told = time.monotonic()
+            self._later()
+
+    def _later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(PERIOD, self._turn)
+
+    def _turn(self) -> None:
+        # What is published while the bus is away arrives at once when it is back, as if all had come just then.
+        news = not self._bus.connected or self._tell()
+        if news or self.inflight:
+            self._later()
+            return
+        self._timer = None
+        self._slots.clear()  # models come and go; whoever is counted here is in flight no more
+        self._counted.clear()
+
+    def _tell(self) -> bool:
+        """Publish and begin to count anew; whether there was anything new."""
+        loads = []
+        for (model, kind), slot in self._slots.items():
+            if not slot.silent:
+                loads.append((model, kind, slot.load()))
+                slot.clear()
+        now = time.monotonic()
+        seconds, self._told = now - self._told, now
+        self._publish(seconds, loads)
+        for each in loads:
+            _expose(*each)
+        return bool(loads)
+
+    def _publish(self, seconds: float, loads: list[tuple[str, str, Load]]) -> None:
+        plan = self._router.plan
+        models: dict[str, dict[str, Load]] = {}
+        for model, kind, load in loads:
+            models.setdefault(model, {})[kind] = load
+        event = LoadEvent(self._router.gateway, plan.epoch if plan else 0, seconds, self.inflight, models)
+        body = messages.encode(event)
+        if len(body) > self._limit and len(loads) > 1:
+            half = len(loads) // 2
+            self._publish(seconds, loads[:half])
+            self._publish(seconds, loads[half:])
+            return
+        try:
+            self._bus.publish(subjects.event(subjects.LOAD), body)
+        except OmnibusError as error:
+            log.warning("load not told: %s", error)
+
+
+def _measure(sums: list[float], streams: Iterable[ResultStream]) -> None:
+    """Add what ``streams`` tell of their request: tokens as its thinker counted them, seconds of sound."""
+    for stream in streams:
+        usage = stream.closing.get("usage")
+        if type(usage) is dict:
+            for name, value in usage.items():
+                place = _PLACES.get(name)
+                if place is not None and type(value) is int and 0 < value < MOST:
+                    sums[place] += value
+        if stream.samples and stream.first is not None:
+            sums[_SPEECH] += _seconds(stream.samples, stream.first.data)
+
+
+def _seconds(samples: int, about: Mapping[str, Any]) -> float:
+    rate = about.get("rate")  # what has none is no sound
+    return samples / rate if isinstance(rate, int | float) and 1 <= rate < MOST else 0.0
+
+
+def _expose(model: str, kind: str, load: Load) -> None:
+    GATEWAY.arrivals.labels(model, kind).inc(load.came + load.refused)
+    for outcome, count in (("done", load.done), ("failed", load.failed), ("refused", load.refused)):
+        GATEWAY.ended.labels(model, kind, outcome).inc(count)
+    for quantity, value in load.quantities.items():
+        GATEWAY.quantities.labels(model, kind, quantity).inc(value)

@@ -1,0 +1,348 @@
+"""One client's request: the segments that it sends, and the one end that they share.
+
+record     a composite task ran with placeholders; out came a ``Segment``
+assign     whose plan runs each node
+route      path by the planned rates, executors by least outstanding work
+dispatch   the invocation to every executor at once, and to the record stream
+end        done, cancelled, expired or failed: everything stops, memory is released
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from hashlib import sha256
+from itertools import count
+
+from omnibus import tracing
+from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError, Overloaded, ProtocolError
+from omnibus.graph import WIRE_VERSION, Invocation, Node
+from omnibus.metrics import GATEWAY
+from omnibus.plan import spread
+from omnibus.settings import GatewaySettings
+from omnibus.task import Segment
+from omnibus.tensors.client import TensorClient
+from services.gateway.dispatch.digest import Fingerprint
+from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.dispatch.inflight import Running, behind
+from services.gateway.dispatch.streams import ResultStream
+from services.gateway.media.blob_store import MediaKeep
+from services.gateway.request import metrics
+from services.gateway.request.accumulator import Collected
+from services.gateway.request.arena_inputs import Tensors
+from services.gateway.request.load_report import Counted, Loads
+from services.gateway.request.record import Records
+from services.gateway.request.segment_inputs import Place, filled, marked
+from services.gateway.request.validate import check
+from services.gateway.routing.assignment import Assignment
+from services.gateway.routing.draining import check as check_room
+from services.gateway.routing.router import Route, Router, Ticket
+from services.gateway.tenancy import body_budget
+from services.gateway.tenancy import tenant as tenants
+from services.gateway.tenancy.admission import FOR_WANT_OF_ROOM, Admission
+from services.gateway.tenancy.slot import Stay
+
+
+class Runs:
+    """Opens runs: what they all work with."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        router: Router,
+        dispatcher: Dispatcher,
+        tensors: TensorClient,
+        records: Records,
+        keep: MediaKeep,
+        loads: Loads,
+        admission: Admission | None = None,
+    ) -> None:
+        self.settings = settings
+        self.router = router
+        self.dispatcher = dispatcher
+        self.tensors = tensors
+        self.records = records
+        self.kept = keep if records.full else None
+        self.loads = loads
+        self.admission = admission
+        self._numbers: dict[str, count[int]] = defaultdict(count)  # by the letters in ids, which apps may share
+
+    def open(self, app: str, model: str = "", *, seed: int | None = None, pinned: str = "") -> "Run":
+        """A new request to ``app``, for ``model`` when it is one model's. Raises ``Overloaded`` at the limit."""
+        if self.dispatcher.inflight >= self.settings.max_inflight:
+            if model:
+                self.loads.refused(model)
+            else:
+                GATEWAY.refused("", "gateway").inc()
+            raise Overloaded(f"{self.dispatcher.inflight} requests are in flight here: try again later")
+        return Run(self, app, model, next(self._numbers[_name(app)]), seed, pinned)
+
+
+class Run:
+    """A request under way. It is the ``Runtime`` of the tasks that its app calls."""
+
+    def __init__(self, runs: Runs, app: str, model: str, number: int, seed: int | None, pinned: str) -> None:
+        self._runs = runs
+        self.app = app
+        self.model = model
+        self.id = runs.router.new_id(_name(app))
+        self.created = time.time()
+        self.deadline = self.created + max(0.0, runs.settings.deadline - body_budget.seconds())
+        self.segments: list[Running] = []
+        self.failure: OmnibusError | None = None
+        self.known: tuple[int, ...] = ()  # tokens of the answer, made at another gateway, that it goes on behind
+        self.over = False
+        self.trace = tracing.here()
+        self._number = number
+        self._seed = seed
+        self._pinned = pinned
+        self._holds = False
+        self._patient = False
+        self._counted: list[Counted] = []  # of each segment
+        self.tenant = tenants.current()
+        self._stay = Stay(runs.admission, self.tenant) if runs.admission is not None else None
+
+    @property
+    def seed(self) -> int:
+        """The client's seed, or one that follows from the id; 63 bits."""
+        if self._seed is None:
+            self._seed = int.from_bytes(sha256(self.id.encode()).digest()[:7], "big")
+        return self._seed & (2**63 - 1)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.time()
+
+    @property
+    def age(self) -> float:
+        """Seconds since it came."""
+        return time.time() - self.created
+
+    # What the client is told
+
+    @property
+    def path(self) -> str:
+        return self.segments[0].invocation.path if self.segments else ""
+
+    @property
+    def epoch(self) -> int:
+        return self.segments[0].invocation.epoch if self.segments else 0
+
+    def when_taken(self, notify: Callable[[], None]) -> bool:
+        """Call ``notify`` once no executor can refuse what was sent last; False when nothing was sent."""
+        if not self.segments:
+            return False
+        running = self.segments[-1]
+        if running.taken:
+            notify()
+        else:
+            running.on_taken = notify
+        return True
+
+    # Runtime
+
+    async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], ResultStream]:
+        """Send ``segment``; returns its results as they arrive.
+
+        Raises ``Rejected`` for a graph that no plan runs, ``StageUnavailable`` without executors, and
+        ``TooLarge`` for one over the limits.
+        """
+        check(segment, step)
+        await self.admit(segment, step)
+        nodes = segment.nodes
+        if marked(nodes):
+            runs, name = self._runs, self._name(step)
+            try:
+                nodes = await filled(nodes, self._earlier, Tensors(runs.tensors, runs.kept, name, self.deadline))
+            except BaseException:
+                runs.tensors.end(name)
+                raise
+        streams = self.send(segment, nodes, step).streams
+        for stream in streams.values():
+            stream.fingerprint = Fingerprint()
+        return streams
+
+    def _earlier(self, place: Place) -> ResultStream | None:
+        step, node, output = place
+        running = next((each for each in self.segments if each.invocation.step == step), None)
+        return running.streams.get((node, output)) if running is not None else None
+
+    def point(self, site: int) -> float:
+        salt = int.from_bytes(sha256(f"{self._runs.router.gateway}/{self.app}/{site}".encode()).digest()[:8], "big")
+        return spread(self._number, site, salt / 2**64)
+
+    # Segments
+
+    @property
+    def salt(self) -> str:
+        """Under which what is computed of this request's media is kept, and shared with others."""
+        settings = self._runs.settings
+        return self.tenant.salt(settings.salt, settings.isolate)
+
+    async def admit(self, segment: Segment, step: int = 0) -> None:
+        """Wait for this request's turn, once. Raises ``Overloaded``. Who then sends nothing has to ``withdraw``."""
+        if self._stay is None:
+            return
+        assignment = self._runs.router.assign(segment.nodes, self.model)
+        try:
+            await self._stay.enter(assignment, segment.work, step, self.left)
+        except Overloaded as error:
+            if error.reason in FOR_WANT_OF_ROOM:
+                self._runs.loads.turned_away(assignment)
+            raise
+        if self.over:  # while it waited
+            self.withdraw()
+            raise self.failure or _over()
+
+    def withdraw(self) -> None:
+        """Give the turn back: nothing is at work any more."""
+        if self._stay is not None:
+            self._stay.leave(self.segments)
+
+    def resume(self, deadline: float) -> None:
+        """Go on with a request that another gateway admitted: by its deadline, Unix seconds, however many wait."""
+        self.deadline = deadline
+        self.wait_patiently()
+
+    def wait_patiently(self) -> None:
+        """It may take its turn as late as its deadline, however many wait: its client does not, or was let in."""
+        self._patient = True
+        if self._stay is not None:
+            self._stay.patient = True
+
+    def ticket(self, segment: Segment) -> Ticket:
+        """Take the next number among requests of this kind; it is this request's name from now on."""
+        assignment = self._runs.router.assign(segment.nodes, self.model)
+        ticket = self._runs.router.ticket(assignment.model, assignment.kind)
+        self.id = ticket.id
+        return ticket
+
+    def send(
+        self, segment: Segment, nodes: Sequence[Node] = (), step: int = 0, ticket: Ticket | None = None
+    ) -> Running:
+        """Route and dispatch one segment now; ``nodes`` are its own with inputs filled in."""
+        if self.over:
+            raise self.failure or _over()
+        if any(running.invocation.step == step for running in self.segments):
+            raise ProtocolError(f"segment {step} of {self.id} was sent already")
+        runs = self._runs
+        try:
+            assignment = runs.router.assign(nodes or segment.nodes, self.model)
+        except BaseException:
+            runs.tensors.end(self._name(step))
+            raise
+        counted = runs.loads.came(assignment)
+        try:
+            running = self._dispatch(segment, assignment, ticket, step)
+        except BaseException as error:
+            runs.loads.lost(counted, error)
+            raise
+        self.segments.append(running)
+        self._counted.append(counted)
+        runs.records.begin(running)
+        metrics.count_paths(assignment, running.invocation.path)
+        return running
+
+    def _dispatch(self, segment: Segment, assignment: Assignment, ticket: Ticket | None, step: int) -> Running:
+        runs, plan = self._runs, self._runs.router.plan
+        try:
+            ticket = ticket or runs.router.ticket(assignment.model, assignment.kind, self._name(step))
+            again = partial(runs.router.route, assignment, ticket, pins=segment.pins, work=segment.work)
+            route = again(pinned=self._pinned)  # a header asks for where to begin, not for failing there
+            self._check_room(route)
+        except BaseException:
+            runs.tensors.end(self._name(step))
+            raise
+        invocation = Invocation(
+            v=WIRE_VERSION,
+            id=ticket.id,
+            app=self.app,
+            model=assignment.model,
+            type=assignment.kind,
+            path=route.path,
+            epoch=plan.epoch if plan else 0,
+            seed=self.seed,
+            created=time.time(),
+            deadline=self.deadline,
+            reply=runs.dispatcher.reply,
+            nodes=assignment.nodes,
+            outputs=segment.outputs,
+            options=route.options,
+            route=route.executors,
+            parent=self.id if self.segments else "",
+            step=step,
+            choices=segment.choices,
+            resumes=tuple(behind(assignment.nodes, segment.outputs, self.known)) if self.known else (),
+        )
+        return runs.dispatcher.submit(invocation, route.work, again, self.trace)
+
+    def _check_room(self, route: Route) -> None:
+        """Refuse what would not end in time. Raises ``Overloaded``; what was begun goes on, however long it takes."""
+        if self.segments or self._patient:
+            return
+        runs = self._runs
+        drains = runs.router.members.drains(dict.fromkeys(route.executors))
+        check_room(drains, self.deadline - time.time(), runs.settings.queue_seconds)
+
+    def _name(self, step: int) -> str:
+        """The first segment that is sent has the request's own id."""
+        return f"{self.id}_{step}" if self.segments else self.id
+
+    @property
+    def inputs(self) -> str:
+        """Name under which the arena holds the inputs that all segments may read."""
+        self._holds = True
+        return f"{self.id}_in"
+
+    # The end
+
+    def expire(self) -> None:
+        self.fail(DeadlineExceeded("the request took longer than its deadline"))
+
+    def fail(self, error: OmnibusError) -> None:
+        """Everybody who waits for a result of this request gets ``error``."""
+        self.failure = self.failure or error
+        for running in self.segments:
+            running.fail(error)
+
+    def end(self, status: str, got: Collected | None = None) -> None:
+        """The one end. Each segment is recorded once its times are in; ``got`` is what a chat's client received."""
+        if self.over:
+            return
+        self.over = True
+        if got is not None and status == "done":
+            got.done()
+        dispatcher = self._runs.dispatcher
+        for running, counted in zip(self.segments, self._counted, strict=True):
+            self._runs.loads.ended(counted, running, status == "done", self._began(running))
+            ended = partial(self._ended, running, status, got)
+            if status == "done":
+                dispatcher.complete(running, ended)
+            else:
+                dispatcher.finish(running, status)
+                ended()
+        self.withdraw()
+        if self._holds:
+            self._runs.tensors.end(self.inputs)
+
+    def _began(self, running: Running) -> float:
+        """Return the time at which the client began to wait for ``running``, Unix seconds."""
+        return self.created if running is self.segments[0] else running.invocation.created
+
+    def _ended(self, running: Running, status: str, got: Collected | None) -> None:
+        first = running is self.segments[0]
+        later = [each.id for each in self.segments[1:]] if first else ()
+        self._runs.records.end(running, status, got if first else None, later)
+        for stream in running.streams.values():  # whoever still reads is not left waiting
+            if not stream.ended:
+                stream.fail(self.failure or _over())
+
+
+def _name(app: str) -> str:
+    """Ids are short: an app's own sequence is told apart by a few letters of it."""
+    return sha256(app.encode()).hexdigest()[:4]
+
+
+def _over() -> Fatal:
+    return Fatal("the request is over: nothing of it runs any more")

@@ -1,0 +1,67 @@
+"""Paths that a request may take when it restricts them: by the client's header, or by the pins of its tasks' nodes.
+
+A node's pin is ``apart`` (in no executor with others; an encoder may stay with other encoders), ``together``
+(all nodes of its part in one executor), ``path:NAME`` (that path of its part), or empty.
+"""
+
+from collections.abc import Sequence
+
+from omnibus.errors import BadRequest
+from omnibus.plan import Path
+from services.gateway.routing.assignment import Part
+
+APART, TOGETHER, PATH = "apart", "together", "path:"
+
+
+def named(paths: Sequence[Path], part: Part, pinned: str, several: bool) -> list[Path]:
+    """The path that the client named: ``E>L``, or ``model=E>L,other=L`` when several models run the request.
+
+    A model that it does not name is free. Raises ``BadRequest`` for a path that there is not.
+    """
+    if not several:
+        found = [path for path in paths if path.name == pinned]
+        return found or _none(f"no path {pinned[:80]!r} for {part.kind}", paths, "x-omnibus-path")
+    wanted = [name for name in pinned.split(",") if name.startswith(f"{part.model}=")]
+    if not wanted:
+        return list(paths)
+    found = [path for path in paths if f"{part.model}={path.name}" in wanted]
+    return found or _none(f"no path {wanted[0][:80]!r} for {part.kind}", paths, "x-omnibus-path", f"{part.model}=")
+
+
+def check_names(pinned: str, parts: Sequence[Part]) -> None:
+    """Raise ``BadRequest`` when ``pinned`` names a model that runs nothing of the request."""
+    for name in pinned.split(","):
+        if not any(name.startswith(f"{part.model}=") for part in parts):
+            models = ", ".join(part.model for part in parts)
+            raise BadRequest(
+                f"{name[:80]!r} names no path of a model of this request: write model=path for some of {models}",
+                param="x-omnibus-path",
+            )
+
+
+def kept(paths: Sequence[Path], part: Part, pins: Sequence[str], encoders: frozenset[str]) -> list[Path]:
+    """The paths that keep the pins of all nodes of ``part``. Raises ``BadRequest`` when none does."""
+    for node, component in zip(part.nodes, part.components, strict=True):
+        pin = pins[node]
+        if not pin:
+            continue
+        if pin not in (APART, TOGETHER) and not pin.startswith(PATH):
+            raise BadRequest(f"unknown pin {pin[:80]!r} of {component}: it is {APART}, {TOGETHER} or {PATH}NAME")
+        found = [path for path in paths if _keeps(path, part, component, pin, encoders)]
+        paths = found or _none(f"no path for {part.kind} has {component} {pin[:80]!r}", paths)
+    return list(paths)
+
+
+def _keeps(path: Path, part: Part, component: str, pin: str, encoders: frozenset[str]) -> bool:
+    if pin.startswith(PATH):
+        return path.name == pin.removeprefix(PATH)
+    mine = path.options[component]
+    if pin == TOGETHER:
+        return all(path.options[other] == mine for other in part.used)
+    others = part.used - {component} - (encoders if component in encoders else frozenset())
+    return all(path.options[other] != mine for other in others)
+
+
+def _none(fault: str, paths: Sequence[Path], param: str = "", prefix: str = "") -> list[Path]:
+    names = ", ".join(prefix + path.name for path in paths)
+    raise BadRequest(f"{fault}; there is {names}", param=param)

@@ -1,0 +1,322 @@
+"""Choosing: the request's path by the planned rates, each executor by least outstanding work.
+
+Static in the request (Cornserve section 5.3): nothing is asked of anybody. The path follows from the
+invocation's number and the plan; the replica from what this gateway itself has sent and not seen finish,
+from what executors say of the others' work, and for an encoder from what this gateway sent to it lately.
+
+    assignment = router.assign(recording.nodes, model="qwen")     # or without a model: whoever binds the tasks
+    ticket = router.ticket(assignment.model, assignment.kind)
+    route = router.route(assignment, ticket, pins=pins)
+"""
+
+import zlib
+from collections.abc import Sequence
+from itertools import count
+from secrets import token_hex
+from typing import NamedTuple
+
+from omnibus import plan as plans
+from omnibus.errors import BadRequest, NotFound, StageUnavailable
+from omnibus.graph import Node
+from omnibus.plan import ModelPlan, Path, Plan
+from services.gateway.routing import pins as pinning
+from services.gateway.routing.affinity import Chosen, Item, Spread
+from services.gateway.routing.assignment import Assignment, Part, Scope
+from services.gateway.routing.executors import Member, Members
+
+#: Executors that must get nothing.
+NOBODY: frozenset[str] = frozenset()
+
+
+class Route(NamedTuple):
+    """A path with its executors filled in, per node, and the tokens that each node counts for there.
+
+    When several models run the graph, ``path`` is ``a=E>L,b=L`` and options are ``model/option``.
+    """
+
+    path: str
+    options: tuple[str, ...]
+    executors: tuple[str, ...]
+    work: tuple[float, ...]
+
+
+class Ticket(NamedTuple):
+    """An invocation's identity: its id says which gateway and which kind of request. Its number is for its route."""
+
+    id: str
+    kind: str
+    number: int
+
+
+class Router:
+    """Holds the plan and the members; makes ids and routes."""
+
+    def __init__(self, gateway: str, members: Members) -> None:
+        self.gateway = gateway
+        self.members = members
+        self._plan: Plan | None = None
+        self._scope: Scope | None = None
+        self._paths: dict[tuple[str, str], tuple[Path, ...]] = {}
+        self._lent: dict[tuple[str, str], tuple[str, str]] = {}
+        self._origins: dict[tuple[str, str], str] = {}
+        self._encode: frozenset[tuple[str, str]] = frozenset()
+        self._spread = Spread()
+        self._kinds: dict[str, tuple[int, count[int]]] = {}
+        self._turn = zlib.crc32(gateway.encode())  # gateways begin with different replicas
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force, None before the first."""
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: Plan | None) -> None:
+        self._plan = plan
+        self._scope = Scope(plan) if plan is not None else None
+        self._paths = {}
+        models = plan.models if plan is not None else {}
+        self._origins = {
+            (name, option): model.origin(option)
+            for name, model in models.items()
+            for option, spec in model.options.items()
+            if not spec.of
+        }
+        self._encode = frozenset(
+            (name, option)
+            for name, model in models.items()
+            for option, spec in model.options.items()
+            if set(spec.components) <= set(model.encoders.values())
+        )
+        self._lent = {
+            (name, option): _split(spec.of)
+            for name, model in models.items()
+            for option, spec in model.options.items()
+            if spec.of
+        }
+
+    def shares(self) -> dict[tuple[str, str, str], float]:
+        """Return the share of its type's requests that the plan gives each path, by model, type and path.
+
+        Only types that have come are in it.
+        """
+        found: dict[tuple[str, str, str], float] = {}
+        for (model, kind), paths in self._paths.items():
+            total = sum(path.rate for path in paths)
+            found |= {(model, kind, path.name): path.rate / total for path in paths if total > 0}
+        return found
+
+    def model(self, name: str) -> ModelPlan:
+        """Raises ``NotFound`` naming what there is, and ``StageUnavailable`` before the first plan."""
+        models = self._planned().plan.models
+        if name not in models:
+            raise NotFound(f"there is no model {name!r}; there is {', '.join(sorted(models)) or 'none'}", param="model")
+        return models[name]
+
+    def _planned(self) -> Scope:
+        if self._scope is None:
+            raise StageUnavailable("the planner has written no plan yet: try again in a moment", stage="planner")
+        return self._scope
+
+    def assign(self, nodes: Sequence[Node], model: str = "") -> Assignment:
+        """Assign each node to the model that runs it, by the plan in force; what ``model`` binds is its own.
+
+        Its ``nodes`` are the ones to send. Raises as ``model`` does, ``StageUnavailable`` that names a unit
+        task which no plan runs, and ``BadRequest`` for no nodes.
+        """
+        if model:
+            self.model(model)
+        return self._planned().assign(nodes, model)
+
+    def ticket(self, model: str, kind: str, id: str = "") -> Ticket:
+        """The next number among requests of ``kind`` to ``model`` (an assignment's, one or several).
+
+        ``id`` is for who had to name the invocation before its kind was known; else the id is new.
+        """
+        key = f"{model}/{kind}"
+        if key not in self._kinds:
+            self._kinds[key] = (len(self._kinds), count())
+        index, numbers = self._kinds[key]
+        number = next(numbers)
+        return Ticket(id or self.new_id(f"{index:x}"), kind, number)
+
+    def new_id(self, of: str) -> str:
+        """An id of this gateway; ``of`` tells apart what it is for. It does not count up, for that would tell each
+        client how many requests all others send."""
+        return f"{self.gateway}-{of}-{token_hex(8)}"
+
+    def path(self, part: Part, ticket: Ticket) -> Path:
+        """The path of this part: the same for the same number and plan seed, whoever computes it."""
+        return plans.choose(self.paths(part), self._at(part, ticket))
+
+    def _at(self, part: Part, ticket: Ticket) -> float:
+        return plans.point(self.gateway, part.salt, ticket.number, self._planned().plan.seed)
+
+    def paths(self, part: Part) -> tuple[Path, ...]:
+        """All paths that run ``part``. Raises ``StageUnavailable`` when the plan has none."""
+        key = (part.model, part.kind)
+        found = self._paths.get(key)
+        if found is None:
+            model = self.model(part.model)
+            found = model.paths(part.used) if part.used <= frozenset(model.components) else ()
+            if not found:
+                raise StageUnavailable(
+                    f"no path of {part.model} runs {part.kind or '+'.join(sorted(part.used))}: declare one",
+                    stage=part.components[0],
+                )
+            self._paths[key] = found
+        return found
+
+    def route(
+        self,
+        assignment: Assignment,
+        ticket: Ticket,
+        exclude: frozenset[str] = NOBODY,
+        pinned: str = "",
+        pins: Sequence[str] = (),
+        work: Sequence[int] = (),
+    ) -> Route:
+        """For each part the planned path if all its stages live, else another path of the type that does.
+
+        One executor runs all nodes of an option, but encoders by themselves share a request's items: each goes to
+        a replica that knows it, else to the one with the least work (``services.gateway.routing.affinity``). ``pinned``
+        names a path that must be taken, ``pins`` restrict it per node (``services.gateway.routing.pins``), ``work`` is
+        in tokens per node, 1 if it is empty.
+        Raises ``StageUnavailable`` that names the stage that stops every path, and ``BadRequest`` for a pin
+        that the plan does not have.
+        """
+        parts = assignment.parts
+        several = len(parts) > 1
+        if several and pinned:
+            pinning.check_names(pinned, parts)
+        if pins and len(pins) != len(assignment.nodes):
+            raise BadRequest(f"{len(pins)} pins for {len(assignment.nodes)} nodes: give one for each, empty for none")
+        options = [""] * len(assignment.nodes)
+        chosen = [Chosen("", 0)] * len(options)
+        names = []
+        for part in parts:
+            candidates = self._candidates(part, ticket, pinned, pins, several)
+            path, serving = self._live(part, candidates, exclude)
+            names.append(f"{part.model}={path.name}" if several else path.name)
+            own: dict[str, list[int]] = {}
+            for node, component in zip(part.nodes, part.components, strict=True):
+                option = path.options[component]
+                options[node] = f"{part.model}/{option}" if several else option
+                own.setdefault(option, []).append(node)
+            for option, found in own.items():
+                asked = [_item(assignment.nodes[node], work[node] if work else 1) for node in found]
+                given = self._share(serving[option], asked, (part.model, option) in self._encode)
+                for node, one in zip(found, given, strict=True):
+                    chosen[node] = one
+        executors, counts = zip(*chosen, strict=True)
+        return Route(",".join(names), tuple(options), executors, counts)
+
+    def _share(self, serving: Sequence[Member], items: Sequence[Item], encode: bool) -> list[Chosen]:
+        """Choose one of ``serving`` (at least one) for each of ``items``."""
+        if encode:
+            serving = [member for member in serving if member.credit > 0] or serving
+        loads = self.members.loads(serving, self._turn)
+        if not encode:
+            executor = min(loads, key=loads.__getitem__)
+            return [Chosen(executor, item.work) for item in items]
+        if not all(member.status.keeps for member in serving):
+            items = [item._replace(key="") for item in items]
+        return self._spread.items(loads, items)
+
+    def _candidates(
+        self, part: Part, ticket: Ticket, pinned: str, pins: Sequence[str], several: bool
+    ) -> Sequence[Path]:
+        """The planned path, then the others."""
+        paths: Sequence[Path] = self.paths(part)
+        if pinned:
+            paths = pinning.named(paths, part, pinned, several)
+        if any(pins):
+            paths = pinning.kept(paths, part, pins, frozenset(self.model(part.model).encoders.values()))
+        if (pinned or any(pins)) and not any(path.rate > 0 for path in paths):
+            return paths  # who asks for a path gets it, planned for others or not
+        planned = plans.choose(paths, self._at(part, ticket))
+        return [planned, *[path for path in paths if path is not planned]]
+
+    def _live(
+        self, part: Part, candidates: Sequence[Path], exclude: frozenset[str]
+    ) -> tuple[Path, dict[str, list[Member]]]:
+        """The first path whose options all have executors, and who they are."""
+        missing: list[list[str]] = []
+        for path in candidates:
+            serving = {
+                option: self._serving(part.model, option, exclude)
+                for option in dict.fromkeys(path.options[component] for component in part.used)
+            }
+            absent = [component for component in part.used if not serving[path.options[component]]]
+            if not absent:
+                return path, serving
+            missing.append(absent)
+        ordered = [component for component in part.components if component in missing[0]]
+        stage = next((name for name in ordered if all(name in others for others in missing)), ordered[0])
+        raise StageUnavailable(f"no live executor for stage {stage!r} of {part.model}: start one, or wait", stage=stage)
+
+    def along(
+        self,
+        model: str,
+        nodes: Sequence[Node],
+        options: Sequence[str],
+        exclude: frozenset[str] = NOBODY,
+        work: Sequence[int] = (),
+    ) -> Route:
+        """A route through the options that were recorded for ``nodes`` of an invocation of ``model``.
+
+        Raises ``NotFound`` for a model that is gone and ``StageUnavailable`` for an option without executor.
+        """
+        own: dict[str, list[int]] = {}
+        for index, option in enumerate(options):
+            own.setdefault(option, []).append(index)
+        chosen = [Chosen("", 0)] * len(options)
+        through: dict[str, list[str]] = {}
+        for option, found in own.items():
+            first = nodes[found[0]]
+            name = first.model or model
+            plain = option.removeprefix(f"{name}/") if first.model else option
+            self.model(name)
+            through.setdefault(name, []).append(plain)
+            serving = self._serving(name, plain, exclude)
+            if not serving:
+                raise StageUnavailable(
+                    f"no live executor of option {plain!r} of {name}: start one", stage=first.component
+                )
+            asked = [_item(nodes[node], work[node] if work else 1) for node in found]
+            for node, one in zip(found, self._share(serving, asked, (name, plain) in self._encode), strict=True):
+                chosen[node] = one
+        several = len(through) > 1
+        names = [f"{name}={'>'.join(taken)}" if several else ">".join(taken) for name, taken in sorted(through.items())]
+        executors, counts = zip(*chosen, strict=True)
+        return Route(",".join(names), tuple(options), executors, counts)
+
+    def _serving(self, model: str, option: str, exclude: frozenset[str]) -> list[Member]:
+        served = self._lent.get((model, option))
+        if served is None:
+            # The plan that lent it may be gone, the lender need not be.
+            known = "/" not in option or option in self.model(model).options
+            served = (model, option) if known else _split(option)
+        return self.members.serving(*served, exclude, self._origins.get(served, ""))
+
+    def stages(self, model: str) -> dict[str, str]:
+        """Components of ``model`` that some executor serves, its own or a lender's: ``ok`` or what is wrong."""
+        found = self.members.stages(model)
+        for option, spec in self.model(model).options.items():
+            lender = self._lent.get((model, option))
+            if lender is not None:
+                state = self.members.state(*lender)
+                for component in spec.components if state else ():
+                    if found.get(component) != "ok":
+                        found[component] = state
+        return found
+
+
+def _item(node: Node, work: float) -> Item:
+    """Return the item of ``node``, without a key if it reads other nodes: its digest does not cover what it reads."""
+    return Item("" if node.uses else node.digest, work)
+
+
+def _split(option: str) -> tuple[str, str]:
+    """``model/option`` in two; models may have slashes in their names."""
+    model, _, own = option.rpartition("/")
+    return model, own

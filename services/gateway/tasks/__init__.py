@@ -1,0 +1,1 @@
+"""Requests to composite tasks, and their outputs to responses."""

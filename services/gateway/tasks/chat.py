@@ -1,0 +1,275 @@
+"""The chat app: an OpenAI chat request to a composite task, and its results to an answer.
+
+parse      body to ``ChatRequest``, media fetched, checked and put into the arena once
+record     the composite task runs with placeholders; out comes the graph
+send       to the executors of its route: see ``run``
+replay     the composite task runs again, verified, with streams as results
+answer     JSON or server-sent events; then one ``end``
+"""
+
+import asyncio
+import inspect
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from omnibus.errors import BadRequest, DeadlineExceeded, OmnibusError, TooLarge
+from omnibus.plan import ModelPlan
+from omnibus.task import MLLM, ChatInput, ChatOutput, CompositeTask, record, replay, use
+from omnibus.task.runtime import run as run_task
+from services.gateway.dispatch.dispatcher import ATTEMPTS
+from services.gateway.media import inspect as openai_media
+from services.gateway.media.fetcher import Fetcher
+from services.gateway.media.inspect import Limits, Media
+from services.gateway.media.spoken_answers import Spoken, forgotten, references
+from services.gateway.openai.chat_request import ChatRequest
+from services.gateway.openai.messages import MediaRef, conversation
+from services.gateway.request.arena_inputs import MANY, place
+from services.gateway.request.continuing import Continuations
+from services.gateway.request.request import Run, Runs
+from services.gateway.tasks.resolve import Known, composite
+
+APP = "chat"
+#: Bytes of messages above which they travel by handle.
+INLINE = 16 * 1024
+#: Tokens that a request counts for when it does not say how long its answer may be.
+USUAL_ANSWER = 256
+#: Codec codes of an answer unless the request says otherwise: about 20 s at 50 codes per second.
+SPEECH_CODES = 1024
+#: How a talker samples unless the request is greedy (Qwen2.5-Omni's own defaults).
+SPEECH = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05}
+GREEDY_SPEECH = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+#: Clients name these by habit; each is served by one of the model's own voices.
+OPENAI_VOICES = (
+    "alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse", "marin", "cedar",
+)  # fmt: skip
+
+#: In one order, so that a call has the same digest before and after it was a document.
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+class Asked:
+    """A chat request as it was understood: what a composite task gets, and the media not yet placed.
+
+    With ``say`` that is the answer, and only its sound is to be made.
+    """
+
+    def __init__(
+        self, request: ChatRequest, messages: list[dict[str, Any]], items: list[Media], voice: str = "", say: str = ""
+    ) -> None:
+        self.body = _encode(messages)
+        self.items = items
+        speech = _speech(request)
+        self.input = ChatInput.model_construct(
+            messages=msgspec.Raw(self.body),
+            media=tuple({"modality": item.info.modality, "sha256": item.info.sha256} for item in items),
+            modalities=tuple(item.info.modality for item in items),
+            params=_json(_params(request) | ({"say": say} if say else {})),
+            voice=voice,
+            speech=_json(speech) if speech is not None else None,
+            tokens=tuple(openai_media.estimate_tokens(item.info) for item in items),
+            answer=len(say) // 4 + 1 if say else request.limit or USUAL_ANSWER,
+        )
+
+    @property
+    def bulky(self) -> bool:
+        """True if something has to be placed in the arena."""
+        return bool(self.items) or len(self.body) > INLINE
+
+
+class Chat:
+    """Serves chat requests for every model of the plan."""
+
+    def __init__(
+        self, runs: Runs, fetcher: Fetcher, spoken: Spoken | None = None, continuations: Continuations | None = None
+    ) -> None:
+        self._runs = runs
+        self.spoken = spoken
+        self.continuations = continuations
+        self._router = runs.router
+        self._fetcher = fetcher
+        self._limits = Limits(body_bytes=runs.settings.max_body)
+        self._tasks = Known(runs.router, composite)
+
+    def task(self, name: str) -> CompositeTask:
+        """The composite task of model ``name``, made once per plan epoch."""
+        return self._tasks.task(name)
+
+    async def start(
+        self, request: ChatRequest, pinned: str = "", deadline: float = 0.0, known: Sequence[int] = ()
+    ) -> tuple[Run, ChatOutput]:
+        """Send ``request`` on its way; returns its run and its streams. ``pinned`` names its path, ``deadline`` (Unix
+        seconds) is one that it has already, and so are the ``known`` tokens of its answer.
+
+        Raises ``Rejected`` for a request that cannot be served, ``Overloaded`` at the limit and
+        ``StageUnavailable`` without executors.
+        """
+        model = self._router.model(request.model)  # first: from here on its name is one of ours, not the client's
+        run = self._runs.open(APP, request.model, seed=request.seed, pinned=pinned)
+        if deadline:
+            run.resume(deadline)
+        task = self.task(request.model)
+        if not inspect.iscoroutinefunction(task.invoke):  # its one segment gives the answer
+            run.known = tuple(known)
+        return run, await self.begin(run, await self.understand(request, model, task))
+
+    def open(self, model: str, seed: int | None = None, pinned: str = "") -> Run:
+        """A new request to ``model`` that is a chat in the end. Raises as ``start``."""
+        self._router.model(model)
+        return self._runs.open(APP, model, seed=seed, pinned=pinned)
+
+    async def begin(self, run: Run, asked: Asked) -> ChatOutput:
+        """Send what was ``asked`` of the run's model on its way; returns the streams of the answer."""
+        task = self.task(run.model)
+        if inspect.iscoroutinefunction(task.invoke):
+            return await self._live(run, task, asked)
+        return await self._static(run, task, asked)
+
+    async def understand(
+        self, request: ChatRequest, model: ModelPlan | None, task: CompositeTask | None = None
+    ) -> Asked:
+        """Check ``request``, for ``model`` and its ``task`` if it is one's, and fetch its media."""
+        voice = _voice(request, model)
+        messages, refs = conversation(await self._recalled(request))
+        if isinstance(task, MLLM):
+            for ref in refs:
+                task.encoder(ref.modality)  # what no encoder takes is not fetched
+        return Asked(request, messages, await self.media(refs), voice)
+
+    async def _recalled(self, request: ChatRequest) -> ChatRequest:
+        """``request`` with earlier spoken answers in the place of their ids."""
+        if self.spoken is not None:
+            return await self.spoken.recalled(request)
+        for index, _ in references(request):
+            raise forgotten(index)
+        return request
+
+    def voice(self, name: str, model: str) -> str:
+        """The voice of ``model`` that is called ``name``. Raises ``BadRequest`` for one that it has not."""
+        return _chosen(name, self._router.model(model), model)
+
+    async def media(self, refs: Sequence[MediaRef]) -> list[Media]:
+        """The media items of a request, fetched and inspected."""
+        return await openai_media.load(refs, self._fetcher, self._limits) if refs else []
+
+    def require(self, model: str, modality: str) -> None:
+        """Raises ``BadRequest`` for a model without an encoder of ``modality``."""
+        takes = self._router.model(model).encoders
+        if modality not in takes:
+            named = ", ".join(sorted(takes)) or "text only"
+            raise BadRequest(f"{model} takes no {modality} input (it takes: {named})", param="model")
+
+    async def _static(self, run: Run, task: CompositeTask, asked: Asked) -> ChatOutput:
+        """A graph that follows from the request alone: one segment."""
+        wanted = asked.input
+        segment = record(task.invoke, wanted, run.point)
+        await run.admit(segment)
+        try:
+            ticket = run.ticket(segment)
+            if asked.bulky:
+                try:
+                    wanted = await self.place(asked, run.id, run.deadline, ATTEMPTS + 1, run.salt)
+                    segment = record(task.invoke, wanted, run.point)
+                except BaseException:
+                    self._runs.tensors.end(run.id)
+                    raise
+            running = run.send(segment, ticket=ticket)
+        except BaseException:
+            run.withdraw()
+            raise
+        return replay(task.invoke, wanted, segment, running.streams)
+
+    async def _live(self, run: Run, task: CompositeTask, asked: Asked) -> ChatOutput:
+        """A graph that grows with its results."""
+        try:
+            async with asyncio.timeout(run.left):
+                wanted = await self.place(asked, run.inputs, run.deadline, MANY, run.salt)
+                with use(run):
+                    return await run_task(task.invoke, wanted)
+        except TimeoutError:
+            run.expire()
+            run.end("expired")
+            raise DeadlineExceeded("the request took longer than its deadline") from None
+        except BaseException as error:
+            if isinstance(error, OmnibusError):
+                run.fail(error)
+            run.end("failed")
+            raise
+
+    async def place(self, asked: Asked, holder: str, deadline: float, readers: int, salt: str) -> ChatInput:
+        """Put media, and messages that are too long for the bus, into the arena once."""
+        media = [
+            await self._put(
+                item.data, (item.info.modality, item.info.mime, item.info.sha256), holder, deadline, readers, salt
+            )
+            for item in asked.items
+        ]
+        messages: Any = asked.input.messages
+        if len(asked.body) > INLINE:
+            if len(asked.body) > self._limits.item_bytes:
+                raise TooLarge(
+                    f"the messages have {len(asked.body)} bytes, {self._limits.item_bytes} are allowed",
+                    param="messages",
+                )
+            found = sha256(asked.body).hexdigest()
+            messages = await self._put(asked.body, ("text", "application/json", found), holder, deadline, readers, salt)
+        return asked.input.model_copy(update={"messages": messages, "media": tuple(media)})
+
+    async def _put(
+        self, data: bytes, about: tuple[str, str, str], holder: str, deadline: float, readers: int, salt: str
+    ) -> dict[str, Any]:
+        runs = self._runs
+        return await place(runs.tensors, runs.kept, data, about, holder, deadline, readers, salt)
+
+
+def _voice(request: ChatRequest, model: ModelPlan | None) -> str:
+    if not request.speaks or request.audio is None:
+        return ""
+    voice = request.audio.voice
+    name = voice if isinstance(voice, str) else voice.id
+    if model is None:
+        return name
+    if not model.speaks:
+        raise BadRequest(f"{request.model} has no audio output: leave modalities out", param="modalities")
+    return _chosen(name, model, request.model)
+
+
+def _chosen(name: str, model: ModelPlan, called: str) -> str:
+    if not model.speaks:
+        raise BadRequest(f"{called} has no audio output", param="model")
+    if name in model.voices or not model.voices:
+        return name
+    if name in OPENAI_VOICES:
+        return model.voices[OPENAI_VOICES.index(name) % len(model.voices)]
+    raise BadRequest(f"unknown voice {name[:64]!r}; there are {', '.join(model.voices)}", param="audio.voice")
+
+
+def _json(value: Any) -> msgspec.Raw:
+    """``value`` encoded once: recording, dispatch and the record all reuse the bytes."""
+    return msgspec.Raw(_encode(value))
+
+
+def _params(request: ChatRequest) -> dict[str, Any]:
+    top_k = request.top_k if request.top_k is not None and request.top_k > 0 else 0
+    return {
+        "max_tokens": request.limit,
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "top_k": top_k,
+        "repetition_penalty": request.repetition_penalty or 1.0,
+        "stop": list(request.stops),
+        "ignore_eos": bool(request.ignore_eos),
+    }
+
+
+def _speech(request: ChatRequest) -> dict[str, Any] | None:
+    if not request.speaks or request.audio is None:
+        return None
+    audio = request.audio
+    how = GREEDY_SPEECH if request.temperature == 0 else SPEECH
+    said = {name: value for name in how if (value := getattr(audio, name)) is not None}
+    if "top_k" in said:
+        said["top_k"] = max(0, said["top_k"])
+    return {**how, **said, "max_codes": audio.max_tokens or SPEECH_CODES}

@@ -1,0 +1,83 @@
+"""An answer's fields as streams that arrive: results of executors as they are, anything else pumped."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+
+from omnibus.errors import Fatal, OmnibusError
+from omnibus.task import Audio, ChatOutput, Result, TextChunk
+from omnibus.task.item_codec import item
+from omnibus.task.result import STREAM
+from omnibus.tensors.item import Item
+from services.gateway.dispatch.streams import Incoming
+
+_FIT = {"text": "text or `TextChunk`s", "audio": "float samples or `Audio`"}
+#: What the parts of an answer's streams are.
+PARTS: dict[str, Any] = {"text": TextChunk, "audio": Audio}
+
+
+def arrivals(output: ChatOutput) -> dict[str, Incoming]:
+    """The answer's streams by name, for ``merge``."""
+    named = {"text": output.text, "audio": output.audio}
+    return {name: incoming(name, value) for name, value in named.items() if value is not None}
+
+
+def incoming(name: str, value: Any) -> Incoming:
+    """``value`` as a stream: a result, a stream of parts (text or samples), or one part.
+
+    Raises ``StreamConsumed`` for a result that its task has read already.
+    """
+    if isinstance(value, Incoming):
+        return value
+    if type(value) is Result and not value.transformed and value.element is PARTS[name]:
+        source = value.claim()
+        if isinstance(source, Incoming):
+            return source
+    return Pump(name, value)
+
+
+class Pump(Incoming):
+    """Reads an async iterator of a task's own making and passes on what it gives, as long as somebody reads."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__()
+        self._task = asyncio.get_running_loop().create_task(self._read(name, value))
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+    async def _read(self, name: str, value: Any) -> None:
+        try:
+            async for part in _parts(value):
+                self.add(_item(name, part))
+                self.wake()
+            self.end()
+        except OmnibusError as error:
+            self.fail(error)
+        except Exception as error:  # noqa: BLE001 a model's own code: its failure is the answer's
+            self.fail(Fatal(f"the answer's {name} failed ({type(error).__name__}) while it was made"))
+
+
+async def _parts(value: Any) -> AsyncIterator[Any]:
+    if type(value) is Result and value.kind != STREAM:
+        value = await value
+    if hasattr(value, "__aiter__"):
+        async for part in value:
+            yield part
+    else:
+        yield value
+
+
+def _item(name: str, part: Any) -> Item:
+    """A part of ``text`` (str or ``TextChunk``) or ``audio`` (samples or ``Audio``) as it travels."""
+    if name == "text" and isinstance(part, str):
+        return Item({"text": part})
+    if name == "audio" and isinstance(part, np.ndarray):
+        return Item({"rate": Audio().rate}, np.asarray(part, np.float32))
+    if isinstance(part, Item):
+        return part
+    if not isinstance(part, PARTS[name]):
+        raise Fatal(f"the answer's {name} holds a {type(part).__name__}: it must be {_FIT[name]}")
+    return item(part)

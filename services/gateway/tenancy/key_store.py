@@ -1,0 +1,85 @@
+"""The API keys that are good: those of a file and those of the store, as they are now."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from omnibus import api_key
+from omnibus.api_key import KeyRecord
+from omnibus.errors import BadRequest
+from omnibus.settings import GatewaySettings
+from omnibus.store import Store
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at the file: secrets that are mounted change under a running service.
+LOOK = 5.0
+
+
+class Book:
+    """Follows both sources. A store or a file that cannot be read leaves what was known in force."""
+
+    def __init__(self, settings: GatewaySettings, store: Store, changed: Callable[[set[str]], None]) -> None:
+        self._file = Path(settings.keys_file) if settings.keys_file else None
+        self._store = store if settings.keys else None
+        self._changed = changed
+        self._of_file: dict[str, KeyRecord] = {}
+        self._of_store: dict[str, KeyRecord] = {}
+        self._seen: tuple[int, int] | None = None
+        self.records: dict[str, KeyRecord] = {}
+
+    def open(self) -> None:
+        """Read the file. Raises ``BadRequest``: who names one means it."""
+        if self._file is not None:
+            self._of_file = api_key.read(self._file)
+            self._seen = _mark(self._file)
+            self._merge()
+
+    async def follow(self) -> None:
+        """For ever."""
+        async with asyncio.TaskGroup() as group:
+            if self._file is not None:
+                group.create_task(self._follow_file(self._file))
+            if self._store is not None:
+                group.create_task(self._follow_store(self._store))
+
+    def find(self, key: str) -> KeyRecord | None:
+        return api_key.find(self.records, key)
+
+    async def _follow_store(self, store: Store) -> None:
+        async for found in store.key_changes():
+            self._of_store = found
+            self._merge()
+
+    async def _follow_file(self, path: Path) -> None:
+        while True:
+            await asyncio.sleep(LOOK)
+            self.look(path)
+
+    def look(self, path: Path) -> None:
+        """Read the file again if it is another one."""
+        mark = _mark(path)
+        if mark is None or mark == self._seen:
+            return
+        self._seen = mark
+        try:
+            self._of_file = api_key.read(path)
+        except BadRequest as error:
+            log.error("%s; the keys that it had stay in force", error)
+            return
+        self._merge()
+
+    def _merge(self) -> None:
+        """Merge the records of both sources; for a key in both, the file's record holds."""
+        self.records = {**self._of_store, **self._of_file}
+        self._changed(set(self.records))
+        log.info("%d API keys of %d tenants", len(self.records), len({each.tenant for each in self.records.values()}))
+
+
+def _mark(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size

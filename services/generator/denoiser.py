@@ -1,0 +1,214 @@
+"""The engine of a diffusion transformer: guides in, latents out, batched over requests step by step."""
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from omnibus.errors import BadRequest, TooLarge
+from omnibus.executor.runner import Item, Job
+from omnibus.tensors.item import RESUMED_AT
+from omnibus_models.contract import Denoiser, Denoising, Picture, Resumable
+from services.component import Compute, Hosted, Source, by_size
+from services.generator.step_loop import Making, Studio
+
+#: Checkpoints of one picture or film, at most: a lost denoiser costs a tenth of its steps.
+CHECKPOINTS = 10
+
+
+@dataclass(frozen=True)
+class DenoiseSettings:
+    """Limits of one denoiser.
+
+    ``pictures`` and ``tokens``: most in one step, the latter over all rows of the batch. ``pixels``: of one
+    picture, or frame, and of one that it is made of; ``film``: of all frames. ``threads``: of torch in the compute
+    thread.
+    """
+
+    pictures: int = 16
+    tokens: int = 32768
+    pixels: int = 4 << 20
+    film: int = 1 << 28
+    threads: int = 1
+
+
+_Whole = Annotated[int, msgspec.Meta(ge=1)]
+_Side = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The literal inputs; ``embeds`` and the like may be among them when somebody sends handles by hand."""
+
+    width: _Side
+    height: _Side
+    steps: _Whole
+    frames: _Whole = 1
+    fps: float | None = None
+    guidance: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+    every: Annotated[int, msgspec.Meta(ge=0)] = 1
+    embeds: Any = None
+    mask: Any = None
+    image: Any = None
+    prior: Any = None
+
+
+class DenoiseRunner(Hosted[Denoiser]):
+    """A ``Runner`` for diffusion transformers.
+
+    Inputs: ``embeds`` [1 or 2, T, W] and ``mask`` [1 or 2, T] of the prompt and the negative prompt, ``width``,
+    ``height``, ``steps``, ``guidance``, ``seed``, ``every``, ``image``, latents of a picture to make this one of,
+    and ``prior``, tokens of a picture to follow; for a video also ``frames`` and ``fps``. A ``width`` or ``height`` of
+    0 is that of ``image``, and without one what the model usually makes. Outputs: ``latents``, float32
+    [channels, frames, height, width], and where there is one ``sound``, float32 [channels, time, bins]; streamed
+    ``progress`` ``{"step", "steps"}`` after each step, and ``preview`` the same with a uint8 [height, width, 3] after
+    every ``every`` steps but the last. ``checkpoint``, where somebody retains it, is what steps have changed so far: a
+    later attempt goes on from it.
+    """
+
+    def __init__(
+        self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: DenoiseSettings
+    ) -> None:
+        super().__init__(Source(component, family, checkpoint, device, dtype), settings.threads)
+        self._settings = settings
+        self._aside = Compute(f"{component}-colours", settings.threads)
+        self._studio = Studio(self._compute, settings.pictures, settings.tokens)
+        self._colours: asyncio.Future[Tensor] | None = None
+
+    async def run(self, job: Job) -> None:
+        wish = self._wish(job)
+        guides = _guides(await job.value("embeds"), await job.value("mask"))
+        image, prior = self._image(await job.value("image")), self._followed(await job.value("prior"))
+        more = {name: given for name, given in (("image", image), ("prior", prior)) if given is not None}
+        for name in ("embeds", "mask", *more):
+            job.done(name)
+        denoising = await self._compute(self.model.open, self._picture(wish, job.seed, image), guides, **more)
+        await self._resume(job, denoising)
+        palette = await self._palette() if wish.every and job.wants("preview") else None
+        show = None if palette is None else partial(self.model.preview, palette=palette)
+        every = -(-denoising.steps // CHECKPOINTS) if job.wants("checkpoint") else 0
+        # A film fills a device by itself: to share its steps would save nothing, and change its last bits.
+        await self._steps(job, Making(denoising, wish.every, show, every, alone=wish.frames > 1))
+        await job.put("latents", {}, await self._compute(self._latents, denoising))
+        if job.wants("sound"):
+            await job.put("sound", {}, await self._compute(self._sound, denoising))
+
+    async def _begin(self) -> None:
+        self._serve(self._studio.serve(self.model))
+
+    async def _end(self) -> None:
+        await self._aside.close()
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "parameters": self.model.parameters,
+            "used": self._studio.used,
+            "batches": by_size(self._studio.sizes),
+        }
+
+    async def _steps(self, job: Job, making: Making) -> None:
+        steps, sent = making.denoising.steps, job.resume("preview").get("rows", 0)
+        for number in range(1, making.denoising.done + 1):
+            await job.send("progress", {"step": number, "steps": steps})
+        async with self._studio.making(making) as done:
+            async for step in done:
+                said = {"step": step.number, "steps": steps}
+                await job.send("progress", said)
+                if step.state is not None:
+                    await job.send("checkpoint", said, step.state)
+                if step.preview is not None:
+                    earlier = (step.number // making.every - 1) * len(step.preview)
+                    await job.send("preview", said | ({RESUMED_AT: earlier} if sent else {}), step.preview)
+                    sent = 0
+        if sent:  # whoever looks has seen all previews
+            await job.send("preview", {RESUMED_AT: sent}, np.empty((0, 1, 3), np.uint8))
+        for output in ("progress", "preview"):
+            job.close(output)
+
+    async def _resume(self, job: Job, denoising: Denoising) -> None:
+        """Go on from the last checkpoint of an earlier attempt, if there is one."""
+        left = job.resume("checkpoint").get("item")
+        if left is not None and isinstance(denoising, Resumable):
+            state = torch.tensor(left.array)  # a copy, as of an image
+            await self._compute(denoising.resume, state, int(left.data["step"]))
+
+    async def _palette(self) -> Tensor:
+        """Found when the first one asks, beside the steps of others."""
+        if self._colours is None or (self._colours.done() and self._colours.exception() is not None):
+            self._colours = asyncio.create_task(self._aside(self.model.palette), name="colours")
+        return await asyncio.shield(self._colours)
+
+    def _latents(self, denoising: Denoising) -> np.ndarray:
+        return self.model.latents(denoising).numpy()
+
+    def _sound(self, denoising: Denoising) -> np.ndarray:
+        return self.model.sound(denoising).numpy()
+
+    def _wish(self, job: Job) -> _Wish:
+        try:
+            wish = msgspec.convert(dict(job.inputs), _Wish)
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"this picture cannot be made: {error}") from None
+        self._check(wish.width, wish.height, wish.frames)
+        if job.wants("sound") and not self.model.sounds:
+            raise BadRequest("this model makes no sound", param="sound")
+        return wish
+
+    def _picture(self, wish: _Wish, seed: int, image: Tensor | None) -> Picture:
+        width, height = self.model.usual
+        if image is not None:
+            height, width = (side * self.model.unit for side in image.shape[2:])
+            self._check(width, height, 1, "image")
+        width, height = wish.width or width, wish.height or height
+        self._check(width, height, wish.frames)
+        return Picture(
+            width=width,
+            height=height,
+            steps=wish.steps,
+            seed=seed if wish.seed is None else wish.seed,
+            guidance=wish.guidance,
+            frames=wish.frames,
+            fps=24.0 if wish.fps is None else wish.fps,
+        )
+
+    def _check(self, width: int, height: int, frames: int, param: str = "width") -> None:
+        pixels = width * height
+        if pixels > self._settings.pixels:
+            raise TooLarge(f"{pixels} pixels are over the limit of {self._settings.pixels}", param=param)
+        if pixels * frames > self._settings.film:
+            raise TooLarge(f"a film may have {self._settings.film} pixels in all its frames", param="frames")
+
+    def _image(self, image: Any) -> Tensor | None:
+        """A copy: the memory belongs to whoever sent it."""
+        if image is None:
+            return None
+        if not self.model.edits:
+            raise BadRequest("this model makes pictures from text alone", param="image")
+        if not isinstance(image, Item) or image.array is None or image.array.ndim != 4:
+            raise BadRequest("image must be latents [channels, frames, height, width]", param="image")
+        return torch.tensor(image.array)
+
+    def _followed(self, prior: Any) -> Tensor | None:
+        """A copy, as of an image."""
+        if prior is None:
+            return None
+        if not self.model.follows:
+            raise BadRequest("this model follows no prior; leave it out", param="prior")
+        if not isinstance(prior, Item) or prior.array is None:
+            raise BadRequest("the prior came without its tokens; send the request again", param="prior")
+        return torch.tensor(prior.array)
+
+
+def _guides(embeds: Any, mask: Any) -> list[Tensor]:
+    """[T, W] of each prompt, what filled it up left out. Copies: the memory belongs to whoever sent it."""
+    arrays = [item.array if isinstance(item, Item) else None for item in (embeds, mask)]
+    rows, counts = arrays
+    if rows is None or counts is None or rows.ndim != 3 or rows.shape[:2] != counts.shape or not 1 <= len(rows) <= 2:
+        raise BadRequest("embeds must be [1 or 2, tokens, width], with a mask [1 or 2, tokens]", param="embeds")
+    return [torch.from_numpy(row[chosen.astype(bool)]) for row, chosen in zip(rows, counts, strict=True)]

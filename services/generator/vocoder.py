@@ -1,0 +1,182 @@
+"""The engine of a vocoder: codec codes in, waveform out, piece by piece."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from omnibus.errors import BadRequest
+from omnibus.executor.runner import Item, Job
+from omnibus.tensors.item import RESUMED_AT
+from omnibus_models.contract import Code, Vocoder, Vocoding
+from services.component import Hosted, Source
+from services.generator.playback_scheduler import Floor, Playback
+from services.generator.vocoder_chunks import piece_sizes
+
+
+@dataclass(frozen=True)
+class VocodeSettings:
+    """Limits of one vocoder.
+
+    ``codes``: most codes (or frames) of one waveform before another waveform has its turn. ``patience``: seconds that
+    a listener may wait for the first sound before those who would run out of it. ``threads``: of torch in the compute
+    thread.
+    """
+
+    codes: int = 48
+    patience: float = 0.2
+    threads: int = 1
+
+
+class VocodeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``seed`` of the noise; None means the invocation's."""
+
+    seed: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class VocodeRunner(Hosted[Vocoder]):
+    """A ``Runner`` for vocoders.
+
+    Inputs: ``codes`` (stream of ``{"codes": [int]}``, or of lists for frames), ``voice``, ``params``. Output: streamed
+    ``audio``: ``{"rate"}`` with float32 [n] in [-1, 1]. Waveforms take turns, first the one whose listener
+    would run out of sound first.
+    """
+
+    def __init__(
+        self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: VocodeSettings
+    ) -> None:
+        super().__init__(Source(component, family, checkpoint, device, dtype), settings.threads)
+        self._settings = settings
+        self._floor = Floor()
+        self._open = 0
+        self._samples = 0
+
+    async def run(self, job: Job) -> None:
+        self._open += 1
+        try:
+            total = await self._waveform(job)
+        finally:
+            self._open -= 1
+        job.close("audio", {"samples": total})
+
+    def stats(self) -> dict[str, Any]:
+        return {"parameters": self.model.parameters, "used": self._open, "samples": self._samples}
+
+    async def _waveform(self, job: Job) -> int:
+        sizes = piece_sizes(self.model.rate / self.model.samples_per_code, self._settings.codes)
+        arrivals = Arrivals(job.stream("codes"), self.model.groups, sizes)
+        filling = asyncio.create_task(arrivals.fill())
+        try:
+            return await self._sound(job, arrivals)
+        finally:
+            filling.cancel()
+            await asyncio.gather(filling, return_exceptions=True)
+
+    async def _sound(self, job: Job, arrivals: "Arrivals") -> int:
+        voice, seed = str(job.inputs.get("voice") or ""), _seed(job)
+        loop = asyncio.get_running_loop()
+        await arrivals.some()
+        playback = Playback(self.model.rate, loop.time(), self._settings.patience)
+        vocoding: Vocoding | None = None
+        total, last = 0, False
+        sent = job.resume("audio").get("rows", 0)
+        while not last:
+            await arrivals.piece()
+            async with self._floor.turn(playback.dry):
+                codes, last = arrivals.take()
+                if vocoding is None and codes:
+                    vocoding = await self._compute(self.model.open, voice, seed)
+                    if sent:
+                        total = await self._skip(job, vocoding, sent)
+                if vocoding is None:
+                    continue  # an empty stream
+                samples = await self._compute(_samples, vocoding, codes, last)
+            playback.sent(samples.size, loop.time())
+            total += samples.size
+            self._samples += samples.size
+            if samples.size:
+                await job.send("audio", {"rate": self.model.rate}, samples)
+        return total
+
+    async def _skip(self, job: Job, vocoding: Vocoding, sent: int) -> int:
+        """Begin behind the ``sent`` samples that the listener has from an earlier attempt."""
+        begin = vocoding.skip(sent)
+        await job.send("audio", {"rate": self.model.rate, RESUMED_AT: begin}, np.empty(0, np.float32))
+        return begin
+
+
+class Arrivals:
+    """Codes, or frames of ``groups`` codes, of one stream, cut into pieces of ``sizes`` whenever they arrive."""
+
+    def __init__(self, stream: AsyncIterator[Item], groups: int, sizes: Iterator[int]) -> None:
+        self._stream = stream
+        self._groups = groups
+        self._sizes = sizes
+        self._size = next(sizes)
+        self._codes: list[Code] = []
+        self._ended = False
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
+
+    async def fill(self) -> None:
+        """Follow the stream to its end."""
+        try:
+            async for item in self._stream:
+                self._codes += _codes(item, self._groups)
+                self._news.set()
+        except Exception as error:  # noqa: BLE001 - a task boundary: raised again in ``piece``
+            self._error = error
+        self._ended = True
+        self._news.set()
+
+    async def some(self) -> None:
+        """Wait for a code, or for the end. Raises what went wrong on their way."""
+        await self._least(1)
+
+    async def piece(self) -> None:
+        """Wait for the next piece, or for the end. Raises what went wrong on their way."""
+        await self._least(self._size)
+
+    async def _least(self, count: int) -> None:
+        while len(self._codes) < count and not self._ended:
+            self._news.clear()
+            await self._news.wait()
+        if self._error is not None:
+            raise self._error
+
+    def take(self) -> tuple[list[Code], bool]:
+        """The next piece, and whether it is the last: less than a whole one, so that a late end changes nothing."""
+        size, last = self._size, len(self._codes) < self._size
+        taken, self._codes = self._codes[:size], self._codes[size:]
+        self._size = next(self._sizes)
+        return taken, last
+
+
+def _samples(vocoding: Vocoding, codes: Sequence[Code], last: bool) -> np.ndarray:
+    return vocoding.push(codes, last).float().cpu().numpy()
+
+
+def _codes(item: Item, groups: int) -> list[Code]:
+    codes = item.data.get("codes", [])  # what the talker says at the end has none
+    frames = codes if groups > 1 else [codes]
+    if not isinstance(codes, list) or not all(_numbers(frame) for frame in frames):
+        raise BadRequest("a chunk of codes must be a list of whole numbers", param="codes")
+    if groups > 1 and any(len(frame) != groups for frame in frames):
+        raise BadRequest(f"a frame of this codec has {groups} codes", param="codes")
+    return codes
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is int for each in value)
+
+
+def _seed(job: Job) -> int:
+    try:
+        params = msgspec.convert(job.inputs.get("params") or {}, VocodeParams)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"params cannot be used: {error}", param="params") from None
+    return job.seed if params.seed is None else params.seed

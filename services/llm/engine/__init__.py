@@ -1,0 +1,1 @@
+"""Continuous batching of language models with transformers."""

@@ -1,0 +1,48 @@
+"""A decoder with the engine that serves it: what language models and talkers have in common."""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from omnibus_models.contract import Decoder
+from services.component import Hosted, Source, by_size
+from services.llm.engine.engine import Engine, Limits
+from services.llm.engine.sequence import Sequence
+from services.llm.engine.step import Feed
+
+D = TypeVar("D", bound=Decoder)
+S = TypeVar("S", bound=Sequence)
+
+
+class HostedDecoder(Hosted[D], Generic[D, S]):
+    """``engine`` and ``context``, the longest sequence, are there from ``load`` on; ``feed`` makes the engine's inputs.
+
+    ``limits.context`` 0 is the model's own.
+    """
+
+    def __init__(
+        self, source: Source, threads: int, limits: Limits, feed: Callable[[D], Feed[S]], *, beside: bool = False
+    ) -> None:
+        super().__init__(source, threads, beside=beside)
+        self.engine: Engine[S]
+        self.context: int
+        self._limits = limits
+        self._feed = feed
+        self._parallel = beside and source.device.startswith("cuda")
+
+    def stats(self) -> dict[str, Any]:
+        engine = self.engine
+        return {
+            "parameters": self.model.parameters,
+            "slots": self._limits.slots,
+            "used": engine.used,
+            "waiting": engine.waiting,
+            "tokens": engine.tokens,
+            "batches": by_size(engine.batches),
+        }
+
+    async def _begin(self) -> None:
+        self.context = min(self._limits.context or self.model.context, self.model.context)
+        limits = self._limits._replace(context=self.context)
+        self.engine = Engine(self.model, self._feed(self.model), self._compute, limits, parallel=self._parallel)
+        await self.engine.start()
+        self._serve(self.engine.serve())

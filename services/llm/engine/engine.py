@@ -1,0 +1,260 @@
+"""Continuous batching: sequences join and leave a running batch between two steps.
+
+One turn of the engine is what its schedule puts into a step: a token for every sequence that is ready,
+shares of prompts, and media items of an encoder that shares the loop. The turn's arithmetic runs in compute
+threads; everything else, joins, leaves and delivery, on the event loop between two calls, so nothing here
+needs a lock. Method: Orca (Yu et al. 2022, iteration-level scheduling), prefill in shares as in
+Sarathi-Serve (Agrawal et al. 2024), stages in one step as in TriInfer.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Sequence as Rows
+from contextlib import contextmanager
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from omnibus.errors import StageUnavailable
+from omnibus.executor.scheduler import Budget, Schedule, Turn
+from omnibus.executor.step_budget import NONE, Goals, Sizes, found
+from omnibus.executor.stopwatch import Stopwatch
+from omnibus_models.contract import Decoder
+from services.llm.engine.sequence import Outcome, Packed, Sequence, Step
+from services.llm.engine.step import Feed, Steps
+
+S = TypeVar("S", bound=Sequence)
+Compute = Callable[..., Awaitable[Any]]
+
+_LEAST = 16  # prompt tokens in a step, however tight the goals: fewer cost nearly as much
+_TYPICAL = 1024  # positions of a sequence whose decode step is measured
+
+
+class Media(Protocol):
+    """A media item of an encoder that shares the engine's loop."""
+
+    async def settle(self, batch: Rows[Any]) -> None:
+        """Encode ``batch``, all of one kind, and tell those who wait; raises nothing."""
+
+    def fail(self, error: Exception) -> None:
+        """Tell who waits for it that it will not be encoded."""
+
+
+class Limits(NamedTuple):
+    """``slots``: sequences in a step. ``context``: positions of one. ``share``: prompt tokens in a step that no
+    goal says. ``goals``: what the budgets of steps are found for. ``decodes``: False takes no memory for slots."""
+
+    slots: int
+    context: int
+    share: int
+    goals: Goals = NONE
+    decodes: bool = True
+
+
+class Engine(Generic[S]):
+    """Runs sequences on one decoder. ``compute`` runs a function in the compute thread.
+
+    With ``parallel`` media items are encoded beside the language model's step, not after it.
+    """
+
+    def __init__(
+        self, decoder: Decoder, feed: Feed[S], compute: Compute, limits: Limits, *, parallel: bool = False
+    ) -> None:
+        self._feed = feed
+        self._compute = compute
+        self._parallel = parallel
+        self._steps = Steps(decoder, feed, limits.slots, limits.context)
+        self._arrived: list[S] = []
+        self._wake = asyncio.Event()
+        self._failed: Exception | None = None
+        self.limits = limits
+        self.schedule: Schedule[Any] = Schedule(
+            limits.slots,
+            Budget(limits.share, limits.share),
+            patience=limits.goals.first,
+            whole=limits.context,
+            split=not parallel,
+        )
+        #: Seconds of a decode step of all slots; 0 while no goal asks for it.
+        self.decode_seconds = 0.0
+        #: Times decode steps.
+        self.decoding = Stopwatch()
+        self.tokens = 0
+
+    @property
+    def used(self) -> int:
+        return self.schedule.used
+
+    @property
+    def waiting(self) -> int:
+        return self.schedule.waiting
+
+    @property
+    def batches(self) -> Counter[int]:
+        return self._steps.batches
+
+    async def start(self) -> None:
+        """Take memory, pay for first passes, and find the budgets of the goals, if there are any."""
+        await self._compute(self._steps.warm, self.limits.decodes)
+        if self.limits.goals:
+            await self._compute(self._measure)
+
+    def _measure(self) -> None:
+        context = self.limits.context
+        if self.limits.decodes:
+            self.decode_seconds = self._steps.decode_seconds(max(1, min(_TYPICAL, context // 2)))
+        sizes = Sizes(min(_LEAST, context), context, self.limits.share)
+        beside, alone = found(self._steps.prefill_seconds, self.limits.goals, self.decode_seconds, sizes)
+        self.schedule.budget = Budget(beside, alone)
+
+    # For those who wait for tokens
+
+    @contextmanager
+    def admit(self, sequence: S) -> Iterator[S]:
+        """Queue ``sequence``; leaving the block, however it is left, frees its slot before the next step.
+
+        One that was handed over in the meantime goes on.
+        """
+        self.check()
+        self.schedule.prompt(sequence, sequence.length, time.monotonic(), sequence.spans)
+        with self._owned(sequence):
+            yield sequence
+
+    @contextmanager
+    def arrive(self, sequence: S) -> Iterator[S]:
+        """Queue a sequence that was prefilled elsewhere, otherwise as ``admit``: ``room`` and ``insert`` come next."""
+        self.check()
+        self.schedule.arrive(sequence, time.monotonic())
+        with self._owned(sequence):
+            yield sequence
+
+    @contextmanager
+    def adopt(self, sequence: S) -> Iterator[S]:
+        """Go on with a sequence that pauses in its slot; its owner until now has no part in it any more."""
+        self.check()
+        sequence.owner += 1
+        self.schedule.decode(sequence)
+        with self._owned(sequence):
+            yield sequence
+
+    async def room(self, sequence: S) -> None:
+        """Wait until a sequence that arrives has its slot: its cache is not asked for before."""
+        if not self.schedule.has(sequence):
+            await self._step(sequence)
+
+    async def insert(self, sequence: S, came: Packed) -> None:
+        """Copy the cache into the slot and let the sequence take part; ``came`` can be let go of afterwards.
+
+        Raises ``ProtocolError`` for the cache of another model.
+        """
+        sequence.came = came
+        self._arrived.append(sequence)
+        await self._step(sequence)
+        sequence.broken = False
+
+    @contextmanager
+    def _owned(self, sequence: S) -> Iterator[None]:
+        owner = sequence.owner
+        self._wake.set()
+        try:
+            yield
+        finally:
+            if sequence.owner == owner:
+                sequence.gone = True
+                self.schedule.leave(sequence)
+                self._wake.set()
+
+    async def _step(self, sequence: S) -> None:
+        self.check()
+        sequence.step = asyncio.get_running_loop().create_future()
+        self._wake.set()
+        await sequence.step
+
+    def check(self) -> None:
+        """Raise what ended the loop, if it has ended."""
+        if self._failed is not None:
+            raise self._failed
+
+    def wake(self) -> None:
+        """Look again: a sequence may have become ready, or a media item have come."""
+        self._wake.set()
+
+    # The loop
+
+    async def serve(self) -> None:
+        """Turn for ever; sleeps while nobody is ready."""
+        try:
+            while True:
+                self._wake.clear()
+                if not await self._turn():
+                    await self._wake.wait()
+        except Exception as error:  # the engine's own boundary: whoever waits for it must not wait for ever
+            self._abandon(error)
+            raise
+        finally:
+            self._abandon(StageUnavailable("the engine was closed; send the request again"))
+
+    async def _turn(self) -> bool:
+        # Others may leave meanwhile: nobody is admitted before the slots that the schedule counts as free are.
+        while any(sequence.gone for sequence in self._steps.active):
+            await self._compute(self._steps.evict)
+        for sequence in self.schedule.admit():
+            sequence.go_on()
+        if self._arrived:
+            await self._insert()
+        turn = self.schedule.turn(self._feed.ready)
+        if turn.media and self._parallel:
+            await asyncio.gather(self._speak(turn), self._see(turn))
+        else:
+            await self._speak(turn)
+            await self._see(turn)
+        return bool(turn)
+
+    async def _insert(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        alive = [sequence for sequence in arrived if not sequence.gone]
+        for sequence in alive:
+            sequence.began.now()
+        for sequence, error in await self._compute(self._steps.insert, alive):
+            if error is not None:
+                sequence.fail(error)
+            elif not sequence.gone:
+                self.schedule.decode(sequence)
+                sequence.go_on()
+
+    async def _speak(self, turn: Turn[Any]) -> None:
+        if turn.decode:
+            self._deliver(await self._compute(self.decoding, self._steps.decode, turn.decode))
+        if turn.prefill:
+            for sequence, _ in turn.prefill:
+                sequence.began.now()
+            begun = await self._compute(self._steps.prefill, turn.prefill)
+            for sequence, result in begun:
+                if isinstance(result, Step) and not (sequence.gone or sequence.pauses or result.finish):
+                    self.schedule.decode(sequence)
+            self._deliver(begun)
+
+    async def _see(self, turn: Turn[Any]) -> None:
+        if turn.media:
+            await turn.media[0].settle(turn.media)
+            for item in turn.media:
+                self.schedule.leave(item)
+
+    def _deliver(self, outcomes: list[Outcome]) -> None:
+        for sequence, result in outcomes:
+            if isinstance(result, Step):
+                self.tokens += 1
+                for earlier in sequence.take_earlier() if sequence.prefix else ():
+                    sequence.inbox.put(earlier)
+                sequence.gone |= result.finish is not None
+                sequence.inbox.put(result)
+            else:
+                sequence.gone = sequence.broken = True
+                sequence.inbox.fail(result)
+            if sequence.gone:
+                self.schedule.leave(sequence)
+
+    def _abandon(self, error: Exception) -> None:
+        self._failed = self._failed or error
+        for each in list(self.schedule):
+            each.fail(self._failed)

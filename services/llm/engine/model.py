@@ -1,0 +1,182 @@
+"""One loaded language model with its engine, for all components of an executor that are parts of it."""
+
+import asyncio
+from collections.abc import Iterator
+from collections.abc import Sequence as Rows
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from omnibus.errors import BadRequest, ContextTooLong, StageUnavailable
+from omnibus.executor.runner import Item
+from omnibus.executor.scheduler import Schedule
+from omnibus.executor.step_budget import NONE, Goals
+from omnibus_models.contract import Encoded, Prefill, Prompt, Thinker
+from services.component import Source
+from services.llm.engine.decoder import HostedDecoder
+from services.llm.engine.engine import Limits
+from services.llm.engine.params import ThinkParams, room
+from services.llm.engine.thinker_feed import ThinkFeed, Thinking
+
+
+@dataclass(frozen=True)
+class ThinkSettings:
+    """Limits of one language model.
+
+    ``slots``: sequences in one decode step. ``context``: longest sequence in tokens, prompt included;
+    0 is the model's own. ``share``: most prompt tokens between two decode steps. ``threads``: of torch
+    in the compute thread. ``goals``: what takes the place of ``share``. ``beside``: an encoder shares the loop.
+    ``decodes``: whether answers are decoded here; if not, no memory is taken for slots.
+    """
+
+    slots: int = 16
+    context: int = 0
+    share: int = 512
+    threads: int = 1
+    goals: Goals = NONE
+    beside: bool = False
+    decodes: bool = True
+
+
+class Paused(NamedTuple):
+    """A sequence that was prefilled and waits in its slot, until it is ``taken``."""
+
+    number: int
+    invocation: str
+    sequence: Thinking
+    taken: asyncio.Event
+
+
+class Core(HostedDecoder[Thinker, Thinking]):
+    """The model, its compute thread and its engine. Each user calls ``load`` and ``close`` once."""
+
+    def __init__(self, family: str, checkpoint: Path, device: str, dtype: str, settings: ThinkSettings) -> None:
+        limits = Limits(settings.slots, settings.context, settings.share, settings.goals, settings.decodes)
+        source = Source("thinker", family, checkpoint, device, dtype)
+        super().__init__(source, settings.threads, limits, ThinkFeed, beside=settings.beside)
+        # Tokenising must not wait for a step, and a tokeniser is not made for two threads at once.
+        self._words = ThreadPoolExecutor(1, "words")
+        self._users = 0
+        self._numbers = count()
+        self._paused: dict[int, Paused] = {}
+
+    async def load(self) -> None:
+        self._users += 1
+        if self._serving is None:
+            await super().load()
+
+    async def close(self) -> None:
+        self._users -= 1
+        if self._users <= 0:
+            await super().close()
+
+    async def _end(self) -> None:
+        await asyncio.to_thread(self._words.shutdown, cancel_futures=True)
+
+    def stats(self) -> dict[str, Any]:
+        return {**super().stats(), "budget": self.engine.schedule.budget._asdict()}
+
+    @property
+    def thinker(self) -> Thinker:
+        return self.model
+
+    # The loop, for an encoder that shares it
+
+    @property
+    def schedule(self) -> Schedule[Any]:
+        return self.engine.schedule
+
+    @property
+    def decode_seconds(self) -> float:
+        return self.engine.decode_seconds
+
+    def check(self) -> None:
+        self.engine.check()
+
+    def wake(self) -> None:
+        self.engine.wake()
+
+    # Prompts
+
+    async def prompt(self, messages: list[dict[str, Any]]) -> Prompt:
+        """Tokenise. Raises ``BadRequest``, and ``ContextTooLong`` before a long text has held up others'."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._words, self.thinker.prompt, messages, self.context)
+
+    async def script(self, params: ThinkParams, length: int) -> tuple[int, ...]:
+        """The tokens of an answer that is given, the one that ends it included; none where the model chooses.
+
+        ``length`` is the prompt's. Raises ``BadRequest`` for a text that cannot be said, and ``ContextTooLong``.
+        """
+        if params.say is None:
+            return ()
+        left = self.limit(length, None)
+        loop = asyncio.get_running_loop()
+        try:
+            words = await loop.run_in_executor(self._words, self.thinker.words, params.say, False, left)
+        except ContextTooLong as error:
+            raise ContextTooLong(error.message, param="say") from None
+        script = (*words, min(self.thinker.eos))
+        if len(script) > left:
+            raise ContextTooLong(
+                f"what is to be said has {len(script)} tokens, and the model's context leaves {left}; say less at once",
+                param="say",
+            )
+        return script
+
+    async def assemble(self, prompt: Prompt, items: Rows[Item]) -> tuple[Prefill, np.ndarray]:
+        """Return the ``Prefill`` of a prompt, and its layout for a talker, int32 [k, S]. Raises ``BadRequest``."""
+        return await self._compute(self._assemble, prompt, items)
+
+    def _assemble(self, prompt: Prompt, items: Rows[Item]) -> tuple[Prefill, np.ndarray]:
+        media = [Encoded(self._embeds(item), item.data) for item in items]
+        prefill = self.thinker.assemble(prompt, media)
+        return prefill, prefill.layout.cpu().numpy()
+
+    def _embeds(self, item: Item) -> Tensor:
+        if item.array is None or item.array.ndim != 2:
+            raise BadRequest("a media item has no embedding of shape [tokens, width]", param="items")
+        return torch.from_numpy(item.array).to(self.thinker.device, self.thinker.dtype)
+
+    async def resume_after(self, sequence: Thinking, tokens: Rows[int]) -> None:
+        """Let ``sequence`` begin behind ``tokens`` of its answer, which are prefilled at once.
+
+        A prompt that looks aside is answered from its beginning: what it looks at comes with its own positions.
+        """
+        aside = sequence.attention is not None and sequence.attention.kept is not None
+        if tokens and not aside and len(tokens) < sequence.limit:
+            sequence.begin_after(tokens, await self._compute(self._embedded, tokens))
+
+    def _embedded(self, tokens: Rows[int]) -> Tensor:
+        return self.thinker.embed(torch.tensor(tokens, device=self.thinker.device))
+
+    def limit(self, length: int, wanted: int | None) -> int:
+        """Most tokens of an answer to a prompt of ``length`` tokens. Raises ``ContextTooLong``, ``BadRequest``."""
+        return room(self.context, length, wanted)
+
+    # From a prefill to a decode in this process, without moving anything
+
+    @contextmanager
+    def paused(self, invocation: str, sequence: Thinking) -> Iterator[Paused]:
+        """Keep ``sequence`` for the decode of the same ``invocation`` that names its number, inside of the block."""
+        number = next(self._numbers)
+        paused = self._paused[number] = Paused(number, invocation, sequence, asyncio.Event())
+        try:
+            yield paused
+        finally:
+            self._paused.pop(number, None)
+
+    def resume(self, invocation: str, number: int) -> Thinking:
+        """The sequence that was kept: to be adopted at once, or it leaves. Raises ``StageUnavailable``."""
+        paused = self._paused.get(number)
+        if paused is None or paused.invocation != invocation:
+            raise StageUnavailable("the prefill of this answer is gone; send the request again")
+        paused.taken.set()
+        return paused.sequence

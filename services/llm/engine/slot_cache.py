@@ -1,0 +1,126 @@
+"""Keys and values of many sequences in one cache, each sequence at its own length."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache
+
+from omnibus_models.attention import Attention, Mask
+from services.llm.engine import kv_codec
+from services.llm.engine.kv_codec import Layers, Layout
+
+
+class SlotCache(Cache):
+    """A ``transformers`` cache of up to ``slots`` sequences of up to ``context`` positions.
+
+    The occupied slots are always 0 .. n-1: ``remove`` moves the last sequence into the hole, once, so
+    that a decode step of everybody reads a view of the cache instead of gathering a copy of it.
+    Memory is allocated by the first ``insert``: per layer two tensors [slots, heads, context, head_dim].
+    """
+
+    def __init__(self, slots: int, context: int) -> None:
+        super().__init__(layers=[])
+        self.slots = slots
+        self.context = context
+        self.lengths: list[int] = []
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._rows: slice | Tensor = slice(0, 0)
+        self._index = self._ends = torch.empty(0, dtype=torch.long)
+        self._high = 0
+
+    @property
+    def layout(self) -> Layout:
+        """Of what is stored; known from the first ``insert`` on."""
+        _, heads, _, width = self._keys[0].shape
+        return Layout(len(self._keys), heads, width)
+
+    def filled(self, cache: DynamicCache, attention: Attention | None) -> Layers:
+        """Return the layers to keep of the one sequence in ``cache``, without a copy; ``attention`` is its prompt's."""
+        return kv_codec.layers(cache)
+
+    def pack(self, filled: Layers) -> tuple[dict[str, Any], np.ndarray]:
+        """``filled`` as an array, to go elsewhere, and what is said of it."""
+        return kv_codec.pack(filled)
+
+    def unpack(self, about: Mapping[str, Any], packed: np.ndarray | None, length: int) -> Layers:
+        """Restore a sequence of ``length`` positions from the output of ``pack``. Raises ``ProtocolError``."""
+        return kv_codec.unpack(about, packed, length, self.layout)
+
+    def insert(self, filled: Layers) -> int:
+        """Copy one sequence, keys and values [heads, T, head_dim] per layer, into the next free slot: returns it."""
+        if not self._keys:
+            self._allocate(filled)
+        slot, length = len(self.lengths), filled[0][0].shape[1]
+        for index, (keys, values) in enumerate(filled):
+            self._keys[index][slot, :, :length] = keys
+            self._values[index][slot, :, :length] = values
+        self.lengths.append(length)
+        return slot
+
+    def pretend(self, length: int) -> list[int]:
+        """Hold as many sequences of ``length`` positions as there are slots, whatever is in them; for measuring.
+
+        Without a length all are forgotten. Returns the occupied slots.
+        """
+        self.lengths = [length] * self.slots if length else []
+        return list(range(len(self.lengths)))
+
+    def remove(self, slot: int, wipe: bool = False) -> None:
+        """Free ``slot``; the last sequence moves into it. ``wipe`` clears values that are not numbers.
+
+        A masked position has weight zero, but zero times NaN is NaN: a slot must not keep any.
+        """
+        last = len(self.lengths) - 1
+        used = self.lengths[last]
+        for stored in (*self._keys, *self._values):
+            if wipe:
+                stored[slot].zero_()
+            if slot != last:
+                stored[slot, :, :used] = stored[last, :, :used]
+        self.lengths[slot] = used
+        self.lengths.pop()
+
+    def begin(self, slots: Sequence[int]) -> None:
+        """Choose the slots of the next forward pass, in ascending order: one new position for each."""
+        device = self._keys[0].device
+        whole = len(slots) == slots[-1] + 1
+        self._index = torch.tensor(slots, device=device)
+        self._ends = torch.tensor([self.lengths[slot] for slot in slots], device=device)
+        self._rows = slice(0, len(slots)) if whole else self._index
+        self._high = max(self.lengths[slot] for slot in slots) + 1
+
+    def advance(self, slots: Sequence[int]) -> None:
+        """Keep what the last forward pass wrote. Without this call the pass can be repeated."""
+        for slot in slots:
+            self.lengths[slot] += 1
+
+    def mask(self) -> Mask:
+        """Return the attention mask of the next forward pass, bool [B, 1, 1, S]: True where a row may look."""
+        positions = torch.arange(self._high, device=self._ends.device)
+        return (positions[None] <= self._ends[:, None])[:, None, None]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write one position per row ([B, heads, 1, head_dim]) and return all positions up to the longest row."""
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        keys[self._index, :, self._ends] = key_states[:, :, 0]
+        values[self._index, :, self._ends] = value_states[:, :, 0]
+        return keys[self._rows, :, : self._high], values[self._rows, :, : self._high]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._high - 1
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self._high, 0
+
+    def _allocate(self, filled: Layers) -> None:
+        for keys, _ in filled:
+            heads, _, width = keys.shape
+            shape = (self.slots, heads, self.context, width)
+            self._keys.append(torch.zeros(shape, dtype=keys.dtype, device=keys.device))
+            self._values.append(torch.zeros(shape, dtype=keys.dtype, device=keys.device))

@@ -1,0 +1,1 @@
+"""Runners of the language-model components: thinker, prefill, decode, talker."""

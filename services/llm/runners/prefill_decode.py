@@ -1,0 +1,157 @@
+"""A language model in two halves: prefill makes a cache and the first token, decode goes on from there.
+
+The cache goes through the arena as one array. Decode asks for it when it has a slot, not before, so caches
+wait where they were made and never overflow it; when it has copied the cache it gives the memory back.
+Where both halves run in one executor the sequence stays in its slot and nothing is moved. Method: TriInfer,
+section 4.3 (migration by pull).
+"""
+
+from collections.abc import Sequence as Rows
+from typing import Any
+
+import numpy as np
+import torch
+
+from omnibus.executor.runner import Job
+from omnibus_models.contract import Prefill
+from services.llm.engine.model import Core
+from services.llm.engine.params import ThinkParams, read, sampling
+from services.llm.engine.sampler import Picker
+from services.llm.engine.sequence import Step
+from services.llm.engine.thinker_feed import Thinking
+from services.llm.runners.detokenize import Reply
+from services.llm.runners.kv_transfer import TRANSFORMERS, Start, put_cache, put_start, read_start
+from services.llm.runners.request import Asked, ask, ends, given
+from services.llm.runners.talker_inputs import Speech, begin
+from services.llm.runners.thinker import answer, say
+
+
+class _Half:
+    """Base class of both runners: one loaded model, whose other half may run in the same process."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def load(self) -> None:
+        await self._core.load()
+
+    async def close(self) -> None:
+        await self._core.close()
+
+    def stats(self) -> dict[str, Any]:
+        return self._core.stats()
+
+
+class PrefillRunner(_Half):
+    """A ``Runner`` for the first half.
+
+    Inputs: those of a thinker. Outputs: ``cache`` [layers, 2, kv_heads, T, head_dim] and ``start``
+    (``Start``); for a talker ``prompt`` and ``layout``.
+    """
+
+    @property
+    def busy(self) -> float:
+        return self._core.busy - self._core.engine.decoding.seconds
+
+    async def run(self, job: Job) -> None:
+        # The rows of a talker come from decode, which has none of what was generated before.
+        asked = await ask(self._core, job, resumes=not job.wants("prompt"))
+        resumed = len(asked.sequence.prefix)
+        sequence = asked.sequence
+        sequence.pauses, sequence.stays = True, job.here("cache")
+        with self._core.engine.admit(sequence):
+            *_, first = await sequence.inbox.take()
+            if first.side is not None:
+                await begin(job, asked.layout, first.side)
+            if first.finish is None and sequence.stays:
+                await self._hand_over(job, asked, first, resumed)
+                return
+        # Its slot is free by now: who waits for memory of the arena must not keep a decode from making room there.
+        if first.finish is None:  # before the start: who has heard of that may give the cache a slot
+            await put_cache(job, *sequence.goes)
+        await _send_start(job, asked, first, resumed, None)
+
+    async def _hand_over(self, job: Job, asked: Asked, first: Step, resumed: int) -> None:
+        with self._core.paused(job.invocation, asked.sequence) as paused:
+            await _send_start(job, asked, first, resumed, paused.number)
+            await paused.taken.wait()
+
+
+class DecodeRunner(_Half):
+    """A ``Runner`` for the second half.
+
+    Inputs: ``cache``, ``start`` and ``params`` (``ThinkParams``). Outputs: streamed ``text``; for a talker
+    streamed ``rows``.
+    """
+
+    @property
+    def busy(self) -> float:
+        return self._core.engine.decoding.seconds
+
+    async def run(self, job: Job) -> None:
+        params = read(job.inputs.get("params"), ThinkParams)
+        start, seen = read_start(await job.value("start"), TRANSFORMERS)
+        script = await self._core.script(params, start.length - start.resumed)
+        tokens = (*given(job, "text")[: start.resumed], start.first_token)
+        sequence, finish = self._sequence(start, tokens, seen, params, script, job.wants("rows"))
+        reply = Reply(self._core.thinker.text, params.stop)
+        await say(job, reply, tokens, start.finish or finish)
+        speech = Speech(job, sequence.limit - 1) if job.wants("rows") else None
+        await self._decode(job, start, sequence, reply, speech)
+        job.close("text", {"finish_reason": reply.finish, "usage": start.counts | {"completion_tokens": reply.tokens}})
+
+    async def _decode(self, job: Job, start: Start, sequence: Thinking, reply: Reply, speech: Speech | None) -> None:
+        engine = self._core.engine
+        if start.here is not None:
+            paused = self._core.resume(job.invocation, start.here)
+            if reply.finish is None:
+                with engine.adopt(paused):
+                    await answer(job, paused.inbox.take, reply, speech)
+        elif reply.finish is None:
+            with engine.arrive(sequence):
+                await engine.room(sequence)
+                cache = await job.value("cache")
+                await engine.insert(sequence, (cache.data, cache.array))
+                job.done("cache")
+                await answer(job, sequence.inbox.take, reply, speech)
+
+    def _sequence(
+        self,
+        start: Start,
+        tokens: Rows[int],
+        seen: np.ndarray | None,
+        params: ThinkParams,
+        script: Rows[int],
+        speaks: bool,
+    ) -> tuple[Thinking, str | None]:
+        """The sequence as it is after its first ``tokens``, and why it ends there, if it does."""
+        core = self._core
+        limit = len(script) or core.limit(start.length - start.resumed, params.max_tokens)
+        ids = [] if seen is None else seen.tolist()
+        picker = Picker(sampling(params, limit, start.seed), core.thinker.vocabulary, ids, script)
+        nothing = torch.empty(start.length, 0)
+        prefill = Prefill(nothing, nothing, start.rope_delta, nothing)
+        sequence = Thinking(prefill, picker, ends(core, params), "" if speaks else None)
+        sequence.done = start.length
+        finish = None
+        for token in tokens:
+            picker.resume(token)
+            finish = sequence.accept(token)
+        sequence.release()
+        return sequence, finish
+
+
+async def _send_start(job: Job, asked: Asked, first: Step, resumed: int, here: int | None) -> None:
+    sequence = asked.sequence
+    start = Start(
+        length=sequence.length,
+        rope_delta=sequence.delta,
+        first_token=first.token,
+        seed=sequence.picker.settings.seed,
+        finish=first.finish,
+        here=here,
+        resumed=resumed,
+        layout=TRANSFORMERS,
+        **asked.counts,
+    )
+    await put_start(job, start, asked.ids, asked.params.repetition_penalty)

@@ -1,0 +1,234 @@
+"""The engine of a talker: rows of a thinker in, codec codes out, while the thinker is still writing."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as Rows
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from omnibus.errors import BadRequest, ContextTooLong
+from omnibus.executor.runner import Item, Job
+from omnibus_models.contract import Code, Prefill, Talker
+from services.component import Source
+from services.llm.engine.decoder import HostedDecoder
+from services.llm.engine.engine import Limits
+from services.llm.engine.params import TalkParams, read, sampling
+from services.llm.engine.sampler import Picker, choose
+from services.llm.engine.sequence import Sequence, Step, relayed
+
+
+@dataclass(frozen=True)
+class TalkSettings:
+    """Limits of one talker.
+
+    ``slots``, ``context``, ``share``, ``threads``: as for a thinker. ``first``: codes, or frames, in the first
+    chunk, ``chunk``: in every other; 0: as the model's vocoder likes them.
+    """
+
+    slots: int = 16
+    context: int = 0
+    share: int = 512
+    threads: int = 1
+    first: int = 0
+    chunk: int = 0
+
+
+class Talking(Sequence):
+    """One answer of a talker, and the thinker's rows that it has not used yet (each [H], on the CPU)."""
+
+    def __init__(
+        self, prefill: Prefill, picker: Picker, ends: frozenset[int], tail: Tensor, inner: Picker | None
+    ) -> None:
+        super().__init__(prefill, picker, picker.settings.max_tokens, ends)
+        self.inner = inner  # chooses the other codes of a frame
+        self.rest: list[int] = []  # the codes after the token in its frame
+        self._rows: deque[Tensor] = deque()
+        self._tail = tail  # [2, H]: the row that ends the text, and the one that pads it for ever
+        self._ended = False
+
+    @property
+    def ready(self) -> bool:
+        return self._ended or bool(self._rows)
+
+    @property
+    def row(self) -> Tensor:
+        """The row of the next step."""
+        return self._rows[0] if self._rows else self._tail[1]
+
+    def extend(self, rows: Tensor) -> None:
+        """Take rows [k, H]."""
+        self._rows.extend(rows)
+
+    def end(self) -> None:
+        """No row will follow."""
+        self._rows.append(self._tail[0])
+        self._ended = True
+
+    def accept(self, token: int) -> str | None:
+        """Take the next code; every code but the first used up a row."""
+        if self.count and self._rows:
+            self._rows.popleft()
+        return super().accept(token)
+
+
+class TalkFeed:
+    """A talker eats its own last code, or frame, together with the thinker's next row, and waits for that row."""
+
+    def __init__(self, talker: Talker) -> None:
+        self._talker = talker
+
+    def ready(self, sequence: Talking) -> bool:
+        return sequence.ready
+
+    def inputs(self, batch: Rows[Talking]) -> Tensor:
+        frames = [[sequence.token, *sequence.rest] if sequence.rest else sequence.token for sequence in batch]
+        codes = torch.tensor(frames, device=self._talker.device)
+        rows = torch.stack([sequence.row for sequence in batch])
+        return self._talker.step_inputs(codes, rows.to(self._talker.device, self._talker.dtype))
+
+    def prefilled(self, sequence: Talking, hidden: Tensor) -> None:
+        """Nobody follows a talker's hidden states."""
+
+    def begun(self, sequence: Talking) -> np.ndarray | None:
+        return None
+
+    def stepped(self, batch: Rows[Talking], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
+        return [None] * len(batch)
+
+    def chosen(
+        self, batch: Rows[Talking], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
+    ) -> list[np.ndarray | None]:
+        """The codes that follow ``tokens`` in their frames, if there are any."""
+        predictor = self._talker.predictor
+        if predictor is None:
+            return sides
+        pickers = [sequence.inner for sequence in batch if sequence.inner is not None]
+        greedy = all(picker.greedy for picker in pickers)
+
+        def pick(logits: Tensor) -> Tensor:
+            # Without a draw nothing has to wait for a device.
+            return logits.argmax(-1) if greedy else torch.tensor(choose(logits, pickers), device=logits.device)
+
+        rest = predictor.rest(hidden, torch.tensor(tokens, device=hidden.device), pick).cpu().numpy()
+        for sequence, codes in zip(batch, rest, strict=True):
+            sequence.rest = codes.tolist()
+        return list(rest)
+
+
+class TalkRunner(HostedDecoder[Talker, Talking]):
+    """A ``Runner`` for talkers.
+
+    Inputs: ``prompt`` (rows [S + 3, H]) and ``layout`` ([k, S]) as ``Item``s, ``rows`` (stream of [k, H]), ``voice``,
+    ``params`` (``TalkParams``). Output: streamed ``codes``, numbers or a list for each frame.
+    """
+
+    def __init__(
+        self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: TalkSettings
+    ) -> None:
+        source = Source(component, family, checkpoint, device, dtype)
+        limits = Limits(settings.slots, settings.context, settings.share)
+        super().__init__(source, settings.threads, limits, TalkFeed)
+        self._settings = settings
+
+    async def run(self, job: Job) -> None:
+        params = read(job.inputs.get("params"), TalkParams)
+        stream = job.stream("rows")
+        first = await anext(stream, None)
+        if first is None or first.array is None:
+            job.close("codes", {"finish_reason": "stop"})
+            return
+        prompt, layout = await job.value("prompt"), await job.value("layout")
+        rows, prompt_rows = _rows(first), _rows(prompt)
+        voice = str(job.inputs.get("voice") or "")
+        prefill = await self._compute(self._start, prompt_rows, _array(layout), rows[0], voice)
+        sequence = self._sequence(prefill, prompt_rows[-2:].clone(), params, job.seed)
+        sequence.extend(rows[1:])
+        async with self._pumped(stream, sequence):
+            with self.engine.admit(sequence):
+                finish = await _codes(job, sequence, *self._sizes)
+        job.close("codes", {"finish_reason": finish})
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """Number of codes in the first message, and in every other message."""
+        return self._settings.first or self.model.bunch, self._settings.chunk or self.model.bunch
+
+    def _start(self, prompt: Tensor, layout: np.ndarray, first: Tensor, voice: str) -> Prefill:
+        device, dtype = self.model.device, self.model.dtype
+        places = torch.tensor(layout, dtype=torch.long, device=device)
+        return self.model.start(prompt.to(device, dtype), places, first.to(device, dtype), voice)
+
+    def _sequence(self, prefill: Prefill, tail: Tensor, params: TalkParams, seed: int) -> Talking:
+        length = prefill.inputs.shape[0]
+        limit = min(params.max_codes or self.model.max_codes, self.model.max_codes, self.context - length)
+        if limit <= 0:
+            raise ContextTooLong(
+                f"the prompt has {length} positions and the talker's context {self.context}; send a shorter prompt",
+                param="messages",
+            )
+        picker = Picker(sampling(params, limit, seed), self.model.vocabulary)
+        return Talking(prefill, picker, self.model.eos, tail, self._inner(picker))
+
+    def _inner(self, picker: Picker) -> Picker | None:
+        if self.model.predictor is None:
+            return None
+        # Other draws than those of the first codes.
+        settings = replace(self.model.predictor.sampling, seed=picker.settings.seed + 1)
+        return Picker(
+            replace(settings, temperature=0.0) if picker.greedy else settings, self.model.predictor.vocabulary
+        )
+
+    @asynccontextmanager
+    async def _pumped(self, stream: AsyncIterator[Item], sequence: Talking) -> AsyncIterator[None]:
+        pump = asyncio.create_task(self._pump(stream, sequence))
+        try:
+            yield
+        finally:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+
+    async def _pump(self, stream: AsyncIterator[Item], sequence: Talking) -> None:
+        with relayed(sequence.inbox):
+            async for item in stream:
+                if item.array is not None:  # what the thinker says at the end has no row
+                    sequence.extend(_rows(item))
+                self.engine.wake()
+            sequence.end()
+            self.engine.wake()
+
+
+async def _codes(job: Job, sequence: Talking, first: int, every: int) -> str:
+    codes: list[Code] = []
+    size = first
+    while True:
+        finish = None
+        for step in await sequence.inbox.take():
+            finish = step.finish
+            codes += [] if finish == "stop" else [_code(step)]
+        if codes and (finish or len(codes) >= size):
+            await job.send("codes", {"codes": codes})
+            codes, size = [], every
+        if finish:
+            return finish
+
+
+def _code(step: Step) -> Code:
+    return step.token if step.side is None else [step.token, *step.side.tolist()]
+
+
+def _rows(item: Any) -> Tensor:
+    # A copy: the view of the arena ends with the job, a step in progress may end one moment later.
+    return torch.tensor(_array(item))
+
+
+def _array(item: Any) -> np.ndarray:
+    if not isinstance(item, Item) or item.array is None:
+        raise BadRequest("a talker's input came without its tensor", param="rows")
+    return item.array

@@ -1,0 +1,52 @@
+"""Data that a thinker sends to a talker: the prompt's rows, their positions and one row per spoken token."""
+
+import numpy as np
+
+from omnibus.executor.runner import Job, RowWriter
+
+
+class Speech:
+    """The talker's inputs of one answer.
+
+    ``most`` is the largest number of rows. ``layout`` int32 [k, S] says where the prompt's rows are; None
+    when somebody else has sent it, and the rows.
+    """
+
+    def __init__(self, job: Job, most: int, layout: np.ndarray | None = None) -> None:
+        self._job = job
+        self._layout = layout
+        self._most = most
+        self._writer: RowWriter | None = None
+        self._sides: list[np.ndarray] = []
+        self._written = 0
+
+    def add(self, side: np.ndarray | None) -> None:
+        """Take what came with a token: the prompt's rows [S + 3, H] with the first, a row [H] with each other."""
+        if side is not None:
+            self._sides.append(side)
+
+    async def send(self, spoken: int) -> None:
+        """Send the prompt, once, and the rows of the first ``spoken`` tokens."""
+        if self._layout is not None:
+            layout, self._layout, prompt = self._layout, None, self._sides.pop(0)
+            await begin(self._job, layout, prompt)
+            await self._open(prompt.shape[1])
+        ready = spoken - self._written
+        rows, self._sides = self._sides[:ready], self._sides[ready:]
+        if rows:
+            writer = self._writer or await self._open(rows[0].shape[0])
+            writer.write(np.stack(rows))
+            self._written += len(rows)
+
+    def close(self, finish: str | None) -> None:
+        self._job.close("rows", {"finish": finish})
+
+    async def _open(self, width: int) -> RowWriter:
+        self._writer = await self._job.rows("rows", max(1, self._most), width, "float32")
+        return self._writer
+
+
+async def begin(job: Job, layout: np.ndarray, prompt: np.ndarray) -> None:
+    """Send ``layout`` and the ``prompt``'s rows [S + 3, H]."""
+    await job.put("layout", {}, layout)
+    await job.put("prompt", {}, prompt)

@@ -1,0 +1,82 @@
+"""The engine of an LLM component: messages and media embeddings in, text out, rows for a talker beside it."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from omnibus.executor.runner import Job
+from services.llm.engine.model import Core
+from services.llm.engine.sequence import Step
+from services.llm.runners.detokenize import Reply
+from services.llm.runners.request import ask
+from services.llm.runners.talker_inputs import Speech
+
+#: Most tokens in one message: those of an earlier attempt are there all at once.
+CHUNK = 256
+
+#: Waits for the next tokens of an answer.
+Take = Callable[[], Awaitable[Sequence[Step]]]
+
+
+class ThinkRunner:
+    """A ``Runner`` for LLMs.
+
+    Inputs: ``messages`` (JSON list, or an ``Item`` of its UTF-8 bytes), ``items`` (``Item`` list of
+    embeddings [n, H] with their meta, in order of appearance), ``params`` (``ThinkParams``), ``voice``.
+    Outputs: streamed ``text``; for a talker ``prompt``, ``layout`` and streamed ``rows``.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    @property
+    def busy(self) -> float:
+        return self._core.busy
+
+    async def load(self) -> None:
+        await self._core.load()
+
+    async def run(self, job: Job) -> None:
+        asked = await ask(self._core, job)
+        sequence, reply = asked.sequence, Reply(self._core.thinker.text, asked.params.stop)
+        speech = None if sequence.voice is None else Speech(job, sequence.limit - 1, asked.layout)
+        with self._core.engine.admit(sequence):
+            await answer(job, sequence.inbox.take, reply, speech)
+        job.close("text", {"finish_reason": reply.finish, "usage": asked.counts | {"completion_tokens": reply.tokens}})
+
+    async def close(self) -> None:
+        await self._core.close()
+
+    def stats(self) -> dict[str, Any]:
+        return self._core.stats()
+
+
+async def answer(job: Job, take: Take, reply: Reply, speech: Speech | None) -> None:
+    """Send text, and rows, as they come, until ``reply`` is finished."""
+    while reply.finish is None:
+        for number, step in enumerate(await take(), 1):
+            if reply.finish is None:  # after a stop string the engine was one step ahead
+                reply.add(step.token, step.finish)
+                if speech is not None:
+                    speech.add(step.side)
+            if not number % CHUNK:
+                await tell(job, reply, speech)
+        await tell(job, reply, speech)
+    if speech is not None:
+        speech.close(reply.finish)
+
+
+async def say(job: Job, reply: Reply, tokens: Sequence[int], finish: str | None) -> None:
+    """Send the text of ``tokens``, the last of which may ``finish`` the answer."""
+    for number, token in enumerate(tokens, 1):
+        reply.add(token, finish if number == len(tokens) else None)
+        if not number % CHUNK or number == len(tokens):
+            await tell(job, reply, None)
+
+
+async def tell(job: Job, reply: Reply, speech: Speech | None) -> None:
+    """Send what is new."""
+    if speech is not None:
+        await speech.send(reply.spoken)
+    chunk = reply.chunk()
+    if chunk is not None:
+        await job.send("text", chunk)

@@ -1,0 +1,224 @@
+"""One engine and what reads requests for it, for all components of an executor that are parts of its model."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
+from itertools import count
+from typing import Any, NamedTuple
+
+from omnibus.errors import BadRequest, StageUnavailable
+from omnibus.executor.runner import Job
+from omnibus_models.contract import Prompt, Reader, Sampling
+from omnibus_models.families import family as find
+from services.component import Compute
+from services.llm.engine.params import ThinkParams, read, room, sampling
+from services.llm.engine.sequence import Step
+from services.llm.runners.request import counts, read_items, read_messages
+from services.llm.runners.thinker import Take
+from services.llm.vllm.protocol import Engine, Generation, Launch, Tokens
+from services.llm.vllm.request import Order, Rest
+from services.llm.vllm.supervisor import Keeper
+
+
+class Inside:
+    """Counts ``seconds`` in which somebody is inside."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._since = 0.0
+        self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds + (time.monotonic() - self._since if self._count else 0.0)
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        if not self._count:
+            self._since = time.monotonic()
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+            if not self._count:
+                self._seconds += time.monotonic() - self._since
+
+
+class Asked(NamedTuple):
+    """One request, ready for the engine. ``order`` is to be closed."""
+
+    params: ThinkParams
+    order: Order
+    limit: int
+    counts: dict[str, int]
+
+
+class Going(NamedTuple):
+    """An answer whose first token was made, until somebody goes on with it: then it is ``taken``.
+
+    ``steps`` were made already; ``held`` are what it needs until its end.
+    """
+
+    number: int
+    invocation: str
+    take: Take
+    steps: Sequence[Step]
+    held: AsyncExitStack
+    taken: asyncio.Event
+
+
+class VllmCore:
+    """The reader of a model, which loads token embeddings and no layers, and its engine in a process of its own.
+
+    Each user calls ``load`` and ``close`` once. ``make`` builds the engine of ``launch``; ``launch.context`` 0
+    is the model's own.
+    """
+
+    def __init__(self, family: str, launch: Launch, make: Callable[[Launch], Engine]) -> None:
+        self._family = family
+        self._launch = launch
+        self._make = make
+        self._keeper = Keeper(launch.component, self._engine)
+        #: Calls functions in the thread in which embeddings are copied.
+        self.hands = Compute(launch.component, max(1, launch.threads))
+        # Tokenising must not wait for embeddings, and a tokeniser is not made for two threads at once.
+        self._words = ThreadPoolExecutor(1, f"{launch.component}-words")
+        self._users = 0
+        self._ids = count(1)
+        self._numbers = count()
+        self._going: dict[int, Going] = {}
+        self.reader: Reader
+
+    @property
+    def serving(self) -> bool:
+        return self._keeper.serving
+
+    @property
+    def engine(self) -> Engine:
+        """The engine. Raises ``StageUnavailable`` while there is none."""
+        return self._keeper.engine
+
+    @property
+    def slots(self) -> int:
+        return self._launch.slots
+
+    async def load(self) -> None:
+        self._users += 1
+        if self._users > 1:
+            return
+        launch = self._launch
+        self.reader = await self.hands(find(self._family).reader, launch.checkpoint, launch.dtype)
+        context = min(launch.context or self.reader.context, self.reader.context)
+        self._launch = replace(launch, context=context, rows=self.reader.speaks)
+        await self._keeper.start()
+
+    async def close(self) -> None:
+        self._users -= 1
+        if self._users > 0:
+            return
+        await self._keeper.close()
+        await self.hands.close()
+        await asyncio.to_thread(self._words.shutdown, cancel_futures=True)
+
+    def stats(self) -> dict[str, Any]:
+        state = {"serving": self.serving, "restarts": self._keeper.restarts, "slots": self._launch.slots}
+        return {**state, **self.engine.stats()} if self.serving else state
+
+    def _engine(self) -> Engine:
+        return self._make(self._launch)
+
+    # Requests
+
+    async def ask(self, job: Job) -> Asked:
+        """Read the inputs of a think or prefill ``job``: ``messages``, ``items``, ``params``, ``voice``."""
+        params = read(job.inputs.get("params"), ThinkParams)
+        if params.say is not None:
+            raise BadRequest("vLLM chooses every token itself: a given text is said by transformers", param="say")
+        voice = self._voice(job)
+        prompt = await self._prompt(job)
+        items = await read_items(job)
+        order = await self.hands(Order, self.reader, prompt, items, voice)
+        try:
+            limit = self.limit(len(order.ids), params)
+        except BaseException:
+            order.close()
+            raise
+        return Asked(params, order, limit, counts(len(order.ids), items))
+
+    def limit(self, length: int, params: ThinkParams) -> int:
+        """Most tokens of an answer to a prompt of ``length`` tokens. Raises ``ContextTooLong``, ``BadRequest``."""
+        return room(self._launch.context, length, params.max_tokens)
+
+    async def _prompt(self, job: Job) -> Prompt:
+        messages = await read_messages(job)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._words, self.reader.prompt, messages, self._launch.context)
+
+    def _voice(self, job: Job) -> str | None:
+        if not job.wants("prompt"):
+            return None
+        if not self.reader.speaks:
+            raise BadRequest("this model has no voice; ask for text only", param="modalities")
+        return str(job.inputs.get("voice") or "")
+
+    def generation(self, asked: Asked, seed: int, **more: Any) -> Generation:
+        """Build the engine's request; ``seed`` is the invocation's, ``more`` are fields of ``Generation``."""
+        order, params = asked.order, asked.params
+        usual = {
+            "ids": order.ids,
+            "media": order.media,
+            "positions": order.positions,
+            "parcel": None if order.parcel is None else order.parcel.place,
+            "rows": None if order.voice is None else order.voice.rows.place,
+            "sampling": self.sampling(params, asked.limit, seed),
+        }
+        return self.order(params, **{**usual, **more})
+
+    def order(self, params: ThinkParams, **fields: Any) -> Generation:
+        """A ``Generation`` with a number of its own."""
+        return Generation(id=str(next(self._ids)), ends=self.ends(params), **fields)
+
+    def sampling(self, params: ThinkParams, limit: int, seed: int) -> Sampling:
+        return replace(sampling(params, limit, seed), ignore_eos=params.ignore_eos)
+
+    def ends(self, params: ThinkParams) -> frozenset[int]:
+        """The tokens that end an answer."""
+        return frozenset() if params.ignore_eos else self.reader.eos
+
+    def take(self, stream: Any, voice: Rest | None) -> Take:
+        """Return a function that waits for the next tokens of ``stream``, and for a talker's input with them."""
+
+        async def take() -> Sequence[Step]:
+            tokens: Tokens = await anext(stream)
+            sides = [None] * len(tokens.ids) if voice is None else await self.hands(voice.sides, tokens.ids)
+            steps = [Step(token, None, side) for token, side in zip(tokens.ids, sides, strict=True)]
+            return [*steps[:-1], steps[-1]._replace(finish=tokens.finish)]
+
+        return take
+
+    # From a prefill to a decode in this process, without moving anything
+
+    @contextmanager
+    def going(self, invocation: str, take: Take, steps: Sequence[Step], held: AsyncExitStack) -> Iterator[Going]:
+        """Offer an answer to the decode of the same ``invocation`` that names its number, inside of the block."""
+        number = next(self._numbers)
+        going = self._going[number] = Going(number, invocation, take, steps, held, asyncio.Event())
+        try:
+            yield going
+        finally:
+            self._going.pop(number, None)
+
+    def resume(self, invocation: str, number: int) -> tuple[Take, Sequence[Step], AsyncExitStack]:
+        """Take over an offered answer: return its ``Take``, the steps already made, and what to close at its end.
+
+        Raises ``StageUnavailable``.
+        """
+        going = self._going.get(number)
+        if going is None or going.invocation != invocation or going.taken.is_set():
+            raise StageUnavailable("the prefill of this answer is gone; send the request again")
+        going.taken.set()
+        return going.take, going.steps, going.held.pop_all()

@@ -1,0 +1,144 @@
+"""Interface that a version of vLLM has to provide. Small and without any of its types."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from omnibus_models.contract import Sampling
+from services.llm.vllm.shared_memory import Place
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Parameters for the start of an engine.
+
+    ``slots``: most sequences in one step. ``context``: longest sequence. ``step_tokens``: most prompt
+    tokens in one step. ``kv_bytes``: of the KV cache, 0: the engine's choice. ``threads``: of the
+    CPU, 0: the engine's choice. ``memory``: share of a GPU's memory. ``rows``: whether hidden rows are
+    asked for. ``halves``: whether caches of prompts come and go.
+    """
+
+    component: str
+    checkpoint: Path
+    device: str
+    dtype: str
+    slots: int
+    context: int
+    step_tokens: int
+    kv_bytes: int
+    memory: float
+    tensor_parallel: int
+    eager: bool
+    threads: int
+    rows: bool = False
+    halves: bool = False
+
+
+@dataclass(frozen=True)
+class Medium:
+    """One media item of a prompt.
+
+    ``key`` is a hash of the embedding and its meta data: what has the same key is the same. Its rows
+    replace the prompt's ids from ``start`` on; ``shape`` [n, H] lies at ``offset`` of the request's parcel
+    in the engine's dtype.
+    """
+
+    key: str
+    modality: str
+    start: int
+    shape: tuple[int, int]
+    offset: int
+
+
+class Positions(NamedTuple):
+    """Rotary positions of a prompt: int32 [axes, T], and what is added to those of generated tokens."""
+
+    prompt: Tensor
+    delta: int
+
+
+class Layout(NamedTuple):
+    """Memory layout of an engine's caches: uint8 [layers, blocks, ``nbytes``] with ``tokens`` tokens in a block.
+
+    Engines with the same ``name`` read each other's. ``blocks`` are all that this one has for its sequences.
+    """
+
+    name: str
+    layers: int
+    nbytes: int
+    tokens: int
+    blocks: int
+
+    def count(self, length: int) -> int:
+        """Blocks of a sequence of ``length`` tokens."""
+        return -(-length // self.tokens)
+
+
+class Taken(NamedTuple):
+    """A cache that was made elsewhere: of the first ``length`` ids, which need not be the true ones.
+
+    ``delta`` is added to rotary positions behind it; ``draws`` is how many random numbers the sequence has used.
+    """
+
+    place: Place
+    length: int
+    delta: int
+    draws: int
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One request.
+
+    ``positions`` None: counted from 0. ``rows`` is where the hidden row of each position goes, float32 [H]
+    one after the other. ``gives`` is where the cache of the prompt goes.
+    """
+
+    id: str
+    ids: Sequence[int]
+    media: Sequence[Medium]
+    positions: Positions | None
+    parcel: Place | None
+    rows: Place | None
+    sampling: Sampling
+    ends: frozenset[int]
+    gives: Place | None = None
+    takes: Taken | None = None
+
+
+class Tokens(NamedTuple):
+    """The next tokens. ``finish`` is ``stop`` or ``length`` with the last ones."""
+
+    ids: Sequence[int]
+    finish: str | None
+
+
+class Engine(Protocol):
+    """One engine, started once. All of it is called on the event loop."""
+
+    @property
+    def layout(self) -> Layout:
+        """Memory layout of the engine's caches; known once a launch with ``halves`` was started."""
+
+    async def start(self) -> None:
+        """Load the weights; takes long. Raises whatever the library raises."""
+
+    def generate(self, asked: Generation) -> AsyncGenerator[Tokens, None]:
+        """Tokens as they come; closing the generator aborts the request within a step.
+
+        The rows of all positions but the last are written before its token comes, and the cache that is
+        given before the first token. Raises ``BadRequest``,
+        ``StageFailed``, and ``StageUnavailable`` once the engine is dead.
+        """
+
+    async def ended(self) -> None:
+        """Wait until the engine is dead."""
+
+    async def stop(self) -> None:
+        """End it and everything it has started. Stopping twice is harmless."""
+
+    def stats(self) -> dict[str, Any]:
+        """Counters: parameters, used, waiting, tokens, prompt_tokens, kv_usage, prefix_hit_rate."""

@@ -1,0 +1,137 @@
+"""A request as the engine takes it: ids, embeddings in shared memory, and what is kept for a talker."""
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from omnibus.errors import BadRequest, StageFailed
+from omnibus.executor.runner import Item
+from omnibus_models.contract import Encoded, Prefill, Prompt, Reader
+from services.llm.vllm.protocol import Medium, Positions
+from services.llm.vllm.shared_memory import Memory
+
+#: Offsets of embeddings are multiples of this, so that any dtype can be read in place.
+_ALIGNED = 64
+_FLOATS = (np.float16, np.float32)
+_ROW = np.dtype(np.float32)
+
+
+class Order:
+    """One request; everything here runs in a thread, and nothing invalid comes out of it.
+
+    Raises ``BadRequest`` for items that are not those of the prompt, and ``ContextTooLong``.
+    """
+
+    def __init__(self, reader: Reader, prompt: Prompt, items: Sequence[Item], voice: str | None) -> None:
+        media = [Encoded(_embedding(item), item.data) for item in items]
+        layout = reader.layout(prompt, media)
+        self.ids = layout.ids
+        self.positions: Positions | None = None
+        self.parcel = Memory() if media else None
+        self.media: list[Medium] = []
+        if self.parcel is not None:
+            # An item with text between its rows is as many items for an engine.
+            for run in layout.runs(media):
+                rows = media[run.item].embeds[run.rows].to(reader.dtype)
+                self.media.append(_packed(self.parcel, items[run.item], rows, run.start))
+            self.positions = Positions(layout.positions.to(torch.int32), layout.delta)
+        self.voice: Voice | None = None if voice is None else Voice(reader, reader.assemble(prompt, media), voice)
+
+    def close(self) -> None:
+        """Let go of the memory. The engine has its own descriptor as soon as it reads."""
+        if self.parcel is not None:
+            self.parcel.close()
+        if self.voice is not None:
+            self.voice.close()
+
+
+class Rest:
+    """Talker inputs of one request after its ``first`` token, a row with each other; ``length`` is the prompt's.
+
+    The rows of the prompt are not looked at.
+    """
+
+    def __init__(self, reader: Reader, length: int, first: Sequence[int]) -> None:
+        self.rows = Memory()
+        self._reader = reader
+        self._length = length
+        self._last = list(first)  # the last token, none before the first
+        self._count = 0
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.rows.close()
+
+    def sides(self, tokens: Sequence[int]) -> list[np.ndarray]:
+        """Return the talker's input for each of the next ``tokens``.
+
+        Runs in a thread; raises ``StageFailed`` without hidden rows.
+        """
+        found: list[np.ndarray] = []
+        # The row of a token is made of the one before it.
+        eaten = [*self._last, *tokens][:-1]
+        if eaten:
+            hidden = self._hidden(self._length + self._count, len(eaten))
+            found.extend(_numpy(self._reader.talker_row(self._reader.embed(torch.tensor(eaten)), hidden)))
+            self._count += len(eaten)
+        self._last = list(tokens[-1:]) or self._last
+        return found
+
+    def _hidden(self, first: int, count: int) -> Tensor:
+        width = self._reader.width * _ROW.itemsize
+        found = self.rows.read(first * width, count * width)
+        if found is None:
+            raise StageFailed("the engine has not given its hidden rows; without them there is no speech")
+        rows = np.frombuffer(bytearray(found), _ROW).reshape(count, self._reader.width)
+        return torch.from_numpy(rows).to(self._reader.dtype)
+
+
+class Voice(Rest):
+    """Talker inputs of one request: the prompt's rows with the first token, a row with each other."""
+
+    def __init__(self, reader: Reader, prefill: Prefill, voice: str) -> None:
+        super().__init__(reader, prefill.inputs.shape[0], [])
+        self.layout = prefill.layout.numpy()
+        self._prefill = prefill
+        self._voice = voice
+        # An unknown voice is the client's fault, and better found before the engine works.
+        reader.talker_prompt(prefill, torch.zeros_like(prefill.inputs), voice)
+
+    def sides(self, tokens: Sequence[int]) -> list[np.ndarray]:
+        if self._last or not tokens:
+            return super().sides(tokens)
+        hidden = self._hidden(0, self._length)
+        prompt = _numpy(self._reader.talker_prompt(self._prefill, hidden, self._voice))
+        return [prompt, *super().sides(tokens)]
+
+
+def _embedding(item: Item) -> Tensor:
+    array = item.array
+    if array is None or array.ndim != 2 or array.dtype not in _FLOATS:
+        raise BadRequest("a media item has no embedding of float numbers and shape [tokens, width]", param="items")
+    if not np.isfinite(array).all():
+        raise BadRequest("a media item's embedding holds values that are not numbers", param="items")
+    return torch.from_numpy(array)
+
+
+def _packed(parcel: Memory, item: Item, embeds: Tensor, start: int) -> Medium:
+    words = embeds.contiguous().view(torch.uint8).numpy()
+    offset = parcel.append(words)
+    parcel.append(np.zeros(-words.size % _ALIGNED, np.uint8))
+    return Medium(_key(words, item.data), item.data["modality"], start, (embeds.shape[0], embeds.shape[1]), offset)
+
+
+def _key(words: np.ndarray, meta: Mapping[str, Any]) -> str:
+    # Equal rows on another grid are another item: the model looks at them from other positions.
+    digest = blake2b(json.dumps(meta, sort_keys=True).encode(), digest_size=16)
+    digest.update(words.data)
+    return digest.hexdigest()
+
+
+def _numpy(tensor: Tensor) -> np.ndarray:
+    return tensor.float().numpy()

@@ -1,0 +1,258 @@
+"""AsyncLLM of vLLM 0.32 behind ``services.llm.vllm.protocol.Engine``."""
+
+import asyncio
+import functools
+import json
+import os
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from omnibus_models import torchvision_cpu
+
+torchvision_cpu.install()
+
+from omnibus.errors import BadRequest, Fatal, OmnibusError, StageFailed, StageUnavailable  # noqa: E402
+from services.llm.vllm.protocol import Generation, Launch, Layout, Tokens  # noqa: E402
+from services.llm.vllm.v032 import process as v032_process  # noqa: E402
+
+#: Modalities whose towers are not loaded.
+_TOWERS = ("image", "video", "audio")
+_STOPPED_WITHIN = 5.0  # seconds; then the engine core is killed
+#: Of the KV cache on a CPU, where vLLM would take nearly all of the machine's memory.
+_CPU_KV = 512 << 20
+
+
+class Core:
+    """One engine core in a process of its own, and the client that talks to it."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._llm: Any = None
+        self._parameters = 0
+        self._layout: Layout | None = None
+        self._ended = asyncio.Event()
+        self._sentinels: list[int] = []
+        # The engine core dies with the thread that has started it, so this thread stays.
+        self._thread = ThreadPoolExecutor(1, f"{launch.component}-vllm")
+
+    async def start(self) -> None:
+        _environment(self._launch)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self._construct)
+        for process in self._llm.engine_core.resources.engine_manager.processes:
+            self._sentinels.append(process.sentinel)
+            loop.add_reader(process.sentinel, self._died)
+        self._parameters = sum(await self._llm.collective_rpc("omnibus_begin", args=(self._launch.rows,)))
+        if self._launch.halves:
+            [found] = await self._llm.collective_rpc("omnibus_cache")
+            self._layout = Layout(**found)
+
+    @property
+    def layout(self) -> Layout:
+        if self._layout is None:
+            raise Fatal("this engine was not started for halves of a model")
+        return self._layout
+
+    async def generate(self, asked: Generation) -> AsyncGenerator[Tokens, None]:
+        from vllm.exceptions import VLLMValidationError
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        try:
+            async with aclosing(self._llm.generate(*_request(asked))) as outputs:
+                async for output in outputs:
+                    tokens = _tokens(output)
+                    if tokens is not None:
+                        yield tokens
+        except EngineDeadError:
+            raise self._unavailable() from None
+        except VLLMValidationError as error:
+            raise BadRequest(f"the engine does not take this request: {error}") from None
+        except EngineGenerateError as error:
+            raise self._unavailable() if self._llm.errored else _failure(error) from None
+
+    async def ended(self) -> None:
+        await self._ended.wait()
+
+    async def stop(self) -> None:
+        self._part()
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._shut)
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def stats(self) -> dict[str, Any]:
+        return {"parameters": self._parameters, **self._counts.json()}
+
+    def _unavailable(self) -> StageUnavailable:
+        name = self._launch.component
+        return StageUnavailable(f"the engine of {name} died; it is started again, send the request again", stage=name)
+
+    def _died(self) -> None:
+        self._part()
+        self._ended.set()
+
+    def _part(self) -> None:
+        """Tell whoever waits for tokens that there will be none, and listen no more."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self._llm is not None:
+            self._llm.output_processor.propagate_error(EngineDeadError())
+            if self._llm.output_handler is not None:
+                self._llm.output_handler.cancel()
+        for sentinel in self._sentinels:
+            asyncio.get_running_loop().remove_reader(sentinel)
+        self._sentinels.clear()
+
+    # In the thread
+
+    def _construct(self) -> None:
+        from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.engine.core import EngineCoreProc
+
+        from services.llm.vllm.v032 import model_registry
+        from services.llm.vllm.v032.stats import Counts, Meter, tell_own
+
+        model_registry.register(_architectures(self._launch.checkpoint))
+        self._counts = Counts()
+        target = EngineCoreProc.__dict__["run_engine_core"]
+        EngineCoreProc.run_engine_core = functools.partial(v032_process.run, parent=os.getpid())
+        try:
+            config = _arguments(self._launch).create_engine_config()
+            _require_kernels(config)
+            self._llm = AsyncLLM.from_vllm_config(
+                config, stat_loggers=[functools.partial(Meter, counts=self._counts)], disable_log_stats=True
+            )
+        finally:
+            EngineCoreProc.run_engine_core = target
+        tell_own()
+
+    def _shut(self) -> None:
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            llm.shutdown(timeout=_STOPPED_WITHIN)
+
+
+def _environment(launch: Launch) -> None:
+    """vLLM takes these from the environment alone; what an operator has set stays."""
+    wanted = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads and connections: no forks of it
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # ``tap`` knows the first one
+    }
+    if launch.device == "cpu":
+        wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker lives in the engine core's process
+        if launch.threads:
+            wanted |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(launch.threads)}
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
+
+
+def _arguments(launch: Launch) -> Any:
+    from vllm.config import ECTransferConfig, KVTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    cpu = launch.device == "cpu"
+    return AsyncEngineArgs(
+        model=str(launch.checkpoint),
+        dtype=launch.dtype,
+        seed=0,
+        max_model_len=launch.context,
+        max_num_seqs=launch.slots,
+        max_num_batched_tokens=max(launch.slots, min(launch.step_tokens, launch.context)),
+        kv_cache_memory_bytes=launch.kv_bytes or (_CPU_KV if cpu else None),
+        block_size=32 if cpu else None,
+        enforce_eager=cpu or launch.eager,
+        gpu_memory_utilization=launch.memory,
+        tensor_parallel_size=launch.tensor_parallel,
+        limit_mm_per_prompt=dict.fromkeys(_TOWERS, 0),
+        enable_mm_embeds=True,
+        skip_mm_profiling=True,
+        mm_processor_cache_gb=0,
+        ec_transfer_config=ECTransferConfig(
+            ec_connector="EmbeddingConnector",
+            ec_connector_module_path="services.llm.vllm.v032.embedding_connector",
+            ec_role="ec_consumer",
+        ),
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="CacheConnector",
+            kv_connector_module_path="services.llm.vllm.v032.kv_connector",
+            kv_role="kv_both",
+        )
+        if launch.halves
+        else None,
+        worker_extension_cls="services.llm.vllm.v032.worker.Worker",
+    )
+
+
+def _require_kernels(config: Any) -> None:
+    """vLLM itself finds out at the first step, and dies."""
+    if config.device_config.device_type != "cpu":
+        return
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    size, sizes = config.model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+    if size not in sizes:
+        raise Fatal(
+            f"this model has heads of {size}, and vLLM's kernels for CPUs take only {', '.join(map(str, sizes))}; "
+            "use services.engines:transformers for it"
+        )
+
+
+def _architectures(checkpoint: Path) -> list[str]:
+    found: list[str] = json.loads((checkpoint / "config.json").read_text()).get("architectures", [])
+    return found
+
+
+def _request(asked: Generation) -> tuple[Any, Any, str]:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    from services.llm.vllm.v032.hidden_states import ASKED
+    from services.llm.vllm.v032.inputs import engine_input
+    from services.llm.vllm.v032.kv_connector import GIVES, TAKES
+
+    extra: dict[str, Any] = {}
+    if asked.media:
+        items = {medium.key: [medium.offset, *medium.shape] for medium in asked.media}
+        extra["ec_transfer_params"] = {"place": asked.parcel, "items": items}
+    if asked.rows is not None:
+        extra[ASKED] = asked.rows
+    if asked.gives is not None:
+        extra[GIVES] = asked.gives
+    if asked.takes is not None:
+        extra[TAKES] = asked.takes._asdict()
+    chosen = asked.sampling
+    params = SamplingParams(
+        max_tokens=chosen.max_tokens,
+        temperature=chosen.temperature,
+        top_p=chosen.top_p,
+        top_k=chosen.top_k,
+        repetition_penalty=chosen.repetition_penalty,
+        seed=chosen.seed % 2**63,
+        ignore_eos=chosen.ignore_eos,
+        stop_token_ids=sorted(asked.ends),
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        # A row that is taken from the cache would not be computed, and so not be seen. Those of a prompt whose
+        # cache comes from elsewhere have been seen there.
+        skip_reading_prefix_cache=asked.rows is not None and asked.takes is None,
+        extra_args=extra,
+    )
+    return engine_input(asked), params, asked.id
+
+
+def _tokens(output: Any) -> Tokens | None:
+    [answer] = output.outputs
+    ids, finish = list(answer.token_ids), answer.finish_reason
+    if finish in (None, "stop", "length"):
+        return Tokens(ids, finish) if ids else None
+    raise StageFailed(f"the engine ended this request ({finish}); send it again")
+
+
+def _failure(error: Exception) -> OmnibusError:
+    cause = error.__cause__
+    return cause if isinstance(cause, OmnibusError) else StageFailed(f"the engine failed on this request: {cause!r}")

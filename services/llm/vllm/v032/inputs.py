@@ -1,0 +1,45 @@
+"""A prompt as vLLM's processors would have made it, from ids and positions alone: no pixels, no samples."""
+
+from collections import defaultdict
+from uuid import uuid4
+
+import torch
+from vllm.inputs import EngineInput
+from vllm.inputs.engine import mm_input, tokens_input
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+    PlaceholderRange,
+)
+
+from services.llm.vllm.protocol import Generation, Positions
+
+#: Under which names the first media item of a prompt carries the positions of all of it.
+POSITIONS, DELTA = "omnibus_positions", "omnibus_delta"
+
+
+def engine_input(asked: Generation) -> EngineInput:
+    """The input of ``asked``."""
+    if asked.takes is not None:
+        # Its ids are not the true ones, so nobody else may find its blocks by them.
+        return tokens_input(list(asked.ids), cache_salt=uuid4().hex)
+    if not asked.media:
+        return tokens_input(list(asked.ids))
+    items: dict[str, list[MultiModalKwargsItem]] = defaultdict(list)
+    keys: dict[str, list[str]] = defaultdict(list)
+    places: dict[str, list[PlaceholderRange]] = defaultdict(list)
+    for index, medium in enumerate(asked.media):
+        items[medium.modality].append(_item(None if index else asked.positions))
+        keys[medium.modality].append(medium.key)
+        places[medium.modality].append(PlaceholderRange(offset=medium.start, length=medium.shape[0]))
+    return mm_input(list(asked.ids), MultiModalKwargsItems(items), keys, places)
+
+
+def _item(positions: Positions | None) -> MultiModalKwargsItem:
+    if positions is None:
+        return MultiModalKwargsItem({})
+    field = MultiModalBatchedField(keep_on_cpu=True)
+    found = {POSITIONS: positions.prompt, DELTA: torch.tensor(positions.delta)}
+    return MultiModalKwargsItem({name: MultiModalFieldElem(value, field) for name, value in found.items()})

@@ -1,0 +1,22 @@
+"""Registration of the classes that run a model's layers."""
+
+from collections.abc import Iterable
+from typing import Any
+
+
+def register(architectures: Iterable[str]) -> None:
+    """Import the classes of ``architectures`` here, before vLLM starts a process to look at each of them."""
+    from vllm import ModelRegistry
+
+    for name in architectures:
+        known = ModelRegistry.models.get(name)
+        if known is not None:
+            ModelRegistry.register_model(name, _own(name) or known.load_model_cls())
+
+
+def _own(name: str) -> Any:
+    if name == "Qwen3VLForConditionalGeneration":
+        from services.llm.vllm.v032.qwen3_vl import Qwen3VLWithoutTower
+
+        return Qwen3VLWithoutTower
+    return None

@@ -1,0 +1,36 @@
+"""The first thing that runs in the process of an engine core. Imports nothing of vLLM before ``run``."""
+
+import ctypes
+import os
+import signal
+import sys
+from typing import Any
+
+import torch
+
+from omnibus_models import torchvision_cpu
+
+# A spawned process imports this module for its target, before it imports vLLM for its arguments, and
+# vLLM imports torchvision as soon as it sees it.
+torchvision_cpu.install()
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def run(*args: Any, parent: int, **kwargs: Any) -> None:
+    """An engine core that dies with ``parent`` and hears none of its terminal's signals."""
+    if sys.platform == "linux":
+        # The kernel watches the thread that has started this process; see ``Core._thread``.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:
+            os._exit(1)
+    os.setpgrp()
+    from vllm.v1.engine import core
+
+    from services.llm.vllm.v032 import model_registry, worker
+
+    config = kwargs["vllm_config"]
+    model_registry.register(config.model_config.architectures)
+    if config.device_config.device_type == "cpu":
+        torch.Generator = worker.Rewinding  # type: ignore[misc]
+    core.EngineCoreProc.run_engine_core(*args, **kwargs)

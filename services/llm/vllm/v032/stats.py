@@ -1,0 +1,83 @@
+"""Statistics of the scheduler with every step, and the metrics that vLLM gives to Prometheus."""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import prometheus_client
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from vllm.config import VllmConfig
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from omnibus.metrics.collectors import REGISTRY
+
+
+class Counts:
+    """The last and the summed values; small JSON."""
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.waiting = 0
+        self.kv_usage = 0.0
+        self.tokens = 0
+        self.prompt_tokens = 0
+        self.preempted = 0
+        self._queries = 0
+        self._hits = 0
+
+    def take(self, scheduler: Any, iteration: Any) -> None:
+        """Take the stats of one step."""
+        if scheduler is not None:
+            self.used = scheduler.num_running_reqs
+            self.waiting = scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs
+            self.kv_usage = scheduler.kv_cache_usage
+            self._queries += scheduler.prefix_cache_stats.queries
+            self._hits += scheduler.prefix_cache_stats.hits
+        if iteration is not None:
+            self.tokens += iteration.num_generation_tokens
+            self.prompt_tokens += iteration.num_prompt_tokens
+            self.preempted += iteration.num_preempted_reqs
+
+    def json(self) -> dict[str, Any]:
+        """Return the counts in the form in which the runner's ``stats`` shows them."""
+        return {
+            "used": self.used,
+            "waiting": self.waiting,
+            "tokens": self.tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "preempted": self.preempted,
+            "kv_usage": round(self.kv_usage, 4),
+            "prefix_hit_rate": round(self._hits / self._queries, 4) if self._queries else 0.0,
+        }
+
+
+class Meter(StatLoggerBase):
+    """vLLM's interface to ``Counts``."""
+
+    def __init__(self, vllm_config: VllmConfig, engine_index: int = 0, counts: Counts | None = None) -> None:
+        self._counts = counts or Counts()
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        self._counts.take(scheduler_stats, iteration_stats)
+
+    def log_engine_initialized(self) -> None:
+        """The runner says that it is ready."""
+
+
+class Own(Collector):
+    """vLLM's metrics, which it keeps in the registry of the process, under its own names."""
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())  # an engine that is started again has new ones
+
+    def collect(self) -> Iterator[Metric]:
+        return (family for family in prometheus_client.REGISTRY.collect() if family.name.startswith("vllm:"))
+
+
+@cache
+def tell_own() -> None:
+    """From now on they are among the metrics of this process."""
+    REGISTRY.register(Own())

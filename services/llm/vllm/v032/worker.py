@@ -1,0 +1,91 @@
+"""Additions to vLLM's workers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from services.llm.vllm.v032.hidden_states import Rows
+from services.llm.vllm.v032.inputs import DELTA, POSITIONS
+from services.llm.vllm.v032.kv_connector import TAKES, CacheConnector, asked
+
+
+class Worker:
+    """Mixed into the worker's class; called once, by name, before the first request."""
+
+    model_runner: Any
+
+    def omnibus_begin(self, rows: bool) -> int:
+        """Take positions as requests bring them and, with ``rows``, write hidden rows.
+
+        Returns how many parameters this worker holds.
+        """
+        runner = self.model_runner
+        model = runner.get_model()
+        if hasattr(model, "get_mrope_input_positions"):
+            model.get_mrope_input_positions = _brought(model.get_mrope_input_positions)
+        # One worker has the rows, and has them whole.
+        if rows and get_tp_group().is_first_rank and get_pp_group().is_last_rank:
+            runner._model_forward = Rows(runner, runner._model_forward)
+        runner._update_states = _resumed(runner, runner._update_states)
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    def omnibus_cache(self) -> dict[str, Any]:
+        """The fields of ``Layout``."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        connector = cast(CacheConnector, get_kv_transfer_group())
+        return connector.layout(self.model_runner.attn_groups[0][0].backend.get_name())
+
+
+class Rewinding(torch.Generator):
+    """A CPU's generator that can be rewound.
+
+    vLLM draws a token for each step of a prompt and takes all draws but the last one back, by an offset
+    that generators of a CPU do not have. Before the last step nothing else was drawn.
+    """
+
+    def get_offset(self) -> int:
+        return 0
+
+    def set_offset(self, offset: int) -> torch.Generator:
+        return self.manual_seed(self.initial_seed())
+
+
+def _resumed(runner: Any, update: Callable[..., Any]) -> Callable[..., Any]:
+    # A sequence whose first tokens were made elsewhere goes on where it was: its positions and its random numbers.
+    def updated(scheduled: SchedulerOutput) -> Any:
+        new = [one for one in scheduled.scheduled_new_reqs if TAKES in asked(one.sampling_params)]
+        found = update(scheduled)
+        for one in new:
+            state, taken = runner.requests[one.req_id], asked(one.sampling_params)[TAKES]
+            if state.mrope_positions is not None:
+                state.mrope_positions = state.mrope_positions + taken["delta"]
+                state.mrope_position_delta = taken["delta"]
+            if state.generator is not None:
+                for _ in range(taken["draws"]):
+                    _draw(runner, state.generator)
+        return found
+
+    return updated
+
+
+def _draw(runner: Any, generator: torch.Generator) -> None:
+    """Draw random numbers as vLLM does for one token, on a CPU and on a GPU."""
+    if runner.device.type == "cpu":
+        torch.randint(0, 2**31, (1,), generator=generator)
+    else:
+        torch.empty(runner.input_batch.vocab_size, device=runner.device).exponential_(generator=generator)
+
+
+def _brought(count: Callable[..., tuple[torch.Tensor, int]]) -> Callable[..., tuple[torch.Tensor, int]]:
+    # vLLM's own positions differ from the library's for videos; one truth is enough, and the family has it.
+    def positions(ids: Sequence[int], features: Sequence[Any]) -> tuple[torch.Tensor, int]:
+        for feature in features:
+            if feature.data is not None and POSITIONS in feature.data:
+                return feature.data[POSITIONS].data.long(), int(feature.data[DELTA].data)
+        return count(ids, features)
+
+    return positions

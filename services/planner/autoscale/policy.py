@@ -1,0 +1,257 @@
+"""Policy that decides when a measured load calls for another plan. Pure: no I/O, and the clock is given.
+
+    expected = adapt.expected(loads)     # what to plan for; None: too little is known
+    verdict = adapt.judge(scene)         # keep, other path rates alone, or the best plan
+
+Goal "throughput": the best plan serves more than ``margin`` more of what comes than the same replicas would with
+path rates of its own, and has done so for ``hold`` seconds, twice as long while the mix still changes. Goal "gpus":
+up at once when less than half of the headroom is left; down when fewer GPUs have been enough for long, counted in
+starts of an executor, for the highest rate of that time. What requests cost follows from their tokens: longer ones
+count as more.
+
+Executors that start serve nobody, so a change must be worth them: what it gains, in GPUs, as long as the load
+lasts must be more than the GPU-seconds of the starts. A load is taken to last as long as the plan before it did,
+and one ``cooldown`` at least. Two changes are always one ``cooldown`` apart.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import NamedTuple
+
+import msgspec
+
+from services.planner.optimize.load import Loads, ModelLoad
+
+#: Two deployments that differ by less than this part serve the same: models and measurements are no finer.
+SAME = 0.02
+#: The part of its requests that may have become of another type within half a window while a mix counts as steady.
+STEADY = 0.05
+#: Fewer GPUs must have been enough for so many starts of an executor.
+STARTS = 5.0
+#: A gain is no more than this: what serves nothing now would gain without end.
+_MUCH = 100.0
+
+
+class Rules(NamedTuple):
+    """``margin`` is a part of the capacity; fewer than ``least`` requests in a ``window`` say nothing. In seconds."""
+
+    window: float = 15.0
+    margin: float = 0.1
+    hold: float = 30.0
+    cooldown: float = 60.0
+    least: int = 30
+
+
+class Goal(NamedTuple):
+    """Planning goal of a model: the fewest ``gpus`` for its rate and ``headroom``, or most requests.
+
+    ``rate`` in req/s is what it was planned for before anything was measured.
+    """
+
+    gpus: bool = False
+    headroom: float = 0.0
+    rate: float = 0.0
+
+
+class Deployment(NamedTuple):
+    """Capacity of a deployment for the requests that come, in req/s by model.
+
+    ``gpus`` are those of its executors; ``starts`` the GPU-seconds until those serve that do not run yet.
+    """
+
+    capacity: Mapping[str, float]
+    gpus: float = 0.0
+    starts: float = 0.0
+
+
+class Scene(NamedTuple):
+    """The measured load, and for it what runs, the same replicas with the best path rates, and the best of all."""
+
+    load: Loads
+    now: Deployment
+    rerouted: Deployment
+    best: Deployment
+
+
+class Verdict(Enum):
+    """Decision: keep the plan, change its path rates alone, or plan again."""
+
+    KEEP = "keep"
+    REROUTE = "reroute"
+    REPLAN = "replan"
+
+
+class Adapt:
+    """Judges the load of models that are planned together, of which ``goals`` says what they are planned for.
+
+    ``start`` is how many seconds an executor takes to be ready. ``clock`` tells seconds.
+    """
+
+    def __init__(
+        self,
+        goals: Mapping[str, Goal],
+        rules: Rules = Rules(),  # noqa: B008 a constant
+        start: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._goals = dict(goals)
+        self._rules = rules
+        self._patience = max(rules.hold, STARTS * start)
+        self._clock = clock
+        self._began = clock()
+        self._changed = -math.inf
+        self._true: dict[str, float] = {}  # what is true, since when
+        self._mixes: deque[tuple[float, dict[str, dict[str, float]]]] = deque()
+        self._highest = {name: _Highest(self._patience, self._began, goal.rate) for name, goal in goals.items()}
+
+    def changed(self) -> None:
+        """There is another plan, or one is on its way: what was held against the old one says nothing any more."""
+        self._changed = self._clock()
+        self._true.clear()
+
+    def lost(self) -> None:
+        """Start again after the loss of what was measured: nothing is known for one window. Rates may be as before."""
+        self._began = self._clock()
+        self._highest = {
+            name: _Highest(self._patience, self._began, highest.value) for name, highest in self._highest.items()
+        }
+        self._true.clear()
+
+    def expected(self, loads: Loads) -> dict[str, ModelLoad] | None:
+        """The load to plan for, by what was measured; None when that is too little to go by.
+
+        With goal "gpus" the rate is the highest of a long time.
+        """
+        now = self._clock()
+        found = {name: loads.get(name, ModelLoad(0.0)) for name in self._goals}
+        highest = {name: self._highest[name].add(now, load.rate) for name, load in found.items()}
+        if now - self._began < self._rules.window:
+            return None
+        if not any(self._goals[name].gpus or self._enough(load) for name, load in found.items()):
+            self._true.clear()
+            return None
+        return {
+            name: msgspec.structs.replace(load, rate=highest[name]) if self._goals[name].gpus else load
+            for name, load in found.items()
+        }
+
+    def judge(self, scene: Scene) -> Verdict:
+        """Decide what to do now; ``changed`` is to be called once it is under way."""
+        margin, hold = self._rules.margin, self._rules.hold
+        gain = self._gain(scene, scene.best, scene.rerouted)
+        # A mix that still changes is on its way somewhere, unless it never arrives.
+        waited = self._held("better", gain, margin, hold if self._steady(scene.load) else 2 * hold)
+        better = waited and self._worth(min(gain, _MUCH) * scene.now.gpus, scene)
+        routes = self._held("routes", self._gain(scene, scene.rerouted, scene.now), margin, hold)
+        spared = scene.now.gpus - scene.best.gpus if any(goal.gpus for goal in self._goals.values()) else 0.0
+        fewer = self._held("fewer", spared, 0.0, self._patience) and self._worth(spared, scene)
+        if self._clock() - self._changed < self._rules.cooldown:
+            return Verdict.KEEP
+        if any(self._short(name, scene) for name in self._counted(scene.load, gpus=True)):
+            return self._up(scene)
+        if better or fewer:
+            return Verdict.REPLAN
+        return Verdict.REROUTE if routes and "better" not in self._true else Verdict.KEEP
+
+    # What is known
+
+    def _enough(self, load: ModelLoad) -> bool:
+        return load.rate * self._rules.window >= self._rules.least
+
+    def _counted(self, loads: Loads, gpus: bool) -> list[str]:
+        """Models of a goal whose load says something."""
+        return [
+            name
+            for name, goal in self._goals.items()
+            if goal.gpus == gpus and name in loads and self._enough(loads[name])
+        ]
+
+    def _held(self, what: str, value: float, above: float, seconds: float) -> bool:
+        """Return whether ``value`` has been ``above`` for so long. Below half of it, it begins again."""
+        now = self._clock()
+        if value > above:
+            self._true.setdefault(what, now)
+            return now - self._true[what] >= seconds
+        if value <= above / 2:
+            self._true.pop(what, None)
+        return False
+
+    def _steady(self, load: Loads) -> bool:
+        """Return whether requests of each model are of the types that they were of half a window ago."""
+        now, before = self._clock(), {name: each.shares for name, each in load.items()}
+        while len(self._mixes) > 1 and self._mixes[1][0] <= now - self._rules.window / 2:
+            self._mixes.popleft()
+        self._mixes.append((now, before))
+        then, shares = self._mixes[0]
+        return then <= now - self._rules.window / 2 and all(
+            _moved(shares.get(name, {}), mix) <= STEADY for name, mix in before.items()
+        )
+
+    def _worth(self, gpus: float, scene: Scene) -> bool:
+        """Return whether so many GPUs, as long as the load lasts, are more than what the starts take."""
+        lasts = max(self._rules.cooldown, self._clock() - max(self._changed, self._began))
+        return gpus * lasts > scene.best.starts
+
+    # Most requests within the GPUs
+
+    def _gain(self, scene: Scene, one: Deployment, other: Deployment) -> float:
+        """The part that ``one`` serves more of what comes than ``other``."""
+        names = self._counted(scene.load, gpus=False)
+        served, before = _scale(names, scene, one), _scale(names, scene, other)
+        if before <= 0:
+            return math.inf if served > 0 else 0.0
+        return served / before - 1
+
+    # Fewest GPUs for the rate
+
+    def _short(self, name: str, scene: Scene) -> bool:
+        return scene.load[name].rate * (1 + self._goals[name].headroom / 2) > scene.now.capacity.get(name, 0.0)
+
+    def _up(self, scene: Scene) -> Verdict:
+        """Something lacks: other path rates if they are enough, else more executors if there are any to have."""
+        short = [name for name in self._counted(scene.load, gpus=True) if self._short(name, scene)]
+        again = scene._replace(now=scene.rerouted)
+        if not any(self._short(name, again) for name in short):
+            return Verdict.REROUTE
+        if any(_more(name, scene.best, scene.rerouted) for name in short):
+            return Verdict.REPLAN
+        return Verdict.REROUTE if any(_more(name, scene.rerouted, scene.now) for name in short) else Verdict.KEEP
+
+
+class _Highest:
+    """The highest value of the last ``seconds``."""
+
+    def __init__(self, seconds: float, at: float, value: float) -> None:
+        self._seconds = seconds
+        self._falling: deque[tuple[float, float]] = deque([(at, value)])
+
+    @property
+    def value(self) -> float:
+        return self._falling[0][1]
+
+    def add(self, at: float, value: float) -> float:
+        """Take a value, return the highest."""
+        falling = self._falling
+        while falling and falling[-1][1] <= value:
+            falling.pop()
+        falling.append((at, value))
+        while falling[0][0] < at - self._seconds:
+            falling.popleft()
+        return self.value
+
+
+def _scale(names: Iterable[str], scene: Scene, deployment: Deployment) -> float:
+    """Return the factor by which the rates of ``names`` can grow together within the capacity of ``deployment``."""
+    return min((deployment.capacity.get(name, 0.0) / scene.load[name].rate for name in names), default=0.0)
+
+
+def _moved(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    """The part of requests that are of another type."""
+    return sum(max(0.0, share - before.get(kind, 0.0)) for kind, share in after.items())
+
+
+def _more(name: str, one: Deployment, other: Deployment) -> bool:
+    return one.capacity.get(name, 0.0) > other.capacity.get(name, 0.0) * (1 + SAME)

@@ -1,0 +1,1 @@
+"""Declarations of models, completed and checked."""

@@ -1,0 +1,157 @@
+"""Unit tasks that apps bring with their engine: each becomes a model of the plan, equal ones of all apps the same.
+
+A model of this kind has one option per unit task. Its ``checkpoint`` says what executors are to import: a
+JSON list of ``TaskRecord``.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from omnibus.app_record import AppRecord, TaskRecord, plainly
+from omnibus.bus.subjects import token
+from omnibus.errors import BadRequest
+from omnibus.families.catalog import PYTHON
+from omnibus.plan import ModelPlan, Option, Path, request_type
+from services.planner.declared.bus_names import Names
+from services.planner.declared.model import SERVICES
+
+log = logging.getLogger(__name__)
+
+ENGINE = "omnibus.executor.python_task:engine"
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+@dataclass
+class _Own:
+    """A unit task of apps: who brought it first, and all that use it."""
+
+    record: TaskRecord
+    by: str
+    apps: set[str] = field(default_factory=set)
+
+    @property
+    def part(self) -> str:
+        return self.record.component or self.record.kind
+
+
+def models(apps: Mapping[str, AppRecord], declared: Mapping[str, ModelPlan]) -> dict[str, ModelPlan]:
+    """Models for the own unit tasks of ``apps``, beside those that were ``declared``.
+
+    A task that cannot be served is logged and left out: one app's fault must not stop the others.
+    """
+    found: dict[str, ModelPlan] = {}
+    names = Names()
+    for name, model in declared.items():
+        names.take(name, model, _shares(model))
+    for name, tasks in _grouped(_tasks(apps), declared).items():
+        plan = _plan(tasks)
+        try:
+            names.take(name, plan, {})
+        except BadRequest as error:
+            log.error("no executor for the tasks of %s: %s", ", ".join(plan.apps), error.message)
+            continue
+        found[name] = plan
+    return found
+
+
+def _shares(model: ModelPlan) -> dict[str, str]:
+    """Component to the model whose it is, as the options of a plan tell it."""
+    return {
+        part: option.of.rpartition("/")[0]
+        for option in model.options.values()
+        if option.of
+        for part in option.components
+    }
+
+
+def _tasks(apps: Mapping[str, AppRecord]) -> list[_Own]:
+    """The own unit tasks by name, those of the older app first: what runs stays as it is when an app comes.
+
+    The same task with other code is the newest one's: executors of the old code go on until its are ready.
+    """
+    found: dict[str, _Own] = {}
+    newest: dict[str, float] = {}
+    for app in sorted(apps.values(), key=lambda app: (app.created, app.name)):
+        for record in app.tasks:
+            if not record.own:
+                continue
+            fault = _fault(app, record)
+            own = found.get(record.name)
+            if own is not None and not own.record.equals(record):
+                if own.by == plainly(
+                    app.name
+                ):  # its next version: the task is another one once that is the current one
+                    continue
+                fault = (
+                    f"{', '.join(sorted(own.apps))} brings another unit task of that name "
+                    f"({_where(own.record)}, not {_where(record)}): give one of them another `kind`"
+                )
+            if fault:
+                log.error("unit task %r of app %r is not served: %s", record.name, app.name, fault)
+                continue
+            name = plainly(app.name)
+            own = found.setdefault(record.name, _Own(record, name))
+            own.apps.add(name)
+            if app.updated >= newest.get(record.name, 0.0):
+                newest[record.name], own.record = app.updated, record
+    return list(found.values())
+
+
+def _where(record: TaskRecord) -> str:
+    return f"{record.cls} in {record.root}" if record.root else record.cls
+
+
+def _fault(app: AppRecord, record: TaskRecord) -> str:
+    """Return the reason why the task cannot be served; empty if it can."""
+    part = record.component or record.kind
+    if app.source.kind == "upload":
+        return "an uploaded app may not bring code for executors: mount its directory or install it"
+    if record.service not in SERVICES:
+        return f"there is no service {record.service!r}; there is {', '.join(SERVICES)}"
+    if token(record.name) != record.name or token(part) != part:
+        return f"its name and its component {part!r} may have letters, digits, - and _"
+    module, _, name = record.cls.partition(":")
+    return "" if module and name else f"{record.cls!r} names no module:Class"
+
+
+def _grouped(tasks: list[_Own], declared: Mapping[str, ModelPlan]) -> dict[str, dict[str, _Own]]:
+    """Tasks of one model by component. One whose place is taken becomes a model of its own."""
+    found: dict[str, dict[str, _Own]] = {}
+
+    def free(model: str, own: _Own) -> bool:
+        # Executors restart when their model changes: what another app runs is left as it is.
+        others = found.get(model, {})
+        return model not in declared and own.part not in others and all(other.by == own.by for other in others.values())
+
+    for own in tasks:
+        names = [own.record.model or own.record.name, own.record.name]
+        model = next((name for name in names if free(name, own)), None)
+        if model is None:
+            log.error("unit task %r of %s is not served: a model has its name", own.record.name, ", ".join(own.apps))
+            continue
+        found.setdefault(model, {})[own.part] = own
+    return found
+
+
+def _plan(tasks: Mapping[str, _Own]) -> ModelPlan:
+    components = tuple(sorted(tasks))
+    path = Path(">".join(components), {part: part for part in components}, 1.0)
+    return ModelPlan(
+        family=PYTHON,
+        checkpoint=_encode([tasks[part].record for part in components]).decode(),
+        components=components,
+        encoders={},
+        options={part: Option((part,), tasks[part].record.service, engine=ENGINE) for part in components},
+        types={request_type(components, frozenset(components)): (path,)},
+        tasks={part: tasks[part].record.name for part in components},
+        apps=tuple(sorted(_users(tasks))),
+    )
+
+
+def _users(tasks: Mapping[str, _Own]) -> Iterator[str]:
+    for own in tasks.values():
+        yield from own.apps

@@ -1,0 +1,231 @@
+"""The options that a model may be deployed as: measured ones, and all others when asked for, that fit the GPUs.
+
+Names become names of a plan: ``L@H100`` is ``L_H100``.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from omnibus.bus.subjects import token
+from omnibus.errors import BadRequest
+from omnibus.families.plugins import listed
+from omnibus.profile import ModelProfile, OptionProfile
+from services.planner.declared.model import Model, require
+from services.planner.declared.planned_spec import ALL, CPU, GpuType
+from services.planner.optimize.kv_memory import Memory
+from services.planner.solve.enumerate import GAMMA, Gpu, every
+from services.planner.solve.problem import Infeasible, Option
+
+#: GB of a GPU of which nobody knows the memory: any weights fit.
+_ANY = 1e9
+#: The kinds of unit task that an LLM's executors run, and that encoders do; all others are generators'.
+_LLM, _ENCODER = ("think", "talk", "prefill", "decode"), ("encode",)
+
+
+class Hardware(NamedTuple):
+    """GPUs that one replica takes."""
+
+    gpu: str
+    gpus: int
+    tp: int
+
+
+class Offers(NamedTuple):
+    """Options by their names in plans, and why others of the profile were left out."""
+
+    options: dict[str, OptionProfile]
+    left: dict[str, str]
+
+
+def hardware(option: OptionProfile) -> Hardware:
+    return Hardware(option.gpu, option.gpus, option.tp or option.gpus)
+
+
+def offers(model: Model, profile: ModelProfile, gpus: Mapping[str, GpuType], memory: Memory) -> Offers:
+    """The options of ``profile`` that ``model`` may use on ``gpus`` (empty: on any).
+
+    Raises ``BadRequest`` for names that cannot be told apart or are not there, and for a component that nothing
+    measures; ``Infeasible`` for one whose options fit no GPU.
+    """
+    named = _chosen(model, _named(model, profile))
+    found, left = Offers({}, {}), dict[str, str]()
+    for name, option in named.items():
+        if strange := sorted(set(option.components) - set(model.components)):
+            left[name] = f"the model has no {listed(strange)}"
+            continue
+        option = msgspec.structs.replace(option, gpu=_gpu(model, name, option.gpu, gpus))
+        fault = _misfit(option, gpus) or memory.misfit(option)
+        if fault:
+            left[name] = fault
+        else:
+            found.options[name] = option
+    if model.planned is not None and model.planned.options == ALL:
+        others = dict(_others(model, found.options, gpus))
+        found.options.update({name: option for name, option in others.items() if not memory.misfit(option)})
+    _check_whole(model, profile, found.options, left)
+    return Offers(found.options, left)
+
+
+def solved(option: OptionProfile, gpus: Mapping[str, GpuType]) -> Option:
+    """The option as the solver knows it; without a price of its own it costs what its GPUs do."""
+    known = gpus.get(option.gpu)
+    price = option.price if option.price is not None else known.price * option.gpus if known else None
+    return Option(
+        option.components, option.gpus, option.gpu, option.tp, option.weights_gb, price, max(0.0, option.start_s)
+    )
+
+
+def service(model: Model, option: OptionProfile) -> str:
+    """Return the service that runs the option.
+
+    It is the measured one, else the family's for these components together, else the first of llm, generator and
+    encoder that runs one of them alone or is usual for its kind.
+    """
+    if option.service:
+        return option.service
+    same = [known for known in model.usual.values() if set(known.components) == set(option.components)]
+    if same:
+        return same[0].service
+    alone = {known.components[0]: known.service for known in model.usual.values() if len(known.components) == 1}
+    services = {alone.get(part) or _by_kind(model.kinds[part]) for part in option.components}
+    return next(name for name in ("llm", "generator", "encoder") if name in services)
+
+
+def _by_kind(kind: str) -> str:
+    return "llm" if kind in _LLM else "encoder" if kind in _ENCODER else "generator"
+
+
+def _named(model: Model, profile: ModelProfile) -> dict[str, OptionProfile]:
+    found: dict[str, OptionProfile] = {}
+    called: dict[str, str] = {}
+    for name, option in profile.options.items():
+        legal = token(name)
+        require(
+            legal not in found,
+            model.name,
+            f"options {called.get(legal)!r} and {name!r} of its profile are both called {legal!r} in plans: rename one",
+        )
+        found[legal], called[legal] = option, name
+    require(bool(found), model.name, "has a profile without options: measure some with `omnibus profile`")
+    return found
+
+
+def _chosen(model: Model, named: dict[str, OptionProfile]) -> dict[str, OptionProfile]:
+    wanted = model.planned.options if model.planned is not None else None
+    if wanted is None or isinstance(wanted, str):
+        return named
+    unknown = [name for name in wanted if token(name) not in named]
+    require(not unknown, model.name, f"planned options name {listed(unknown)}; the profile has {listed(named)}")
+    names = {token(name) for name in wanted}
+    return {name: option for name, option in named.items() if name in names}
+
+
+def _gpu(model: Model, name: str, gpu: str, gpus: Mapping[str, GpuType]) -> str:
+    """The GPU type of an option; one that was measured without a name is of the only type there is."""
+    if gpu or not gpus:
+        return gpu
+    real = [kind for kind in gpus if kind != CPU] or list(gpus)
+    require(
+        len(real) == 1,
+        model.name,
+        f"option {name} does not say its GPU type, and there is {listed(real)}: add 'gpu' to its profile",
+    )
+    return real[0]
+
+
+def _misfit(option: OptionProfile, gpus: Mapping[str, GpuType]) -> str:
+    """Return the reason why the option cannot run on the GPUs there are; empty if it can."""
+    if not gpus:
+        return ""
+    if option.gpu not in gpus:
+        return f"it takes GPUs of type {option.gpu}; there is {listed(gpus)}"
+    has = gpus[option.gpu].memory_gb * option.gpus
+    if not has:
+        return ""
+    there = f"{option.gpus} x {option.gpu} has {has:g} GB"
+    if option.memory_gb > has:
+        return f"it takes {option.memory_gb:g} GB; {there}"
+    if option.weights_gb > GAMMA * has:
+        return f"its weights take {option.weights_gb:g} GB; {there}, of which {GAMMA:.0%} are for weights"
+    return ""
+
+
+def _check_whole(
+    model: Model, profile: ModelProfile, found: Mapping[str, OptionProfile], left: Mapping[str, str]
+) -> None:
+    for part in model.components:
+        if part in model.shares or any(part in option.components for option in found.values()):
+            continue
+        reasons = [f"{name}: {fault}" for name, fault in left.items() if part in profile_of(profile, name)]
+        if reasons:
+            raise Infeasible(
+                f"model {model.name}: component {part} fits no GPU at hand ({'; '.join(reasons)}): measure it with a "
+                "higher tensor-parallel degree, or give it larger GPUs"
+            )
+        measured = any(part in option.components for option in profile.options.values())
+        fault = (
+            f"planned options leave out all that run {part}"
+            if measured
+            else f"no option of its profile runs component {part}: measure one with `omnibus profile`"
+        )
+        raise BadRequest(f"model {model.name}: {fault}")
+
+
+def profile_of(profile: ModelProfile, name: str) -> tuple[str, ...]:
+    """Components of the option that is called ``name`` in plans."""
+    return next((option.components for key, option in profile.options.items() if token(key) == name), ())
+
+
+# Options that nobody measured
+
+
+def _others(
+    model: Model, known: Mapping[str, OptionProfile], gpus: Mapping[str, GpuType]
+) -> Iterable[tuple[str, OptionProfile]]:
+    """All further sets of components, on each hardware on which the components were measured one by one."""
+    singles: dict[Hardware, dict[str, OptionProfile]] = {}
+    for option in known.values():
+        if len(option.components) == 1 and option.measured:
+            singles.setdefault(hardware(option), {}).setdefault(option.components[0], option)
+    there = {(hardware(option), frozenset(option.components)) for option in known.values()}
+    taken = set(known)
+    for kind, alone in singles.items():
+        for made in _sets(kind, {part: alone[part] for part in model.components if part in alone}, gpus):
+            if (kind, frozenset(made.components)) not in there:
+                name = _free(model, made, kind, len(singles) > 1, taken)
+                taken.add(name)
+                yield name, made
+
+
+def _sets(kind: Hardware, alone: Mapping[str, OptionProfile], gpus: Mapping[str, GpuType]) -> Iterable[OptionProfile]:
+    memory = gpus[kind.gpu].memory_gb if kind.gpu in gpus else 0.0
+    weights = {part: option.weights_gb for part, option in alone.items()}
+    starts = {part: option.start_s for part, option in alone.items()}
+    for made in every(weights, {kind.gpu: Gpu(memory or _ANY)}, (kind.gpus,), start_s=starts).values():
+        parts = [alone[part] for part in made.components]
+        prices = [part.price for part in parts if part.price is not None]
+        takes = OptionProfile(
+            components=made.components,
+            engine=next((part.engine for part in parts if part.engine), ""),
+            gpus=kind.gpus,
+            gpu=kind.gpu,
+            tp=kind.tp,
+            price=max(prices) if prices else None,
+            start_s=made.start_s,
+            memory_gb=sum(part.memory_gb for part in parts),
+            weights_gb=made.weights_gb,
+        )
+        if not _misfit(takes, gpus):
+            yield takes
+
+
+def _free(model: Model, made: OptionProfile, kind: Hardware, several: bool, taken: set[str]) -> str:
+    """A name that is not taken: the family's for these components, or one of the components'."""
+    where = f"-tp{kind.gpus}" if kind.gpus > 1 else ""
+    where += f"-{kind.gpu}" if several and kind.gpu else ""
+    usual = [name for name, known in model.usual.items() if set(known.components) == set(made.components)]
+    names = [token(name + where) for name in [*usual, "-".join(made.components)]]
+    names += [f"{names[-1]}-{number}" for number in range(2, 100)]
+    return next(name for name in names if name not in taken)

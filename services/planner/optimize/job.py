@@ -1,0 +1,210 @@
+"""Planned models beside static ones: finds their profiles, has them planned in a thread, and says what is wrong.
+
+A model that cannot be planned stays as it was, and so do those that share executors with it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path as File
+from typing import TYPE_CHECKING, NamedTuple
+
+from omnibus import profile as profiles
+from omnibus.errors import BadRequest, OmnibusError, StoreUnavailable
+from omnibus.metrics import PLANNER
+from omnibus.plan import ModelPlan
+from omnibus.profile import ModelProfile
+from omnibus.store import PlanProblem, Store
+from services.planner.declared import declarations_file
+from services.planner.declared.bus_names import Names
+from services.planner.declared.declarations_file import Declarations
+from services.planner.declared.model import Model
+from services.planner.optimize.load import Loads
+from services.planner.optimize.result import Planned
+
+if TYPE_CHECKING:  # the solver takes a second to load, which planners of static models need not wait for
+    from services.planner.optimize.planner import Planner
+
+log = logging.getLogger(__name__)
+
+#: Who says what is wrong with a model, and with all of them together.
+ONE, ALL = "model {}", "planned models"
+
+
+class _Made(NamedTuple):
+    """Result of a planning thread."""
+
+    planner: "Planner | None"
+    planned: Planned | None
+    faults: dict[str, str]
+
+
+class Planning:
+    """The planned models of the declarations at ``path``. ``planner`` is None when none of them can be planned;
+    ``planned`` is what is wanted of them."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        self.planner: Planner | None = None
+        self.planned = _nothing()
+        self._store = store
+        self._path = path
+        self._models: dict[str, Model] = {}
+        self._declared = Declarations({})
+        self._static: dict[str, ModelPlan] = {}
+        self._seen: dict[str, ModelProfile] = {}
+        self._told: set[str] | None = None
+        self._turn = asyncio.Lock()
+
+    def declare(self, declared: Declarations, static: Mapping[str, ModelPlan]) -> None:
+        """From now on these are the declarations; ``static`` are the plans of the models that are not planned."""
+        self._models = declarations_file.planned(declared.models)
+        self._declared, self._static = declared, dict(static)
+
+    @property
+    def adapting(self) -> set[str]:
+        """Models that are planned again as their load changes."""
+        return {name for name, model in self._models.items() if model.planned is not None and model.planned.adapt}
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        """Number of GPUs by type."""
+        declared = self._declared
+        if declared.gpus:
+            return {name: kind.count for name, kind in declared.gpus.items()}
+        found: dict[str, int] = {}
+        for node in declared.nodes.values():
+            found[node.gpu] = found.get(node.gpu, 0) + node.gpus
+        return found
+
+    @property
+    def files(self) -> list[str]:
+        """Files of profiles."""
+        return sorted({self._file(model) for model in self._models.values()} - {""})
+
+    def concerned(self, found: Mapping[str, ModelProfile]) -> str:
+        """Return the reason to plan again now that the store has these profiles; empty if they change nothing."""
+        changed = [
+            name
+            for name, model in self._models.items()
+            if not self._file(model) and name in found and found[name] != self._seen.get(name)
+        ]
+        return f"profile of {', '.join(changed)} changed" if changed else ""
+
+    async def plan(self, running: Mapping[str, ModelPlan], load: Loads | None = None) -> Planned:
+        """Plan again beside what is ``running``, for ``load`` or what was declared; what is wrong is said in the store.
+
+        Raises ``StoreUnavailable`` when the store does not say its profiles.
+        """
+        async with self._turn:
+            if not self._models:
+                self.planner, self.planned = None, _nothing()
+                await self._tell({})
+                return self.planned
+            found, faults = await self._profiles()
+            began = time.monotonic()
+            made = await asyncio.to_thread(self._make, found, faults, running, load)
+            self.planner = made.planner
+            self.planned = self._whole(made.planned or _nothing(), running, made.faults)
+            PLANNER.solve.observe(time.monotonic() - began)
+            log.info("planned %s in %.2f s", ", ".join(self.planned.models) or "nothing", time.monotonic() - began)
+            await self._tell(made.faults)
+            return self.planned
+
+    def take(self, planned: Planned) -> None:
+        """``planned`` is wanted from now on; models that could not be planned stay as they are."""
+        self.planned = self._whole(planned, {}, {})
+
+    # Profiles
+
+    def _file(self, model: Model) -> str:
+        """Path of the profile's file; empty when the store has it."""
+        named = model.planned.profile if model.planned is not None else ""
+        return str(File(self._path).parent / named) if named else ""
+
+    async def _profiles(self) -> tuple[dict[str, ModelProfile], dict[str, str]]:
+        """Return the readable profiles by model, and the faults of the others."""
+        found: dict[str, ModelProfile] = {}
+        faults: dict[str, str] = {}
+        for name, model in self._models.items():
+            try:
+                found[name] = await self._profile(name, model)
+            except BadRequest as error:
+                faults[name] = f"model {name}: {error.message}"
+        self._seen.update(found)
+        return found, faults
+
+    async def _profile(self, name: str, model: Model) -> ModelProfile:
+        path = self._file(model)
+        if path:
+            try:
+                return profiles.decode(await asyncio.to_thread(File(path).read_bytes), path)
+            except OSError as error:
+                raise BadRequest(f"its profile {path} cannot be read: {error.strerror}") from error
+        found = await self._store.profile(name)
+        if found is None:
+            raise BadRequest("the store has no profile of it: write one with `omnibus profile`, or name its file")
+        return found
+
+    # Plans
+
+    def _make(
+        self,
+        found: Mapping[str, ModelProfile],
+        faults: Mapping[str, str],
+        running: Mapping[str, ModelPlan],
+        load: Loads | None,
+    ) -> _Made:
+        """Runs in a thread of its own."""
+        from services.planner.optimize.planner import Planner, usable
+
+        readable = {name: model for name, model in self._models.items() if name in found}
+        good, wrong = usable(readable, found, self._declared.gpus)
+        told = {ONE.format(name): fault for name, fault in {**faults, **wrong}.items()}
+        if not good:
+            return _Made(None, None, told)
+        try:
+            planner = Planner(good, found, self._declared.gpus, self._declared.nodes)
+            planned = planner.plan(load, running)
+            self._check_names(planned.models)
+        except OmnibusError as error:
+            return _Made(None, None, {**told, ALL: error.message})
+        return _Made(planner, planned, told)
+
+    def _check_names(self, models: Mapping[str, ModelPlan]) -> None:
+        names = Names()
+        for name, plan in self._static.items():
+            names.take(name, plan, self._declared.models[name].shares)
+        for name, plan in models.items():
+            names.take(name, plan, self._declared.models[name].shares)
+
+    def _whole(self, planned: Planned, running: Mapping[str, ModelPlan], faults: Mapping[str, str]) -> Planned:
+        """``planned`` with what cannot be planned as it was, if it is the same model still."""
+        models: dict[str, ModelPlan] = {}
+        for name, model in self._models.items():
+            before = self.planned.models.get(name) or running.get(name)
+            if name in planned.models:
+                models[name] = planned.models[name]
+            elif before is not None and before.family == model.declared.family and not before.apps:
+                models[name] = before
+        for fault in faults.values():
+            log.error("%s", fault)
+        return Planned(models, planned.explain, planned.capacity, planned.rate)
+
+    async def _tell(self, faults: Mapping[str, str]) -> None:
+        """Say in the store what is wrong, and take back what was, also by a planner before this one."""
+        try:
+            if self._told is None:
+                known = await self._store.problems()
+                self._told = {who for who in known if who == ALL or who.startswith(ONE.format(""))}
+            for who in self._told - faults.keys():
+                await self._store.tell_problem(who, None)
+            for who, fault in faults.items():
+                await self._store.tell_problem(who, PlanProblem(time.time(), fault))
+            self._told = set(faults)
+        except StoreUnavailable as error:
+            log.warning("%s", error)
+
+
+def _nothing() -> Planned:
+    return Planned({}, {}, {}, {})

@@ -1,0 +1,104 @@
+"""Goals for tail latency to how much work replicas may be given, from loads that were measured on one replica.
+
+The first token waits for encoders and then for the LLM, so both must keep the goal together: each gets the part
+of it that its lightest load takes. Encoders alone are judged by how long they take in all.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from omnibus.profile import OptionProfile, Point
+from services.planner.declared.planned_spec import Goals
+from services.planner.optimize.model_inputs import Ready
+from services.planner.solve import utilisation
+
+#: How replicas are chosen: by least outstanding work.
+_CHOICE = "shortest-queue"
+#: Goals that a request's encoders use up a part of.
+_WHOLE = ("first_token", "first_audio", "done")
+
+
+class Tails(NamedTuple):
+    """Work per second that 1, 2, ... replicas of each option may be given; options that keep the goals under no load,
+    with the reason; and options without a measured load, for which the usual utilisation is taken."""
+
+    admissible: dict[str, tuple[float, ...]]
+    never: dict[str, str]
+    unmeasured: tuple[str, ...]
+
+
+def tails(ready: Ready, most: Mapping[str, int]) -> Tails:
+    """``most`` replicas of each option that there may be."""
+    goals = ready.asked.goals.wanted()
+    found = Tails({}, {}, ())
+    if not goals:
+        return found
+    for name, option in ready.options.items():
+        if name in ready.lent:
+            continue
+        count = max(1, most.get(name, 1))
+        if not option.curve:
+            found.admissible[name] = utilisation.admissible(_CHOICE, count)
+            found = found._replace(unmeasured=(*found.unmeasured, name))
+            continue
+        part, fault = _utilisation(ready, option, goals)
+        if fault:
+            found.never[name] = fault
+        else:
+            found.admissible[name] = utilisation.scaled(part, _CHOICE, count)
+    return found
+
+
+def _utilisation(ready: Ready, option: OptionProfile, goals: Mapping[str, float]) -> tuple[float, str]:
+    """The part of its time that one replica may be busy; or the goal that it keeps under no load."""
+    budgets = {goal: limit * _part(ready, option, goal) for goal, limit in goals.items()}
+    full = max([option.rate, *(point.rate for point in option.curve)])
+    kept = [
+        point.rate
+        for point in option.curve
+        if all(_measured(ready, option, point, goal) <= limit for goal, limit in budgets.items())
+    ]
+    if full > 0 and max(kept, default=0.0) > 0:
+        return min(1.0, max(kept) / full), ""
+    light = min(option.curve, key=lambda point: point.at_once)
+    missed = [
+        f"{goal} is {_measured(ready, option, light, goal):.3g} s, {limit:.3g} s are left for it"
+        for goal, limit in budgets.items()
+        if _measured(ready, option, light, goal) > limit
+    ]
+    return 0.0, f"with {light.at_once} request at a time {' and '.join(missed) or 'it serves nothing'}"
+
+
+def _encodes(ready: Ready, option: OptionProfile) -> bool:
+    return set(option.components) <= set(ready.model.encoders.values())
+
+
+def _measured(ready: Ready, option: OptionProfile, point: Point, goal: str) -> float:
+    """Return the value that counts for ``goal``; 0 if there was nothing to measure."""
+    if _encodes(ready, option):
+        return point.done if goal in _WHOLE else 0.0
+    return float(getattr(point, goal))
+
+
+def _part(ready: Ready, option: OptionProfile, goal: str) -> float:
+    """The part of ``goal`` that is for ``option`` when encoders run on their own."""
+    if goal not in _WHOLE or (
+        not _encodes(ready, option) and set(option.components) & set(ready.model.encoders.values())
+    ):
+        return 1.0
+    encoders = [each for each in ready.options.values() if _encodes(ready, each)]
+    others = [each for each in ready.options.values() if not set(each.components) & set(ready.model.encoders.values())]
+    before, after = (_lightest(ready, group, goal) for group in (encoders, others))
+    total = before + after
+    return (before if _encodes(ready, option) else after) / total if before > 0 and after > 0 else 1.0
+
+
+def _lightest(ready: Ready, options: Iterable[OptionProfile], goal: str) -> float:
+    """The least of what any load of these options takes."""
+    values = [_measured(ready, option, point, goal) for option in options for point in option.curve]
+    return min((value for value in values if value > 0), default=0.0)
+
+
+def wanted(goals: Goals) -> str:
+    """The goals in words."""
+    return ", ".join(f"{name.replace('_', ' ')} within {value:g} s" for name, value in goals.wanted().items())

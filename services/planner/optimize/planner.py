@@ -1,0 +1,217 @@
+"""``Planner``: declared models and their profiles to plans, jointly, within the same GPUs."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import msgspec
+
+from omnibus.errors import BadRequest
+from omnibus.plan import ModelPlan
+from omnibus.profile import ModelProfile
+from services.planner.declared.model import Model
+from services.planner.declared.planned_spec import GPUS, THROUGHPUT, GpuType, Machine, check_gpus
+from services.planner.optimize import cells, plan_builder
+from services.planner.optimize.capacity import capacity
+from services.planner.optimize.demand import Demand, demand
+from services.planner.optimize.explain import ALTERNATIVES, explained
+from services.planner.optimize.joint import Group, Outcome, Room
+from services.planner.optimize.load import Loads
+from services.planner.optimize.model_inputs import Ready
+from services.planner.optimize.result import Planned
+from services.planner.solve.constraints import Node
+
+
+class Planner:
+    """Plans ``models``, of which each has a profile, within ``gpus`` and ``nodes``. May be asked from any thread.
+
+    Raises ``BadRequest`` that names the model and what is wrong with its declaration or profile.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        profiles: Mapping[str, ModelProfile],
+        gpus: Mapping[str, GpuType],
+        nodes: Mapping[str, Machine],
+    ) -> None:
+        check_gpus(gpus, nodes)
+        lost = [name for name in models if name not in profiles]
+        if lost:
+            raise BadRequest(f"model {lost[0]} has no profile: write one with `omnibus profile`")
+        self.models = dict(models)
+        self._turn = Lock()  # the solver keeps what it knows of the last question
+        self._gpus = dict(gpus)
+        self._room = _room(gpus, nodes)
+        self._ready = {name: Ready(model, profiles[name], gpus) for name, model in models.items()}
+        for ready in self._ready.values():
+            ready.borrow(models, self._ready)
+        self._groups = _groups(self._ready)
+        if self._room.gpus is None and any(each.goal == THROUGHPUT for each in self._groups):
+            raise BadRequest("the goal 'throughput' needs GPUs: declare 'gpus' by type, or 'nodes'")
+
+    @property
+    def starts(self) -> dict[tuple[str, str], float]:
+        """Seconds until a new replica is ready, by model and option."""
+        return {
+            (name, option): each.start_s
+            for name, ready in self._ready.items()
+            for option, each in ready.options.items()
+            if option not in ready.lent
+        }
+
+    def plan(
+        self, load: Loads | None = None, running: Mapping[str, ModelPlan] | None = None, explain: bool = True
+    ) -> Planned:
+        """The best deployment for ``load``, or for what was declared, with few new replicas beside ``running``.
+
+        Without ``explain`` no alternatives are looked for until ``Planned.why`` is called.
+        Raises ``Infeasible`` when nothing serves what was declared, ``DeadlineExceeded`` when nothing was found in
+        time. A load that is more than the GPUs can serve gets as much as they can.
+        """
+        demands, there, room = self._demands(load), self._running(running or {}), self._room
+        found = []
+        with self._turn:
+            for group in self._groups:
+                found.append(self._solve(group, demands, there, room))
+                room = _left(room, found[-1])
+            planned = self._planned(found, ALTERNATIVES if explain else 0)
+        return planned if explain else msgspec.structs.replace(planned, why=partial(self._why, found))
+
+    def _why(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+        with self._turn:
+            return self._planned(outcomes).explain
+
+    def rerouted(self, running: Mapping[str, ModelPlan], load: Loads | None = None) -> Planned:
+        """The best paths for ``load`` over the replicas that run, without a new one.
+
+        What they cannot serve has a capacity of 0. Raises ``Infeasible`` for goals that nothing keeps.
+        """
+        demands, there = self._demands(load), self._running(running)
+        with self._turn:
+            found = [group.routed(_of(group, demands), there, self._room) for group in self._groups]
+            return self._planned(found, alternatives=0)
+
+    def _planned(self, outcomes: Sequence[Outcome], alternatives: int = ALTERNATIVES) -> Planned:
+        models: dict[str, ModelPlan] = {}
+        told: dict[str, Any] = {"models": {}, "deployments": []}
+        most, rates = dict[str, float](), dict[str, float]()
+        for outcome in outcomes:
+            why = explained(outcome, self._gpus, alternatives=alternatives)
+            told["models"].update(why["models"])
+            told["deployments"].append(why["deployment"])
+            for name in outcome.ready:
+                models[name] = plan_builder.plan(outcome, name)
+                most[name] = outcome.solution.capacity * outcome.weights[name]
+                rates[name] = why["models"][name]["rate"]
+        order = [name for name in self._ready if name in models]
+        return Planned({name: models[name] for name in order}, {"planned": told} if models else {}, most, rates)
+
+    def capacity(self, models: Mapping[str, ModelPlan], load: Loads | None = None) -> dict[str, float]:
+        """Return the capacity of the plans ``models``, in req/s by model, along their paths, at the mix of ``load``.
+
+        0 for a model with a path that nobody has measured.
+        """
+        return capacity(self._ready, models, self._demands(load))
+
+    def _demands(self, load: Loads | None) -> dict[str, Demand]:
+        given = load or {}
+        return {
+            name: demand(ready.model, ready.asked, ready.told, given.get(name)) for name, ready in self._ready.items()
+        }
+
+    def _running(self, running: Mapping[str, ModelPlan]) -> dict[str, int]:
+        """Replicas by ``model/option`` that may go on running as they are."""
+        found: dict[str, int] = {}
+        for name, ready in self._ready.items():
+            before, shell = running.get(name), plan_builder.shell(ready)
+            for option, deployed in before.options.items() if before is not None else ():
+                known = shell.options.get(option)
+                if before is None or known is None or deployed.of or known.of:
+                    continue
+                if before.origin(option) == shell.origin(option):
+                    found[f"{name}/{option}"] = deployed.replicas
+        return found
+
+    def _solve(self, group: Group, demands: Mapping[str, Demand], running: Mapping[str, int], room: Room) -> Outcome:
+        mine = _of(group, demands)
+        return cells.solve(group, mine, room) if group.celled else group.solve(mine, running, room)
+
+
+def _of(group: Group, demands: Mapping[str, Demand]) -> dict[str, Demand]:
+    return {name: demands[name] for name in group.ready}
+
+
+def _left(room: Room, outcome: Outcome) -> Room:
+    options = {name: (option.gpu, option.gpus) for name, option in outcome.solver.frame.network.options.items()}
+    return room.without(outcome.solution, outcome.places, options)
+
+
+def _room(gpus: Mapping[str, GpuType], nodes: Mapping[str, Machine]) -> Room:
+    only = next(iter(gpus)) if len(gpus) == 1 else ""
+    there = {name: Node(node.gpus, node.gpu or only) for name, node in nodes.items()}
+    if gpus:
+        return Room({name: kind.count for name, kind in gpus.items()}, there)
+    if not there:
+        return Room(None, {})
+    counts: dict[str, int] = {}
+    for node in there.values():
+        counts[node.gpu] = counts.get(node.gpu, 0) + node.gpus
+    return Room(counts, there)
+
+
+def _groups(ready: Mapping[str, Ready]) -> list[Group]:
+    """Models that are planned together: those for a rate first, then those that get what is left."""
+    found = []
+    for goal in (GPUS, THROUGHPUT):
+        mine = {name: each for name, each in ready.items() if each.asked.goal == goal}
+        whole = {name: each for name, each in mine.items() if not each.asked.cells}
+        celled = [Group({name: each}) for name, each in mine.items() if each.asked.cells]
+        if goal == THROUGHPUT and celled and len(mine) > 1:
+            raise BadRequest(
+                f"model {next(iter(celled[0].ready))}: cells with goal {THROUGHPUT!r} take all GPUs that are left: "
+                f"plan the other models for a rate, with goal {GPUS!r}"
+            )
+        found += [*([Group(whole)] if whole else []), *celled]
+    for group in found:
+        for name, each in group.ready.items():
+            strangers = [owner for owner in each.model.shares.values() if owner not in group.ready]
+            if strangers:
+                raise BadRequest(
+                    f"model {name}: shares with {strangers[0]}, which is planned for another goal or in cells: give "
+                    "both the same goal, and no cells"
+                )
+    return found
+
+
+def usable(
+    models: Mapping[str, Model], profiles: Mapping[str, ModelProfile], gpus: Mapping[str, GpuType]
+) -> tuple[dict[str, Model], dict[str, str]]:
+    """The models that can be planned, and of each other one what is wrong with it, or with one that it shares with."""
+    ready: dict[str, Ready] = {}
+    faults: dict[str, str] = {}
+    for name, model in models.items():
+        try:
+            ready[name] = Ready(model, profiles[name], gpus)
+        except BadRequest as error:
+            faults[name] = error.message
+    for name in ready:
+        try:
+            ready[name].borrow(models, ready)
+        except BadRequest as error:
+            faults[name] = error.message
+    while fallen := _fallen(models, faults):
+        faults.update(fallen)
+    return {name: model for name, model in models.items() if name not in faults}, faults
+
+
+def _fallen(models: Mapping[str, Model], faults: Mapping[str, str]) -> dict[str, str]:
+    """Models that share with one that cannot be planned."""
+    found = {}
+    for name, model in models.items():
+        for owner in model.shares.values():
+            for one, other in ((name, owner), (owner, name)):
+                if one in models and one not in faults and other in faults:
+                    found[one] = f"model {one}: {other}, with which it shares executors, cannot be planned"
+    return found

@@ -1,0 +1,119 @@
+"""Executors as Deployments, StatefulSets or LeaderWorkerSets of a Kubernetes cluster: one workload for each kind."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+from urllib.parse import quote
+
+from omnibus.cluster.desired import Wanted
+from omnibus.errors import OmnibusError
+from omnibus.settings import KubernetesSettings
+from services.planner.reconcile import manifests
+from services.planner.reconcile.backend import Running
+from services.planner.reconcile.kube_client import Cluster, ClusterRefused
+from services.planner.reconcile.leader_election import Lease
+from services.planner.reconcile.manifests import Manifest, Templates
+
+_PATHS = {
+    "Deployment": "apps/v1/namespaces/{}/deployments",
+    "StatefulSet": "apps/v1/namespaces/{}/statefulsets",
+    manifests.GROUPS: "leaderworkerset.x-k8s.io/v1/namespaces/{}/leaderworkersets",
+}
+_MERGE = "application/merge-patch+json"
+_GONE = 404
+
+
+class _Place(NamedTuple):
+    kind: str
+    path: str
+    version: str
+
+
+class Kubernetes:
+    """A ``Backend``. Raises ``BadRequest`` for templates or a namespace that are no good."""
+
+    def __init__(self, settings: KubernetesSettings) -> None:
+        self.resync = settings.resync
+        self._release = settings.release
+        self._templates = Templates(settings.template)
+        self._cluster = Cluster(settings)
+        self._namespace = quote(self._cluster.namespace, safe="")
+        self._lease = Lease(self._cluster, settings.lease or settings.release, self._owner)
+        self._belongs = settings.owner
+        self._known: Manifest | None = None  # the owner
+        self._found: dict[str, _Place] = {}  # by name
+
+    @property
+    def leads(self) -> bool:
+        return self._lease.leads
+
+    @property
+    def trouble(self) -> OmnibusError | None:
+        return self._lease.trouble
+
+    async def lead(self, tell: Callable[[], None]) -> None:
+        await self._lease.run(tell)
+
+    def mark(self, wanted: Wanted) -> str:
+        return manifests.mark(self._templates.of(wanted), wanted)
+
+    async def running(self) -> list[Running]:
+        chosen = ",".join(
+            f"{key}={value}" for key, value in {**manifests.MANAGED, f"{manifests.OURS}release": self._release}.items()
+        )
+        found: list[Running] = []
+        self._found = {}
+        for kind in _PATHS:
+            for item in await self._listed(kind, chosen):
+                each = manifests.running(item)
+                if each is not None:
+                    version = str(item["metadata"].get("resourceVersion", ""))
+                    self._found[each.name] = _Place(kind, f"{self._path(kind)}/{each.name}", version)
+                    found.append(each)
+        return found
+
+    async def start(self, wanted: Wanted) -> None:
+        made = await self._made(wanted)
+        await self._cluster.call("POST", self._path(made["kind"]), made)
+
+    async def scale(self, running: Running, wanted: Wanted) -> None:
+        await self._cluster.call("PATCH", self._found[running.name].path, manifests.scaled(wanted), _MERGE)
+
+    async def change(self, running: Running, wanted: Wanted) -> None:
+        made, place = await self._made(wanted), self._found[running.name]
+        if place.kind != made["kind"]:
+            await self.stop(running)  # it has become one of another kind
+            await self.start(wanted)
+            return
+        if place.kind == manifests.GROUPS:  # of an operator: these are replaced only by who has seen the last change
+            made["metadata"]["resourceVersion"] = place.version
+        await self._cluster.call("PUT", place.path, made)
+
+    async def stop(self, running: Running) -> None:
+        try:
+            await self._cluster.call("DELETE", self._found[running.name].path, {"propagationPolicy": "Background"})
+        except ClusterRefused as error:
+            if error.answer != _GONE:
+                raise
+
+    def _path(self, kind: str) -> str:
+        return f"/apis/{_PATHS[kind].format(self._namespace)}"
+
+    async def _listed(self, kind: str, chosen: str) -> list[Manifest]:
+        try:
+            listed = await self._cluster.call("GET", f"{self._path(kind)}?labelSelector={quote(chosen, safe='')}")
+        except ClusterRefused as error:
+            if error.answer == _GONE and kind == manifests.GROUPS:
+                return []  # this cluster does not know them
+            raise
+        return listed.get("items") or []
+
+    async def _made(self, wanted: Wanted) -> Manifest:
+        return manifests.workload(self._templates.of(wanted), self._release, wanted, await self._owner())
+
+    async def _owner(self) -> Manifest | None:
+        """Return the owner of all objects that are created here; None when none is configured."""
+        if self._belongs and self._known is None:
+            path = f"/api/v1/namespaces/{self._namespace}/configmaps/{quote(self._belongs, safe='')}"
+            meta = (await self._cluster.call("GET", path))["metadata"]
+            self._known = {"apiVersion": "v1", "kind": "ConfigMap", "name": meta["name"], "uid": meta["uid"]}
+        return self._known

@@ -1,0 +1,127 @@
+"""A Lease of the cluster: of several planners, one alone starts and stops executors.
+
+Two would undo one another's work whenever their templates differ, as they do in the middle of an upgrade.
+"""
+
+import asyncio
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+from omnibus.errors import OmnibusError
+from services.planner.reconcile.kube_client import Cluster, ClusterRefused
+
+log = logging.getLogger(__name__)
+
+#: Says what a Lease belongs to, as one of its ``ownerReferences``.
+Owner = Callable[[], Awaitable[dict[str, Any] | None]]
+#: Seconds that a holder who falls silent keeps it; that the holder itself believes in it; between two looks.
+HELD, BELIEVED, LOOK = 15.0, 10.0, 3.0
+_GONE = 404
+
+
+class Lease:
+    """One planner's view of the Lease: it ``leads`` until ``BELIEVED`` seconds after it last took or renewed the Lease.
+
+    Clocks of other machines do not matter.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, owner: Owner, me: str = "") -> None:
+        self.me = me or f"{socket.gethostname()}_{secrets.token_hex(4)}"
+        self._cluster = cluster
+        self._name = name
+        self._owner = owner
+        self._root = f"/apis/coordination.k8s.io/v1/namespaces/{quote(cluster.namespace, safe='')}/leases"
+        self._until = 0.0
+        #: Why nobody can tell who leads; None while somebody can.
+        self.trouble: OmnibusError | None = None
+        self._seen: tuple[str, float] = ("", 0.0)  # the other's last word, and when it was first heard
+
+    @property
+    def leads(self) -> bool:
+        return time.monotonic() < self._until
+
+    async def run(self, tell: Callable[[], None]) -> None:
+        """Take and keep it until cancelled, then let it go; ``tell`` is called when it or trouble comes or goes."""
+        try:
+            while True:
+                before = (self.leads, self.trouble is None)
+                try:
+                    await self.take()
+                    self.trouble = None
+                except OmnibusError as error:
+                    log.warning("the lease %s: %s", self._name, error)
+                    self.trouble = error
+                if before[0] != self.leads:
+                    log.info("this planner %s", "starts and stops executors" if self.leads else "leads no more")
+                if before != (self.leads, self.trouble is None):
+                    tell()
+                await asyncio.sleep(LOOK)
+        finally:
+            await self._release()
+
+    async def take(self) -> bool:
+        """Take it if it is free, keep it if it is ours. Whether it is ours now. Raises as ``Cluster.call`` does."""
+        asked = time.monotonic()
+        found = await self._find()
+        if found is None:
+            owner = await self._owner()
+            meta = {"name": self._name, **({"ownerReferences": [owner]} if owner else {})}
+            made = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta}
+            call = ("POST", self._root, {**made, "spec": self._spec({}, self.me)})
+        elif self._free(found):
+            call = ("PUT", f"{self._root}/{self._name}", {**found, "spec": self._spec(found["spec"], self.me)})
+        else:
+            self._until = 0.0
+            return False
+        await self._cluster.call(*call)  # refused when another one was faster
+        self._until = asked + BELIEVED
+        return True
+
+    async def _find(self) -> dict[str, Any] | None:
+        try:
+            return await self._cluster.call("GET", f"{self._root}/{self._name}")
+        except ClusterRefused as error:
+            if error.answer != _GONE:
+                raise
+            return None
+
+    def _free(self, found: dict[str, Any]) -> bool:
+        spec = found.setdefault("spec", {})
+        holder = spec.get("holderIdentity") or ""
+        if holder in ("", self.me):
+            return True
+        word = f"{holder} {spec.get('renewTime')}"
+        if word != self._seen[0]:
+            self._seen = (word, time.monotonic())
+        return time.monotonic() > self._seen[1] + float(spec.get("leaseDurationSeconds") or HELD)
+
+    def _spec(self, before: dict[str, Any], holder: str) -> dict[str, Any]:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        changes = holder != before.get("holderIdentity")
+        return {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": int(HELD),
+            "acquireTime": now if changes else before.get("acquireTime", now),
+            "renewTime": now,
+            "leaseTransitions": int(before.get("leaseTransitions") or 0) + (changes and bool(before)),
+        }
+
+    async def _release(self) -> None:
+        """Let the next one take it at once."""
+        if not self.leads:
+            return
+        self._until = 0.0
+        try:
+            found = await self._find()
+            if found is not None and found.get("spec", {}).get("holderIdentity") == self.me:
+                await self._cluster.call(
+                    "PUT", f"{self._root}/{self._name}", {**found, "spec": self._spec(found["spec"], "")}
+                )
+        except OmnibusError as error:
+            log.info("the lease %s is not let go: %s", self._name, error)

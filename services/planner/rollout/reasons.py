@@ -1,0 +1,19 @@
+"""Reason why a new plan follows another one, in a few words."""
+
+from collections.abc import Mapping
+
+from omnibus.app_record import AppRecord, plainly
+
+#: Apps that are named one by one.
+NAMED = 3
+
+
+def why(before: Mapping[str, AppRecord], after: Mapping[str, AppRecord]) -> str:
+    """Describe what has happened to the apps: ``app poem registered``. A version kept aside counts as its app."""
+    were, are = ({plainly(name) for name in apps} for apps in (before, after))
+    changed = {plainly(name) for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    told = [
+        f"app {name} {'registered' if name not in were else 'updated' if name in are else 'unregistered'}"
+        for name in sorted(changed)
+    ]
+    return ", ".join(told) if len(told) <= NAMED else f"{len(told)} apps changed"

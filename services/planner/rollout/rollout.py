@@ -1,0 +1,300 @@
+"""Brings the plan of the store to what is wanted: stage it, wait until its executors are ready, swap.
+
+Several planners may run. A change that is staged is led by the planner that staged it, until it is over or
+that planner falls silent; an epoch that another one wrote is followed until there is something new to plan.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from omnibus.cluster.presence import ReadyExecutors
+from omnibus.errors import ProtocolError, StoreUnavailable
+from omnibus.plan import ModelPlan, Plan
+from omnibus.settings import PlannerSettings
+from omnibus.store import PlanLed, PlanProblem, StaleEpoch, Stand, Store, mark
+from services.planner.rollout.path import Aim, Ways
+from services.planner.rollout.readiness import Change, Sorted, Trials, changes, merged
+from services.planner.rollout.target import Target
+from services.planner.rollout.transition_plan import Models
+
+log = logging.getLogger(__name__)
+
+#: Offset of the path sequence; a constant, so that a plan's decisions can be computed by anybody.
+SEED = 0
+#: Seconds until the next attempt when the store was at fault, and at most.
+AGAIN, LONGEST = 0.5, 5.0
+#: Seconds that a planner leads a change without saying so again, and between two looks whether another still does.
+LEASE, LOOK = 3.0, 1.0
+NEVER = float("inf")
+#: Who says what is wrong.
+WHO = "planner"
+LOST = "the store had lost it"
+#: Reasons that one plan may have.
+REASONS = 5
+
+
+class Changes:
+    """The one writer of plans here. ``announce`` is called with each plan that became current by it."""
+
+    def __init__(
+        self, store: Store, settings: PlannerSettings, ready: ReadyExecutors, announce: Callable[[Plan], None]
+    ) -> None:
+        self.plan: Plan | None = None
+        self._store = store
+        self._ready = ready
+        self._announce = announce
+        self._trials = Trials(settings.ready, settings.retry)
+        self._ways = Ways(settings.retry)
+        self._leaves = settings.ready / 2  # seconds that those who leave may take before others start
+        self._swaps = -NEVER  # when the last swap was
+        self._me = secrets.token_hex(4)
+        self._target = Target({}, "")
+        self._pinned, self._pin = 0, Target({}, "")
+        self._base = 0  # the epoch that the work goes on from
+        self._pending = False  # whether what is wanted may be new to everybody
+        self._open = False  # whether it is not so yet
+        self._staged: tuple[int, Plan | None] = (0, None)
+        self._told: tuple[str, float] | None = None
+        self._woken = asyncio.Event()
+
+    def want(self, target: Target) -> None:
+        """From now on ``target`` is wanted; what was wanted before and is under way still counts as a reason."""
+        before = self._target.reason.split(", ") if self._open else []
+        reasons = dict.fromkeys([*before, *target.reason.split(", ")])
+        self._target = target._replace(reason=", ".join(list(reasons)[-REASONS:]))
+        self._pending = self._open = True
+        self._woken.set()
+
+    @property
+    def pinned(self) -> bool:
+        """True if an operator has pinned an epoch: what is wanted has to wait."""
+        return self._pinned > 0
+
+    @property
+    def staged(self) -> Plan | None:
+        """The plan that waits for its executors, as far as this planner knows."""
+        return self._staged[1] if self._staged[0] else None
+
+    @property
+    def troubled(self) -> bool:
+        """True if something that is wanted is put off."""
+        return self._told is not None and bool(self._told[0])
+
+    def wake(self) -> None:
+        """Something has changed: look again."""
+        self._woken.set()
+
+    async def begin(self) -> None:
+        """Do what can be done at once. Raises ``StoreUnavailable``."""
+        while not await self._take_step():
+            pass
+
+    async def run(self) -> None:
+        """Do all the rest, until cancelled."""
+        pause = AGAIN
+        while True:
+            self._woken.clear()
+            try:
+                wait, pause = await self._take_step(), AGAIN
+            except StoreUnavailable as error:
+                log.warning("%s", error)
+                wait, pause = pause, min(2 * pause, LONGEST)
+            try:
+                async with asyncio.timeout(wait if wait < NEVER else None):
+                    await self._woken.wait()
+            except TimeoutError:
+                continue
+
+    async def close(self) -> None:
+        """Release the lead of a staged plan, so that another planner can go on with it at once."""
+        if self._staged[1] is not None:
+            with suppress(StoreUnavailable):
+                await self._store.lead_plan(self._me, 0.001)
+
+    # One step
+
+    async def _take_step(self) -> float:
+        try:
+            return await self._step()
+        except PlanLed as error:
+            log.info("%s", error)
+            return LOOK
+        except StaleEpoch:  # another planner was faster: look at what it wrote
+            return 0.0
+
+    async def _step(self) -> float:
+        """Take the change as far as it goes now; returns the seconds until there is something to look at."""
+        stand = await self._store.stand()
+        if self.plan is not None and stand.epoch < self.plan.epoch:
+            await self._restore(self.plan, stand)
+            return 0.0
+        current = await self._current(stand.epoch)
+        goal = await self._goal(stand)
+        if not self._known(stand, current, goal):
+            return await self._follow(stand)
+        self._base = stand.epoch
+        if stand.staged and not await self._store.lead_plan(self._me, LEASE):
+            return LOOK
+        if goal is None:
+            return NEVER
+        if current is None:
+            await self._swap(stand, goal, {}, changes({}, goal.models), ())
+            return 0.0
+        return await self._advance(stand, current.models, goal)
+
+    def _known(self, stand: Stand, current: Plan | None, goal: Target | None) -> bool:
+        """Return whether to go on from the current plan: it is ours, or it is as wanted, or something new is wanted."""
+        before, self.plan = self.plan, current or self.plan
+        if before is None and current is not None:
+            self._announce(current)
+        if self._pending or stand.epoch == self._base:
+            return True
+        if current is not None and goal is not None and current.models == goal.models:
+            return True
+        if current is not None and current != before:
+            log.info("plan epoch %d (%s) is another planner's: following it", current.epoch, current.reason)
+        return False
+
+    async def _follow(self, stand: Stand) -> float:
+        """Another planner wrote the current plan. What it has left behind at its end is given up."""
+        if not stand.staged:
+            return NEVER
+        if await self._store.lead_plan(self._me, LEASE):
+            await self._store.unstage_plan(self._me)
+        return LOOK
+
+    async def _advance(self, stand: Stand, models: Models, goal: Target) -> float:
+        now = time.monotonic()
+        self._open = models != goal.models
+        aim = await self._ways.aim(models, goal, now)
+        found = self._trials.sort(changes(models, aim.target.models), self._ready.missing, now)
+        late = [name for change in found.later for name in change.models]
+        if self._ways.rest(models, aim, late, "; ".join(found.faults), now):
+            return 0.0
+        faults = [*aim.faults, *found.faults]
+        await self._tell(faults, min(aim.look, found.look) if found.later or aim.look < NEVER else 0.0)
+        if found.ready:
+            await self._swap(stand, aim.target, models, found.ready, self._may_start(models, aim, found.waiting))
+            return 0.0
+        return min(aim.look - now, await self._wait(stand, models, aim, found) - now)
+
+    async def _wait(self, stand: Stand, models: Models, aim: Aim, found: Sorted) -> float:
+        """Nothing can be swapped now; returns when to look again."""
+        if found.waiting:
+            await self._stage(stand, models, aim, found.waiting)
+            return min(found.look, time.monotonic() + LEASE / 3)
+        if stand.staged:
+            faults = "; ".join([*aim.faults, *found.faults])
+            log.info("staged plan %d is dropped: %s", stand.staged, faults or "it is no longer requested")
+            await self._store.unstage_plan(self._me)
+            self._staged = (0, None)
+        self._pending = False
+        return found.look
+
+    async def _stage(self, stand: Stand, current: Models, aim: Aim, waiting: Sequence[Change]) -> None:
+        """Let the executors of the changes that are ``waiting`` start, unless they do already."""
+        if stand.mark != self._staged[0]:
+            found = await self._readable(self._store.staged()) if stand.staged else None
+            self._staged = (stand.mark, found)
+            if found is not None and found.models == merged(current, aim.target.models, waiting):
+                log.info("plan epoch %d (%s) is staged already: going on with it", found.epoch, found.reason)
+                self._target = self._target._replace(reason=found.reason.removesuffix(aim.note))
+        known = self._staged[1]
+        models = merged(current, aim.target.models, self._may_start(current, aim, waiting))
+        if models == current:
+            return
+        if known is None or known.models != models:
+            plan = _plan(max(stand.epoch, stand.staged) + 1, models, aim.target)
+            await self._store.stage_plan(plan, self._me, LEASE)
+            self._staged = (mark(plan), plan)
+            log.info("plan epoch %d (%s) is staged until its executors are ready", plan.epoch, plan.reason)
+        self._pending = False
+
+    def _may_start(self, current: Models, aim: Aim, waiting: Sequence[Change]) -> Sequence[Change]:
+        """Return the changes that do not have to wait until executors of the plan before have left their GPUs."""
+        late = time.monotonic() >= self._swaps + self._leaves
+        if late or not self._ways.crowded(self._ready.there(), current, aim):
+            return waiting
+        staged, then = self._staged[1], aim.target.models
+        begun = staged.models if staged is not None else {}
+        return [
+            change
+            for change in waiting
+            if all(begun.get(name) == then.get(name) for name in change.models) or not self._ways.counted(change.needs)
+        ]
+
+    async def _swap(
+        self, stand: Stand, goal: Target, before: Models, ready: Sequence[Change], waiting: Sequence[Change]
+    ) -> None:
+        """Make the changes that are ``ready``, and go on waiting for the executors of the others."""
+        number = max(stand.epoch + 1, stand.staged)
+        plan = _plan(number, merged(before, goal.models, ready), goal)
+        then = _plan(number + 1, merged(plan.models, goal.models, waiting), goal)
+        await self._store.swap_plan(plan, then if waiting else None)
+        self._staged = (mark(then), then) if waiting else (0, None)
+        self._swapped(plan)
+
+    def _swapped(self, plan: Plan) -> None:
+        self.plan, self._base, self._pending, self._swaps = plan, plan.epoch, False, time.monotonic()
+        self._announce(plan)
+
+    # What there is
+
+    async def _current(self, epoch: int) -> Plan | None:
+        """The current plan; None when there is none that this build can read."""
+        if self.plan is not None and self.plan.epoch == epoch:
+            return self.plan
+        return await self._readable(self._store.plan(epoch)) if epoch else None
+
+    async def _readable(self, reading: Awaitable[Plan | None]) -> Plan | None:
+        try:
+            return await reading
+        except ProtocolError as error:
+            log.error("%s; writing a new one", error.message)
+            return None
+
+    async def _goal(self, stand: Stand) -> Target | None:
+        """Return the target: the planned one, or the epoch an operator has pinned. None if that cannot be served."""
+        if stand.pin != self._pinned:
+            if stand.pin:
+                pinned = await self._readable(self._store.plan(stand.pin))
+                if pinned is None:
+                    await self._tell([f"epoch {stand.pin} cannot be served: it is lost, or of another build"], 0.0)
+                    return None
+                self._pin = Target(pinned.models, f"rollback to {stand.pin}", pinned.explain, self._target.gpus)
+            else:
+                self._target = self._target._replace(reason="resumed")
+            self._pinned, self._pending = stand.pin, True
+        return self._pin if self._pinned else self._target
+
+    async def _restore(self, known: Plan, stand: Stand) -> None:
+        """The store has lost the plan, and with it what was pinned: write both again."""
+        log.warning("the store lost plan epoch %d: writing it again", known.epoch)
+        number = max(known.epoch, stand.epoch) + 1
+        plan = _plan(number, known.models, Target(known.models, LOST, known.explain))
+        await self._store.swap_plan(plan, pin=bool(self._pinned))
+        self._pinned = number if self._pinned else 0
+        if self._base == known.epoch:  # else it was another planner's, and goes on being followed
+            self._base = number
+        self.plan = plan
+        self._announce(plan)
+
+    async def _tell(self, faults: Sequence[str], again: float) -> None:
+        """Say in the store what was put off and why, once. ``again`` is of the monotonic clock."""
+        told = ("; ".join(faults), again)
+        if told == self._told:
+            return
+        problem = None
+        if faults:
+            log.error("%s", told[0])
+            problem = PlanProblem(time.time(), told[0], time.time() + again - time.monotonic() if again else 0.0)
+        await self._store.tell_problem(WHO, problem)
+        self._told = told
+
+
+def _plan(epoch: int, models: dict[str, ModelPlan], target: Target) -> Plan:
+    return Plan(epoch, SEED, time.time(), models, reason=target.reason, explain=target.explain)

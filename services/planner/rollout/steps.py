@@ -1,0 +1,205 @@
+"""A change in steps, each of which fits into the GPUs beside the one before. Pure, no I/O.
+
+    steps(before, after, {"H100": 8})    # plans of all models; the last one is ``after``
+
+When there is no room for all new executors beside the old ones, old ones that the new plan does not ask for leave
+first, then new ones start in their place, and so on. One of each kind stays as long as requests need it. Half of the
+GPUs go on serving wherever that is possible: what is left has the load of all until the new ones are ready.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+from omnibus.cluster.desired import Kind, counts, starts, tied
+from omnibus.errors import Retryable
+from omnibus.plan import ModelPlan
+from services.planner.rollout.change_group import Counts, Size, Unit, sizes
+from services.planner.rollout.transition_plan import Models
+
+#: The part of the GPUs of a type that goes on serving if that is possible.
+SERVES = 0.5
+#: Kinds that are told one by one.
+NAMED = 3
+
+
+class NoRoom(Retryable):
+    """A change cannot be made within the GPUs. ``models`` are those that stay as they are."""
+
+    code: ClassVar[str] = "no_room"
+
+    def __init__(self, message: str, models: frozenset[str]) -> None:
+        super().__init__(message)
+        self.models = models
+
+
+def steps(before: Models, after: Models, gpus: Mapping[str, int]) -> list[dict[str, ModelPlan]]:
+    """The plans that lead from ``before`` to ``after``; none when they are the same.
+
+    ``gpus`` is how many there are by type; a type that it does not name is never short. Executors of two plans in
+    a row fit into it together. What ``before`` and ``after`` both serve, each plan between them does. Each plan leads
+    to the same ones as this. Raises ``NoRoom``.
+    """
+    found: list[dict[str, ModelPlan]] = []
+    state = dict(before)
+    while state != after:
+        state = _Way(state, after, gpus).step()
+        found.append(state)
+    return found
+
+
+def lacking(have: Counts, want: Counts, sizes: Mapping[Kind, Size], gpus: Mapping[str, int]) -> dict[str, int]:
+    """The GPUs that lack, by type, for executors ``want`` to start beside those that are there."""
+    begins = {sizes[kind].gpu for kind, count in want.items() if count > have.get(kind, 0) and kind in sizes}
+    used = dict.fromkeys(begins & gpus.keys(), 0)
+    for kind in have.keys() | want.keys():
+        size = sizes.get(kind)
+        if size is not None and size.gpu in used:
+            used[size.gpu] += size.gpus * max(have.get(kind, 0), want.get(kind, 0))
+    return {gpu: count - gpus[gpu] for gpu, count in used.items() if count > gpus[gpu]}
+
+
+def said(before: Models, step: Models, after: Models) -> str:
+    """Return the purpose of the step to ``step``, in words; empty for the last step."""
+    if step == after:
+        return ""
+    fresh, there = starts(before, step), counts(before)
+    asked = sum(count - there.get(kind, 0) for kind, count in starts(before, after).items())
+    if fresh:
+        return f"{sum(count - there.get(kind, 0) for kind, count in fresh.items())} of {asked} new executors"
+    there = counts(step)
+    short = [f"{count - there.get(kind, 0)} {kind.model}/{kind.option}" for kind, count in starts(step, after).items()]
+    more = f" and {len(short) - NAMED} more" if len(short) > NAMED else ""
+    return f"makes room for {', '.join(short[:NAMED])}{more}"
+
+
+class _Way:
+    """From one plan to another."""
+
+    def __init__(self, before: Models, after: Models, gpus: Mapping[str, int]) -> None:
+        self._before, self._after, self._gpus = before, after, gpus
+        self._sizes = {kind: size for kind, size in {**sizes(before), **sizes(after)}.items() if size.gpu in gpus}
+        units = [Unit(names, before, after, self._sizes) for names in tied(before, after)]
+        self._units = [unit for unit in units if unit.kinds & self._sizes.keys()]
+        self._there = {kind: count for unit in self._units for kind, count in unit.have.items()}
+        self._goal = {kind: count for unit in self._units for kind, count in unit.goal.items()}
+
+    def step(self) -> dict[str, ModelPlan]:
+        """The next plan. Raises ``NoRoom``."""
+        if not self._lacking(self._there, self._goal):
+            return dict(self._after)
+        less = self._less(self._there, SERVES)
+        if less != self._there and (self._more(less) != less or not self._lacking(less, self._goal)):
+            return self._models(less)
+        for there in (self._more(self._there), self._less(self._there, 0.0)):
+            if there != self._there:
+                return self._models(there)
+        raise self._stuck()
+
+    def _models(self, there: Counts) -> dict[str, ModelPlan]:
+        """All models with the executors ``there``; those that need no GPU that is counted change at once."""
+        made = dict(self._after)
+        for unit in self._units:
+            for name in unit.names:
+                made.pop(name, None)
+            made.update(unit.models({kind: there[kind] for kind in unit.kinds if there.get(kind)}))
+        order = [*self._after, *(name for name in self._before if name not in self._after)]
+        return {name: made[name] for name in order if name in made}
+
+    # Fewer
+
+    def _less(self, there: Counts, part: float) -> dict[Kind, int]:
+        """Without what no plan can have, and with fewer of what the goal does not ask for, as many as lack."""
+        left = {kind: count for unit in self._units for kind, count in unit.usable(there).items()}
+        short = self._lacking(left, self._goal)
+        stay = {kind: min(count, self._goal.get(kind, 0)) for kind, count in left.items()}
+        stay.update({kind: 1 for unit in self._units for kind in unit.extras(left)} if short else {})
+        for gpu, lacks in short.items():
+            kinds = [kind for kind in left if kind in self._sizes and self._sizes[kind].gpu == gpu]
+            serving = sum(self._sizes[kind].gpus * left[kind] for kind in kinds)
+            while lacks > 0:
+                able = [
+                    kind
+                    for kind in kinds
+                    if left[kind] > stay[kind] and serving - self._sizes[kind].gpus >= part * self._gpus[gpu]
+                ]
+                if not able:
+                    break
+                least = max(able, key=lambda kind: ((left[kind] - stay[kind]) / left[kind], left[kind], kind))
+                left[least] -= 1
+                serving -= self._sizes[least].gpus
+                lacks -= self._sizes[least].gpus
+        return {kind: count for unit in self._units for kind, count in unit.usable(left).items()}
+
+    # More
+
+    def _more(self, before: Counts) -> Counts:
+        """Add as many of the goal as there is room for beside ``before``: first those that let others leave."""
+        there, waits = dict(before), False
+        for bundle in self._bundles(before):
+            more = {**there, **{kind: max(1, there.get(kind, 0)) for kind in bundle}}
+            if self._lacking(before, more):
+                waits = True
+            else:
+                there = more
+        if not waits:
+            self._fill(before, there)
+        return self._less(there, SERVES) if there != before else before
+
+    def _bundles(self, before: Counts) -> list[set[Kind]]:
+        """Return the bundles of all units: first those that free GPUs in the end, small ones before large ones."""
+        found: list[tuple[tuple[bool, int], set[Kind]]] = []
+        for unit in self._units:
+            frees = self._use({kind: before[kind] for kind in unit.extras(before)})
+            for bundle in unit.bundles(before):
+                takes = self._use(dict.fromkeys(bundle, 1))
+                found.append(((takes > frees, -frees if takes > frees else takes), bundle))
+        return [bundle for _, bundle in sorted(found, key=lambda each: each[0])]
+
+    def _use(self, there: Counts) -> int:
+        return sum(self._sizes[kind].gpus * count for kind, count in there.items() if kind in self._sizes)
+
+    def _fill(self, before: Counts, there: dict[Kind, int]) -> None:
+        """Add executors of the goal evenly, as many as there is room for beside ``before``."""
+        turned = {kind for unit in self._units if unit.turned(there) for kind in unit.goal}
+        kinds = [kind for kind in self._goal if kind in turned]
+        while True:
+            able = [
+                kind
+                for kind in kinds
+                if there.get(kind, 0) < self._goal[kind]
+                and not self._lacking(before, {**there, kind: there.get(kind, 0) + 1})
+            ]
+            if not able:
+                return
+            least = min(able, key=lambda kind: (there.get(kind, 0) / self._goal[kind], kind))
+            there[least] = there.get(least, 0) + 1
+
+    def _lacking(self, there: Counts, want: Counts) -> dict[str, int]:
+        return lacking(there, want, self._sizes, self._gpus)
+
+    def _stuck(self) -> NoRoom:
+        """Says what lacks for the change that needs the least."""
+        found: list[tuple[int, str]] = []
+        names: set[str] = set()
+        for unit in self._units:
+            for bundle in [*unit.bundles(self._there), unit.goal.keys()]:
+                want = {**self._there, **{kind: max(1, self._there.get(kind, 0)) for kind in bundle}}
+                if lack := self._lacking(self._there, want):
+                    names |= unit.names
+                    found.append((sum(lack.values()), f"{_gpus(lack)} for {_named(bundle)}"))
+        if not found:
+            names = {name for unit in self._units if unit.have != unit.goal for name in unit.names}
+            found = [(0, _gpus(self._lacking(self._there, self._goal)))]
+        return NoRoom(
+            f"{', '.join(sorted(names))} stays as it was: the GPUs are full, and no executor can leave before others "
+            f"have started; it takes {min(found)[1]}",
+            frozenset(names),
+        )
+
+
+def _gpus(lack: Mapping[str, int]) -> str:
+    return " and ".join(f"{count} more of type {gpu}" for gpu, count in sorted(lack.items()))
+
+
+def _named(kinds: Iterable[Kind]) -> str:
+    return ", ".join(sorted(f"{kind.model}/{kind.option}" for kind in kinds))

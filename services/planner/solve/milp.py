@@ -1,0 +1,162 @@
+"""The program of one question: the frame's matrix, and rows for what the terms add to it.
+
+Columns: replicas, rate, counts of limited options, flows, replicas on nodes, new replicas.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import sparse
+
+from services.planner.solve.constraints import Terms, at_hand, counted, covering
+from services.planner.solve.flow_matrix import Frame
+from services.planner.solve.highs import Program, Vector
+
+
+class Goal(NamedTuple):
+    """Objective to minimise: ``cost`` of one replica of each option plus ``spawn`` of each new one."""
+
+    name: str
+    cost: Vector
+    spawn: Vector | None = None
+
+    @property
+    def whole(self) -> bool:
+        """True if all values are whole numbers."""
+        return self.spawn is None and bool(np.all(self.cost == np.round(self.cost)))
+
+    def value(self, replicas: Vector, running: Vector) -> float:
+        extra = 0.0 if self.spawn is None else float(self.spawn @ np.maximum(replicas - running, 0.0))
+        return float(self.cost @ replicas) + extra
+
+    def row(self, count: int, columns: int) -> Vector:
+        """Over ``columns`` columns, of which the first ``count`` are replicas and the last new ones."""
+        row = np.zeros(columns)
+        row[:count] = self.cost
+        if self.spawn is not None:
+            row[-count:] = self.spawn
+        return row
+
+
+class Asked(NamedTuple):
+    """Between which rates (req/s), under which mixes; ``cuts`` bound the rate by prices of supply, ``held`` goals
+    by values, and one replica at least is of an option that is ``fresh``."""
+
+    lowest: float
+    highest: float
+    mixes: Sequence[Sequence[float]]
+    cuts: Sequence[Vector] = ()
+    held: Sequence[tuple[Goal, float]] = ()
+    fresh: Vector | None = None
+
+
+def assemble(frame: Frame, terms: Terms, asked: Asked, upper: Vector, *, packed: bool, spawning: bool) -> Program:
+    """The program over the options with ``upper`` above 0; new replicas are counted when ``spawning``."""
+    limited = _Limited(frame, terms, upper)
+    program = frame.program(asked.mixes, frame.arcs(upper), upper, limited.supply)
+    program.lower[frame.count] = asked.lowest / frame.unit
+    program.upper[frame.count] = asked.highest / frame.unit
+    program = limited.rows(_budget(frame, terms, program))
+    program = _cut(frame, asked, program, limited.supply)
+    if packed:
+        program = _packed(frame, terms, program, upper)
+    if spawning:
+        program = _spawning(frame, terms, program)
+    for group in [*covering(terms, frame), *([asked.fresh] if asked.fresh is not None else [])]:
+        row = np.zeros(program.columns)
+        row[: frame.count] = group
+        program = program.rows(_row(row), 1.0, np.inf)
+    for goal, value in asked.held:
+        program = program.rows(_row(goal.row(frame.count, program.columns)), -np.inf, value)
+    return program
+
+
+def _row(values: Vector) -> Any:
+    return sparse.csc_array(values[None, :])
+
+
+def _budget(frame: Frame, terms: Terms, program: Program) -> Program:
+    """One row per GPU type: sum of c_s * r_s <= N_g (Equations 3 and 15)."""
+    for kind, count in (at_hand(terms) or {}).items():
+        mine = np.array([option.gpu == kind for option in frame.network.options.values()])
+        row = np.zeros(program.columns)
+        row[: frame.count] = np.where(mine, frame.gpus, 0.0)
+        program = program.rows(_row(row), -np.inf, float(count))
+    return program
+
+
+class _Limited:
+    """Options whose replicas may not be worked to the full: one 0/1 column for each count of them."""
+
+    def __init__(self, frame: Frame, terms: Terms, upper: Vector) -> None:
+        self._count, names = frame.count, frame.network.names
+        self._limited = [at for at, name in enumerate(names) if name in terms.admissible and upper[at] > 0]
+        self._starts, width = [], frame.count + 1
+        cells = [(at, at, 1.0) for at, name in enumerate(names) if name not in terms.admissible]
+        for at in self._limited:
+            work = terms.admissible[names[at]][: int(upper[at])]
+            cells += [(at, width + level, value) for level, value in enumerate(work)]
+            self._starts.append((width, len(work)))
+            width += len(work)
+        rows, columns, values = zip(*cells, strict=True) if cells else ((), (), ())
+        #: Seconds of work per second; sparse, (options, columns before the flows).
+        self.supply = sparse.csc_array((values, (rows, columns)), shape=(frame.count, width), dtype=float)
+
+    def rows(self, program: Program) -> Program:
+        """r_s = sum of n * b_s,n and sum of b_s,n <= 1."""
+        for at, (start, levels) in zip(self._limited, self._starts, strict=True):
+            program.upper[start : start + levels] = 1.0
+            program.integer[start : start + levels] = 1.0
+            rows = np.zeros((2, program.columns))
+            rows[0, at], rows[0, start : start + levels] = -1.0, np.arange(1, levels + 1)
+            rows[1, start : start + levels] = 1.0
+            program = program.rows(sparse.csc_array(rows), np.array([0.0, -np.inf]), np.array([0.0, 1.0]))
+        return program
+
+
+def _cut(frame: Frame, asked: Asked, program: Program, supply: Any) -> Program:
+    """R <= sum of price_s * supply_s, prices no higher than what one replica could make of the highest rate."""
+    for prices in asked.cuts:
+        row = np.zeros(program.columns)
+        row[: supply.shape[1]] = -(np.minimum(prices, asked.highest * _inverse_least(supply)) @ supply) / frame.unit
+        row[frame.count] = 1.0
+        program = program.rows(_row(row), -np.inf, 0.0)
+    return program
+
+
+def _inverse_least(supply: Any) -> Vector:
+    """1 / the least work that each option does once it has a replica."""
+    least = np.full(supply.shape[0], np.inf)
+    cells = supply.tocoo()
+    np.minimum.at(least, cells.row, np.where(cells.data > 0, cells.data, np.inf))
+    return 1.0 / least
+
+
+def _packed(frame: Frame, terms: Terms, program: Program, upper: Vector) -> Program:
+    """Each replica lies on one node: r_s = sum of y_s,h and sum of c_s * y_s,h <= G_h (Equation 6)."""
+    used = np.flatnonzero(upper > 0)
+    options, first = list(frame.network.options.values()), program.columns
+    fits = [
+        [float(options[at].gpu == node.gpu) * (node.gpus // options[at].gpus) for at in used]
+        for node in terms.nodes.values()
+    ]
+    program = program.more(len(used) * len(fits), np.array(fits).ravel(), integer=True)
+    same = np.zeros((len(used), program.columns))
+    room = np.zeros((len(fits), program.columns))
+    for number in range(len(fits)):
+        start = first + number * len(used)
+        room[number, start : start + len(used)] = frame.gpus[used]
+        same[np.arange(len(used)), start + np.arange(len(used))] = 1.0
+    same[np.arange(len(used)), used] = -1.0
+    program = program.rows(sparse.csc_array(same), 0.0, 0.0)
+    return program.rows(sparse.csc_array(room), -np.inf, np.array([float(node.gpus) for node in terms.nodes.values()]))
+
+
+def _spawning(frame: Frame, terms: Terms, program: Program) -> Program:
+    """u_s >= r_s - running_s, u_s >= 0."""
+    before = program.columns
+    program = program.more(frame.count, np.inf, integer=False)
+    eye = sparse.eye_array(frame.count, format="csc")
+    blank = sparse.csc_array((frame.count, before - frame.count))
+    return program.rows(sparse.hstack([eye, blank, -eye]), -np.inf, counted(frame, terms.running))

@@ -1,0 +1,60 @@
+"""Several models planned at once, so that executors of a component that they share serve all of them."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from services.planner.solve.flow_network import Arc, Network, Use
+from services.planner.solve.problem import Option, amount, require
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A model's network and its rate in req/s. The rates of all models keep their proportions."""
+
+    network: Network
+    rate: float
+
+
+def joined(parts: Mapping[str, Part], same: Mapping[str, str] | None = None) -> Network:
+    """One network for all models; its rate 1 is every model at its own rate.
+
+    Options and request types are called ``model/option`` and ``model/type``. ``same`` says which option
+    is another model's: ``{"b/E": "a/E"}``; both must take the same GPUs. Its seconds may differ by model.
+    ``Solver.least(1.0)`` then plans for all rates at once, ``most`` for as many times the rates as fit.
+    """
+    same = same or {}
+    options = {
+        f"{model}/{name}": option for model, part in parts.items() for name, option in part.network.options.items()
+    }
+    for mine, theirs in same.items():
+        _check(mine, theirs, options, same)
+    kept = {name: option for name, option in options.items() if name not in same}
+    number = {name: at for at, name in enumerate(kept)}
+    types: list[str] = []
+    shares: list[float] = []
+    whole: list[int] = []
+    arcs: list[Arc] = []
+    for model, part in parts.items():
+        rate, network = amount(part.rate, f"the rate of model {model}"), part.network
+        where = [number[same.get(f"{model}/{name}", f"{model}/{name}")] for name in network.names]
+        arcs += [_moved(arc, len(types), where) for arc in network.arcs]
+        types += [f"{model}/{kind}" for kind in network.types]
+        shares += [share * rate for share in network.shares]
+        whole += network.whole
+    return Network(kept, tuple(types), tuple(shares), tuple(whole), tuple(arcs))
+
+
+def _moved(arc: Arc, kinds: int, where: list[int]) -> Arc:
+    uses = tuple(Use(where[use.option], use.seconds, use.role) for use in arc.uses)
+    return Arc(arc.kind + kinds, arc.tail, arc.head, uses)
+
+
+def _check(mine: str, theirs: str, options: Mapping[str, Option], same: Mapping[str, str]) -> None:
+    for name in (mine, theirs):
+        require(name in options, f"{mine} is said to be {theirs}, but there is no option {name}")
+    require(theirs not in same, f"{mine} is said to be {theirs}, which is {same.get(theirs)}: name that one")
+    one, other = options[mine], options[theirs]
+    require(
+        (one.gpus, one.gpu) == (other.gpus, other.gpu),
+        f"{mine} is said to be {theirs}, but they take {one.gpus} and {other.gpus} GPUs {one.gpu} {other.gpu}".rstrip(),
+    )

@@ -1,0 +1,115 @@
+"""Explanation of a deployment: its bottlenecks, how much better any other could be, the next best ones. Data."""
+
+import msgspec
+import numpy as np
+
+from omnibus.errors import DeadlineExceeded
+from services.planner.solve import constraints as given
+from services.planner.solve.constraints import Terms
+from services.planner.solve.problem import Infeasible
+from services.planner.solve.solution import Solution
+from services.planner.solve.solver import Solver
+
+
+class OptionUse(msgspec.Struct, frozen=True):
+    """An option in use: replicas, req/s that pass through it, the part of their time that they are busy at
+    the planned rate, and the req/s that one more second of work per second would add to the capacity."""
+
+    replicas: int
+    gpus: int
+    rate: float
+    utilisation: float
+    worth: float
+
+
+class Alternative(msgspec.Struct, frozen=True):
+    """The best deployment without one option: its capacity in req/s and its cost. ``possible`` is false
+    when there is none."""
+
+    without: str
+    possible: bool
+    rate: float = 0.0
+    gpus: int = 0
+    cost: float = 0.0
+    replicas: dict[str, int] = {}
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """``bottlenecks`` are options of which more would serve more; ``distance`` is how much better, relative, a
+    deployment of fractional replicas could be; ``alternatives`` come best first."""
+
+    rate: float
+    capacity: float
+    options: dict[str, OptionUse]
+    bottlenecks: tuple[str, ...]
+    bound: float
+    distance: float
+    gap: float
+    alternatives: tuple[Alternative, ...] = ()
+
+
+def explain(solver: Solver, solution: Solution, terms: Terms, *, alternatives: int = 3) -> Explanation:
+    """Explains an answer of ``solver`` to a question under ``terms``.
+
+    Looks for the best deployment without each of the ``alternatives`` options that do most of the work;
+    what is not found within ``terms.within`` seconds each is left out.
+    """
+    frame = solver.frame
+    replicas = given.counted(frame, solution.replicas)
+    mix = given.mixes(terms, frame)[0]
+    served = frame.served(given.supply(terms, frame, replicas), mix)
+    busy, passing = _load(solution)
+    worth = np.where(np.isfinite(served.prices), served.prices, 0.0)
+    options = {
+        name: OptionUse(
+            replicas=count,
+            gpus=count * frame.network.options[name].gpus,
+            rate=passing.get(name, 0.0),
+            utilisation=busy.get(name, 0.0) / count,
+            worth=float(worth[frame.network.number[name]]),
+        )
+        for name, count in solution.replicas.items()
+    }
+    first = sorted(options, key=lambda name: -options[name].utilisation * options[name].gpus)[:alternatives]
+    others = [found for name in first if (found := _without(solver, solution, terms, name)) is not None]
+    return Explanation(
+        rate=solution.rate,
+        capacity=solution.capacity,
+        options=options,
+        bottlenecks=tuple(name for name, use in options.items() if use.worth > 1e-9 * max(1.0, solution.capacity)),
+        bound=solution.bound,
+        distance=_distance(solution),
+        gap=solution.gap,
+        alternatives=tuple(sorted(others, key=lambda other: (not other.possible, other.cost, -other.rate))),
+    )
+
+
+def _distance(solution: Solution) -> float:
+    if solution.goal == "rate":
+        return max(0.0, solution.bound / solution.rate - 1) if solution.rate > 0 else 0.0
+    return max(0.0, 1 - solution.bound / solution.cost) if solution.cost > 0 else 0.0
+
+
+def _load(solution: Solution) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of work per second and req/s of each option, by the solution's flows."""
+    busy: dict[str, float] = {}
+    passing: dict[str, float] = {}
+    for flow in solution.flows:
+        for option, seconds in zip(flow.options, flow.seconds, strict=True):
+            busy[option] = busy.get(option, 0.0) + flow.rate * seconds
+            passing[option] = passing.get(option, 0.0) + flow.rate
+    return busy, passing
+
+
+def _without(solver: Solver, solution: Solution, terms: Terms, option: str) -> Alternative | None:
+    """The best answer to the same question without ``option``; None when time was not enough to know."""
+    changed = msgspec.structs.replace(terms, without=(*terms.without, option))
+    try:
+        found = solver.most(changed) if solution.goal == "rate" else solver.least(solution.rate, changed)
+    except Infeasible:
+        return Alternative(option, possible=False)
+    except DeadlineExceeded:
+        return None
+    if solution.goal == "rate" and found.rate == 0:
+        return Alternative(option, possible=False)
+    return Alternative(option, True, found.capacity, found.gpus, found.cost, found.replicas)

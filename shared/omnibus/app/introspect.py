@@ -1,0 +1,201 @@
+"""From a module to what an app is: its name, its tasks, and a ``serve`` whose types are known."""
+
+import inspect
+import re
+import typing
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args, get_origin
+
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
+
+from omnibus.app import App
+from omnibus.app.module_loader import UPLOAD, load
+from omnibus.app.protocol import CHAT, Description
+from omnibus.app.responses import ChatAnswer
+from omnibus.app_record import AppSource, TaskRecord
+from omnibus.errors import BadRequest
+from omnibus.task import ChatInput, ChatOutput, CompositeTask, Result, Stream, TaskOutput, UnitTask, tasks_of
+
+#: Characters of a module's documentation that are kept.
+_LONGEST_DOC = 4000
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+_ITERATORS = (AsyncIterator, AsyncIterable, AsyncGenerator)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An app that can serve. ``response`` is the type of an answer or of its parts, None when untyped."""
+
+    description: Description
+    serve: Callable[[Any], Any]
+    request: TypeAdapter[Any]
+    response: TypeAdapter[Any] | None
+
+
+def loaded(source: AppSource, text: str = "", restricted: tuple[str, ...] = ()) -> Loaded:
+    """Load an app. Raises ``BadRequest`` that names the module and what is wrong with it."""
+    module = load(source, text)
+    try:
+        return _described(module, source, restricted)
+    except BadRequest as error:
+        raise BadRequest(f"the module {module.__name__} is no app: {error.message}", param=error.param) from error
+
+
+def _described(module: ModuleType, source: AppSource, restricted: tuple[str, ...]) -> Loaded:
+    app, serve = _app(module), _serve(module)
+    taken, given = _types(serve)
+    streams, answer = _streams(serve, given)
+    if app.model and (taken, given) != (ChatInput, ChatOutput):
+        raise BadRequest(
+            f"it has the model {app.model!r}, so it needs `async def serve(request: ChatInput) -> ChatOutput`"
+        )
+    chat = taken is ChatInput
+    request, response = _adapter(taken, "request"), _adapter(answer, "answer") if _typed(answer) else None
+    description = Description(
+        name=app.name or module.__name__.rpartition(".")[2].lower(),
+        doc=inspect.cleandoc(module.__doc__ or "")[:_LONGEST_DOC],
+        tasks=tuple(_record(task, source) for task in _tasks(module)),
+        route=CHAT if app.model else "",
+        model=app.model,
+        request={} if chat else _schema(request, "validation"),  # what clients send is the gateway's to say
+        response=_schema(response, "serialization") if response is not None else _untyped(answer),
+        streams=streams,
+        restricted=restricted,
+        chat=chat,
+    )
+    _check_names(description)
+    return Loaded(description, serve, request, response)
+
+
+def _check_names(description: Description) -> None:
+    if not _NAME.fullmatch(description.name):
+        raise BadRequest(
+            f"{description.name[:80]!r} cannot name an app: use 1 to 64 lower-case letters, digits, '-' and '_', and "
+            'write `app = App(name="...")` to give it another name than its module\'s'
+        )
+    if description.model and not _MODEL.fullmatch(description.model):
+        raise BadRequest(f"{description.model[:80]!r} cannot name a model: use letters, digits and '._:/-'")
+
+
+def _app(module: ModuleType) -> App:
+    app = getattr(module, "app", None)
+    if app is None:
+        return App()
+    if not isinstance(app, App):
+        raise BadRequest("its `app` must be an `omnibus.app.App`: call what it is now by another name")
+    return app
+
+
+def _tasks(module: ModuleType) -> list[UnitTask]:
+    """Unit tasks of all tasks that the module names, also in lists and dicts."""
+    found: list[Any] = []
+    for value in vars(module).values():
+        elements = value.values() if type(value) is dict else value if type(value) in (list, tuple, set) else [value]
+        found += [element for element in elements if isinstance(element, UnitTask | CompositeTask)]
+    return tasks_of(found)
+
+
+def _record(task: UnitTask, source: AppSource) -> TaskRecord:
+    kind = type(task)
+    if kind.own and source.kind == UPLOAD:
+        raise BadRequest(f"an uploaded app may not bring its own unit tasks ({task.name}): install it instead")
+    if kind.own and "." in kind.__qualname__:
+        raise BadRequest(f"{kind.__qualname__} is defined inside of something: executors import it from its module")
+    fields = task.model_dump(mode="json", exclude={"model", "component"}, exclude_defaults=True)
+    root, code = _origin(kind, source) if kind.own else ("", "")
+    return TaskRecord(
+        name=task.name,
+        kind=kind.kind,
+        model=task.model,
+        component=task.part,
+        service=kind.service,
+        own=kind.own,
+        cls=f"{kind.__module__}:{kind.__qualname__}",
+        fields=fields,
+        root=root,
+        code=code,
+    )
+
+
+def _origin(kind: type[UnitTask], source: AppSource) -> tuple[str, str]:
+    """The directory that executors import ``kind`` from, empty when it is installed, and the SHA-256 of its source."""
+    file = inspect.getsourcefile(kind)
+    if file is None:
+        return source.root, ""
+    path = Path(file).resolve()
+    mounted = bool(source.root) and path.is_relative_to(Path(source.root).resolve())
+    return source.root if mounted else "", sha256(path.read_bytes()).hexdigest()
+
+
+# serve
+
+
+def _serve(module: ModuleType) -> Callable[[Any], Any]:
+    serve = getattr(module, "serve", None)
+    if serve is None:
+        raise BadRequest("it has no `serve`: write `async def serve(request): ...`")
+    if not inspect.iscoroutinefunction(serve) and not inspect.isasyncgenfunction(serve):
+        raise BadRequest("its `serve` must be `async def`")
+    taken = list(inspect.signature(serve).parameters.values())
+    if not taken or taken[0].kind not in _POSITIONAL or any(each.default is each.empty for each in taken[1:]):
+        raise BadRequest("its `serve` must take one argument, the request")
+    return serve
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _types(serve: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Return the types that ``serve`` takes and returns, ``Any`` where it does not say."""
+    try:
+        hints = typing.get_type_hints(serve, include_extras=True)
+    except Exception as error:
+        raise BadRequest(f"the annotations of its `serve` cannot be read: {type(error).__name__}: {error}") from error
+    first = next(iter(inspect.signature(serve).parameters))
+    return hints.get(first, Any), hints.get("return", Any)
+
+
+def _streams(serve: Callable[[Any], Any], given: Any) -> tuple[bool, Any]:
+    """Return whether ``serve`` answers in parts, and the type of its answer, or of a part."""
+    origin = get_origin(given) or given
+    if origin in _ITERATORS or origin is Stream:
+        return True, next(iter(get_args(given)), Any)
+    if inspect.isasyncgenfunction(serve):
+        if given is not Any:
+            raise BadRequest("its `serve` yields, so it must be annotated `-> AsyncIterator[...]`, or not at all")
+        return True, Any
+    return False, given
+
+
+def _typed(answer: Any) -> bool:
+    """Outputs of tasks are read before they are sent, and checked where they were made."""
+    return answer is not Any and not (isinstance(answer, type) and issubclass(answer, TaskOutput | ChatOutput | Result))
+
+
+def _untyped(answer: Any) -> dict[str, Any]:
+    """The schema of an answer that is not checked where it leaves."""
+    return ChatAnswer.model_json_schema() if answer is ChatOutput else {}
+
+
+def _adapter(kind: Any, what: str) -> TypeAdapter[Any]:
+    try:
+        return TypeAdapter(kind)
+    except PydanticUserError as error:
+        raise BadRequest(
+            f"the type of its {what}, {kind!r}, cannot be checked: use a pydantic model, a dataclass, or types of JSON "
+            f"({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _schema(adapter: TypeAdapter[Any], mode: typing.Literal["validation", "serialization"]) -> dict[str, Any]:
+    try:
+        return adapter.json_schema(mode=mode)
+    except PydanticInvalidForJsonSchema:
+        return {}

@@ -1,0 +1,138 @@
+"""From a source to a module: what is installed, what lies in a directory, and what was uploaded."""
+
+import importlib
+import importlib.util
+import logging
+import re
+import sys
+import traceback
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec, PathFinder
+from itertools import accumulate, pairwise
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from omnibus.app_record import AppSource
+from omnibus.errors import BadRequest, OmnibusError
+from omnibus.families import plugins
+
+log = logging.getLogger(__name__)
+
+IMPORT, DIRECTORY, UPLOAD = "import", "directory", "upload"
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
+
+def load(source: AppSource, text: str = "") -> ModuleType:
+    """Import the app of ``source``; ``text`` is its code when it was uploaded.
+
+    Code of an upload must run nowhere but in a restricted process. Raises ``BadRequest`` that names the
+    module and says what is wrong with it.
+    """
+    if source.kind == UPLOAD:
+        return _uploaded(_checked(source.module), text)
+    if source.kind == DIRECTORY:
+        return _below(Path(source.root), _checked(source.module))
+    if source.kind != IMPORT:
+        raise BadRequest(f"{source.kind[:40]!r} is no kind of source; there are {IMPORT}, {DIRECTORY} and {UPLOAD}")
+    return _imported(_installed(source.module))
+
+
+def _checked(name: str) -> str:
+    if not _MODULE.fullmatch(name):
+        raise BadRequest(f"{name[:80]!r} is no name of a Python module")
+    return name
+
+
+def _installed(name: str) -> str:
+    """``name`` itself when it is a module, else the module of the plugin's app that is called so."""
+    if _MODULE.fullmatch(name) and importlib.util.find_spec(name.partition(".")[0]) is not None:
+        return name
+    if name in plugins.apps():
+        return plugins.app(name)
+    raise BadRequest(f"no module and no app of a plugin is called {name[:80]!r}: install it beside the gateway")
+
+
+def _imported(name: str) -> ModuleType:
+    with _Faults(name):
+        return importlib.import_module(name)
+
+
+def _below(root: Path, name: str) -> ModuleType:
+    """Import ``name`` from ``root`` and from nowhere else; what it imports itself may come from anywhere."""
+    root = root.resolve()
+    if not root.is_dir():
+        raise BadRequest(f"there is no directory {str(root)!r} to load {name} from")
+    importlib.invalidate_caches()
+    top = name.partition(".")[0]
+    found = PathFinder.find_spec(top, [str(root)])
+    if found is None or not _inside(root, found):
+        raise BadRequest(f"there is no module {top} in {root}")
+    if top in sys.modules:
+        raise BadRequest(f"{top} is the name of a module that Python has already: give the app's module another name")
+    sys.path.insert(0, str(root))
+    packages = list(accumulate(name.split("."), "{}.{}".format))
+    for package, inner in pairwise(packages):
+        _imported(package)
+        with _Faults(inner):
+            found = importlib.util.find_spec(inner)
+        if found is None or not _inside(root, found):
+            raise BadRequest(f"there is no module {inner} in {root}")
+    return _imported(name)
+
+
+def _inside(root: Path, spec: ModuleSpec) -> bool:
+    """Return whether a module lies below ``root``, links followed."""
+    places = [spec.origin] if spec.origin and spec.has_location else list(spec.submodule_search_locations or ())
+    return bool(places) and all(Path(place).resolve().is_relative_to(root) for place in places)
+
+
+def _uploaded(name: str, text: str) -> ModuleType:
+    if "." in name or name in sys.modules or name in sys.stdlib_module_names:
+        raise BadRequest(f"{name!r} cannot name an uploaded app: Python has a module of that name, or it has a dot")
+    if not text.strip():
+        raise BadRequest(f"the text of {name} is empty")
+    loader = _Text(text)
+    spec = importlib.util.spec_from_loader(name, loader, origin=f"{name}.py")
+    assert spec is not None  # noqa: S101 - there is a loader
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    with _Faults(name):
+        loader.exec_module(module)  # the one place where text that came with a request becomes code
+    return module
+
+
+class _Text(InspectLoader):
+    """Loads a module from its text; tracebacks show its lines."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def get_source(self, fullname: str) -> str:
+        return self._text
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self._text, f"{fullname}.py")
+
+
+class _Faults:
+    """Turns whatever a module does while it is imported into ``BadRequest``."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if error is None or not isinstance(error, Exception | SystemExit):
+            return
+        log.error("%s cannot be imported", self._name, exc_info=error)
+        last = error.message if isinstance(error, OmnibusError) else traceback.format_exception_only(error)[-1].strip()
+        raise BadRequest(f"the module {self._name} cannot be imported: {last[:500]}{self._where(error)}") from error
+
+    def _where(self, error: BaseException) -> str:
+        """The line of the app's own file at which it happened."""
+        if isinstance(error, SyntaxError) and error.lineno:
+            return f" ({Path(error.filename or self._name).name}, line {error.lineno})"
+        file = self._name.rpartition(".")[2] + ".py"
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == file]
+        return f" ({file}, line {frames[-1].lineno})" if frames else ""

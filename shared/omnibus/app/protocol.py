@@ -1,0 +1,305 @@
+"""Messages between a gateway and an app's worker process: pure encoding, no sockets.
+
+A frame is a little-endian u32, the length of what follows, and one message as MessagePack. The gateway
+starts with ``Load``; the worker answers ``Ready`` or ``Broken``. From then on every ``Serve`` ends with
+exactly one ``End`` or ``Failed``. Nobody is flooded: outputs travel when they are asked for (``Read``,
+answered by one ``Items``), and what the worker makes itself (``Part``, ``Give``) counts frame by frame against a
+window of ``WINDOW`` bytes per request that ``More`` opens again.
+"""
+
+import socket
+from collections.abc import Callable, Iterator
+from struct import Struct as Layout
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+from omnibus.app.array_codec import Piece
+from omnibus.app_record import AppSource, TaskRecord
+from omnibus.errors import Problem, ProtocolError, TooLarge
+from omnibus.graph import UNREADABLE
+from omnibus.task.record import Segment
+
+#: Bytes that one message may have: those that carry a client's bytes, sounds, and all others. What a worker
+#: sends is decoded by its gateway, so only what decodes to one string of bytes may be large.
+MAX_FRAME, MAX_GIVE, MAX_OTHER = 64 << 20, 8 << 20, 1 << 20
+#: Bytes of parts that a worker may send ahead of their reader. One part may always go.
+WINDOW = 256 << 10
+#: Kinds of requests: any JSON, or a chat whose media the gateway has placed.
+JSON, CHAT = "json", "chat"
+
+_LENGTH = Layout("<I")
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of all messages. ``id`` counts the requests of one worker, ``step`` the segments of a request."""
+
+    most: ClassVar[int] = MAX_OTHER
+
+
+class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Description of a loaded app. ``route`` is ``chat`` when it serves an OpenAI model named ``model``;
+    ``request`` and ``response`` are JSON schemas, empty when untyped; ``restricted`` says in words what
+    keeps uploaded code in its process, empty for code that the operator installed. ``chat``: it takes a
+    ``ChatInput``, which the gateway makes of a chat request."""
+
+    name: str
+    doc: str
+    tasks: tuple[TaskRecord, ...]
+    route: str
+    model: str
+    request: dict[str, Any]
+    response: dict[str, Any]
+    streams: bool
+    restricted: tuple[str, ...] = ()
+    chat: bool = False
+
+
+# To the worker
+
+
+class Load(Message, frozen=True, tag="load"):
+    """Load ``source``; ``text`` is its code when it was uploaded. ``memory`` is in bytes, 0: no limit."""
+
+    most: ClassVar[int] = MAX_FRAME
+
+    source: AppSource
+    text: str = ""
+    memory: int = 0
+
+
+class Serve(Message, frozen=True, tag="serve"):
+    """Serve request ``id``, which is ``run`` for people. ``body`` is JSON, ``number`` counts requests,
+    ``deadline`` is in Unix seconds."""
+
+    most: ClassVar[int] = MAX_FRAME
+
+    id: int
+    run: str
+    body: bytes
+    kind: str
+    number: int
+    deadline: float
+
+
+class Submitted(Message, frozen=True, tag="submitted"):
+    """Segment ``step`` runs, as part of run ``invocation``."""
+
+    id: int
+    step: int
+    invocation: str
+
+
+class Refused(Message, frozen=True, tag="refused"):
+    """Segment ``step`` does not run."""
+
+    id: int
+    step: int
+    problem: Problem
+
+
+class Items(Message, frozen=True, tag="items"):
+    """The next items of an output; none is left once it has ``ended``."""
+
+    most: ClassVar[int] = MAX_FRAME
+
+    id: int
+    step: int
+    node: int
+    output: str
+    items: tuple[Piece, ...]
+    ended: bool = False
+    problem: Problem | None = None
+
+
+class More(Message, frozen=True, tag="more"):
+    """The reader took frames of ``nbytes`` bytes, without their lengths."""
+
+    id: int
+    nbytes: int
+
+
+class Cancel(Message, frozen=True, tag="cancel"):
+    """Nobody waits for request ``id`` any more: end it."""
+
+    id: int
+
+
+class Ping(Message, frozen=True, tag="ping"):
+    """Answer with ``Pong``."""
+
+
+class Stop(Message, frozen=True, tag="stop"):
+    """Cancel everything and exit."""
+
+
+# From the worker
+
+
+class Ready(Message, frozen=True, tag="ready"):
+    """The app is loaded."""
+
+    description: Description
+
+
+class Broken(Message, frozen=True, tag="broken"):
+    """The app cannot be loaded; the worker exits."""
+
+    problem: Problem
+
+
+class Submit(Message, frozen=True, tag="submit"):
+    """Send ``segment`` on its way."""
+
+    id: int
+    step: int
+    segment: Segment
+
+
+class Read(Message, frozen=True, tag="read"):
+    """Send the next items of an output."""
+
+    id: int
+    step: int
+    node: int
+    output: str
+
+
+class Answer(Message, frozen=True, tag="answer"):
+    """Return value of ``serve``. JSON: ``body``. Chat: ``body`` names the outputs, a JSON list; those in
+    ``refs`` are outputs of nodes that the gateway reads itself, the others follow as ``Give``."""
+
+    most: ClassVar[int] = MAX_FRAME
+
+    id: int
+    body: bytes
+    refs: dict[str, tuple[int, int, str]] = {}
+
+
+class Give(Message, frozen=True, tag="give"):
+    """Items of an output that the app makes itself."""
+
+    most: ClassVar[int] = MAX_GIVE
+
+    id: int
+    name: str
+    items: tuple[Piece, ...]
+    ended: bool = False
+
+
+class Part(Message, frozen=True, tag="part"):
+    """One part of an answer that streams, as JSON."""
+
+    most: ClassVar[int] = MAX_FRAME
+
+    id: int
+    body: bytes
+
+
+class End(Message, frozen=True, tag="end"):
+    """Request ``id`` is over: served, or cancelled as asked."""
+
+    id: int
+
+
+class Failed(Message, frozen=True, tag="failed"):
+    """Request ``id`` is over."""
+
+    id: int
+    problem: Problem
+
+
+class Pong(Message, frozen=True, tag="pong"):
+    """The worker's event loop turns."""
+
+
+ToWorker = Load | Serve | Submitted | Refused | Items | More | Cancel | Ping | Stop
+FromWorker = Ready | Broken | Submit | Read | Answer | Give | Part | End | Failed | Pong
+
+#: By the tag, which follows one byte for the array and one for the tag's length.
+_MOST = {b"answer": MAX_FRAME, b"part": MAX_FRAME, b"give": MAX_GIVE}
+_encoder = msgspec.msgpack.Encoder()
+_to_worker = msgspec.msgpack.Decoder(ToWorker)
+_from_worker = msgspec.msgpack.Decoder(FromWorker)
+
+M = TypeVar("M")
+
+
+def encode(message: Message) -> bytes:
+    """``message`` as a frame. Raises ``TooLarge`` when it has more bytes than its kind may have."""
+    body = _encoder.encode(message)
+    if len(body) > message.most:
+        raise TooLarge(f"a message of {len(body)} bytes is too large for an app: {message.most} are allowed")
+    return _LENGTH.pack(len(body)) + body
+
+
+def counted(frame: bytes) -> int:
+    """Bytes of ``frame`` that count against a window: all but its length."""
+    return len(frame) - _LENGTH.size
+
+
+def read(end: socket.socket) -> Load | None:
+    """The first message of a gateway, waited for; None when the other end closed. Raises ``ProtocolError``."""
+    head = _exactly(end, _LENGTH.size)
+    body = _exactly(end, *_LENGTH.unpack(head)) if head else b""
+    if not body:
+        return None
+    message = to_worker(body)
+    if not isinstance(message, Load):
+        raise ProtocolError(f"a gateway begins with Load, not {type(message).__name__}")
+    return message
+
+
+def _exactly(end: socket.socket, count: int) -> bytes:
+    """``count`` bytes; none when the other end closes before."""
+    found = bytearray()
+    while len(found) < count:
+        more = end.recv(count - len(found))
+        if not more:
+            return b""
+        found += more
+    return bytes(found)
+
+
+def to_worker(body: bytes) -> ToWorker:
+    """The message in a frame. Raises ``ProtocolError``."""
+    return _decoded(_to_worker.decode, body)
+
+
+def from_worker(body: bytes) -> FromWorker:
+    """The message in a frame. Raises ``ProtocolError``."""
+    if len(body) > MAX_OTHER and len(body) > _MOST.get(body[2 : 2 + (body[1] & 0x1F)], MAX_OTHER):
+        raise ProtocolError(f"a message of {len(body)} bytes, which its kind may not have")
+    return _decoded(_from_worker.decode, body)
+
+
+def _decoded(decode: Callable[[bytes], M], body: bytes) -> M:
+    try:
+        return decode(body)
+    except UNREADABLE as error:
+        raise ProtocolError(f"not a message between gateway and app: {error}") from error
+
+
+class Frames:
+    """Cuts a byte stream into the bodies of frames."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The frames that ``data`` completes. Raises ``ProtocolError`` at one over ``MAX_FRAME``."""
+        rest = self._rest
+        rest += data
+        at = 0
+        while len(rest) >= at + _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(rest, at)
+            if length > MAX_FRAME:
+                raise ProtocolError(f"a frame of {length} bytes: {MAX_FRAME} are allowed")
+            end = at + _LENGTH.size + length
+            if len(rest) < end:
+                break
+            yield bytes(memoryview(rest)[at + _LENGTH.size : end])
+            at = end
+        del rest[:at]

@@ -1,0 +1,176 @@
+"""Answer of ``serve`` as it leaves the worker: JSON, or the streams of a chat."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError, to_json
+
+from omnibus.encoding import audio as encoding_audio
+from omnibus.errors import AppFailed, BadRequest
+from omnibus.task import Audio, ChatOutput, Result, Source, TextChunk
+from omnibus.tensors.item import Item
+
+#: Outputs of a chat, by the names of ``ChatOutput``'s fields, and what their parts are.
+CHAT_PARTS: dict[str, Any] = {"text": TextChunk, "audio": Audio}
+#: Samples that leave at once.
+_SAMPLES = 1 << 20
+
+
+def request(adapter: TypeAdapter[Any], body: bytes) -> Any:
+    """A request's body as what ``serve`` takes. Raises ``BadRequest`` that says where it does not fit."""
+    try:
+        return adapter.validate_json(body)
+    except ValidationError as error:
+        param, said = _first(error)
+        raise BadRequest(f"{param}: {said}" if param else said, param=param) from None
+
+
+async def body(adapter: TypeAdapter[Any] | None, value: Any) -> bytes:
+    """An answer, or a part of one, as JSON; results in it are read first.
+
+    Raises ``AppFailed`` when it is no JSON or not what ``serve`` is annotated with.
+    """
+    value = await (_chat_answer(value) if isinstance(value, ChatOutput) else whole(value))
+    try:
+        if adapter is None:
+            return to_json(value, inf_nan_mode="null", fallback=_plain)
+        return adapter.dump_json(adapter.validate_python(value))
+    except ValidationError as error:
+        param, said = _first(error)
+        raise AppFailed(
+            f"`serve` gave what does not fit its annotation: {param + ': ' if param else ''}{said}"
+        ) from error
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        raise AppFailed(f"`serve` gave what is no JSON: {str(error).splitlines()[0][:200]}") from error
+
+
+async def whole(value: Any) -> Any:
+    """``value`` with every result in it read."""
+    if type(value) is Result:
+        return await value
+    if not _holds(value):
+        return value
+    if isinstance(value, BaseModel):
+        value = dict(value.__dict__)
+    if isinstance(value, dict):
+        return {key: await whole(element) for key, element in value.items()}
+    return [await whole(element) for element in value]
+
+
+def _holds(value: Any) -> bool:
+    if isinstance(value, BaseModel):
+        value = value.__dict__
+    if type(value) is dict:
+        return any(map(_holds, value.values()))
+    if type(value) in (list, tuple):
+        return any(map(_holds, value))
+    return type(value) is Result
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and numbers of numpy as JSON."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+def _first(error: ValidationError) -> tuple[str, str]:
+    """Return the location of the first error, such as ``messages[0].content``, and its message."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]).removeprefix(".")
+    return where, first["msg"]
+
+
+# Chats
+
+
+class Spoken(BaseModel):
+    """A sound: a file of ``format``, as base64."""
+
+    format: str = "wav"
+    data: str
+
+
+class ChatAnswer(BaseModel):
+    """A ``ChatOutput`` as JSON."""
+
+    text: str | None = None
+    audio: Spoken | None = None
+
+
+async def _chat_answer(output: ChatOutput) -> ChatAnswer:
+    said, heard = await asyncio.gather(_all("text", output.text), _all("audio", output.audio))
+    text = None if output.text is None else "".join(item.data.get("text", "") for item in said)
+    return ChatAnswer(text=text, audio=None if output.audio is None else _file(heard))
+
+
+async def _all(name: str, value: Any) -> list[Item]:
+    return [] if value is None else [item async for item in items(name, value)]
+
+
+def _file(heard: list[Item]) -> Spoken:
+    """A mono WAV file of 16-bit samples."""
+    arrays = [item.array for item in heard if item.array is not None]
+    samples = np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
+    rate = heard[0].data["rate"] if heard else Audio().rate
+    return Spoken(data=base64.b64encode(encoding_audio.encode(samples, rate, "wav")).decode())
+
+
+def chat(output: Any) -> dict[str, Any]:
+    """The outputs of a chat that are there, by name. Raises ``AppFailed`` for anything but a ``ChatOutput``."""
+    if not isinstance(output, ChatOutput):
+        raise AppFailed(f"`serve` gave {_called(output)}: a chat app answers with a `ChatOutput`")
+    found = {name: value for name in CHAT_PARTS if (value := getattr(output, name)) is not None}
+    if not found:
+        raise AppFailed("`serve` gave a `ChatOutput` that has neither text nor audio")
+    return found
+
+
+def source(name: str, value: Any) -> Source | None:
+    """Return the source of ``value`` when the gateway can read it itself: an output as a node gives it. Else None."""
+    raw = type(value) is Result and not value.transformed and value.element is CHAT_PARTS[name]
+    return value.source if raw else None
+
+
+async def items(name: str, value: Any) -> AsyncIterator[Item]:
+    """The items of a chat's output that the app makes or changes."""
+    made = _MAKERS[name]
+    if type(value) is Result and value.kind != "stream":
+        value = await value
+    if hasattr(value, "__aiter__"):
+        async for part in value:
+            for item in made(part):
+                yield item
+    else:
+        for item in made(value):
+            yield item
+
+
+def _text(part: Any) -> Iterator[Item]:
+    if isinstance(part, str):
+        yield Item({"text": part})
+    elif isinstance(part, TextChunk):
+        yield Item(part.model_dump(exclude_defaults=True))
+    else:
+        raise AppFailed(f"the answer's text holds {_called(part)}: it must be text or `TextChunk`s")
+
+
+def _sound(part: Any) -> Iterator[Item]:
+    rate, array = (part.rate, part.array) if isinstance(part, Audio) else (Audio().rate, part)
+    if not isinstance(array, np.ndarray) or array.ndim != 1 or not np.issubdtype(array.dtype, np.floating):
+        raise AppFailed(
+            f"the answer's audio holds {_called(part)}: it must be float samples of one dimension, or `Audio`"
+        )
+    for start in range(0, len(array), _SAMPLES):
+        yield Item({"rate": rate}, array[start : start + _SAMPLES].astype(np.float32, copy=False))
+
+
+_MAKERS: dict[str, Callable[[Any], Iterator[Item]]] = {"text": _text, "audio": _sound}
+
+
+def _called(value: Any) -> str:
+    return f"{value!r}" if isinstance(value, Result) else f"a value of type {type(value).__name__}"

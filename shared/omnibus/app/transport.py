@@ -1,0 +1,88 @@
+"""One end of the socket between a gateway and an app's worker process: frames in, frames out."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import cast
+
+from omnibus.app.protocol import Frames
+from omnibus.errors import OmnibusError
+
+
+class Link(asyncio.Protocol):
+    """``receive`` is called with the body of each frame; what it raises, if typed, closes the link.
+    ``lost`` is called once with that error, or with None when the other end is gone. Build it with ``open``."""
+
+    def __init__(self, receive: Callable[[bytes], None], lost: Callable[[OmnibusError | None], None]) -> None:
+        self._receive = receive
+        self._lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._frames = Frames()
+        self._out: list[bytes] = []
+        self._full: asyncio.Future[None] | None = None
+        self._error: OmnibusError | None = None
+
+    @classmethod
+    async def open(
+        cls, end: socket.socket, receive: Callable[[bytes], None], lost: Callable[[OmnibusError | None], None]
+    ) -> "Link":
+        """Take over ``end``, a connected Unix socket."""
+        link = cls(receive, lost)
+        await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=end)
+        return link
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._error is not None:
+            return
+        try:
+            for body in self._frames.feed(data):
+                self._receive(body)
+        except OmnibusError as error:
+            self._error = error
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self.resume_writing()
+        self._lost(self._error)
+
+    def send(self, frame: bytes) -> None:
+        """Queue ``frame``; frames of one turn of the loop leave in one write. A lost link drops it."""
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(frame)
+
+    async def drain(self) -> None:
+        """Wait until the other end has taken most of what was sent, or is gone."""
+        if self._out:
+            self._flush()
+        while self._full is not None:
+            await asyncio.shield(self._full)
+
+    def pause_writing(self) -> None:
+        self._full = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self._full is not None:
+            self._full.set_result(None)
+            self._full = None
+
+    def close(self) -> None:
+        """Send what is queued and close the socket."""
+        if self._transport is not None:
+            self._flush()
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close the socket at once, whatever is still queued."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if out and self._transport is not None:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))

@@ -1,0 +1,61 @@
+"""Arguments of the commands for who may do what: ``omnibus keys``, ``omnibus nats-config`` and ``omnibus env``."""
+
+import argparse
+from collections.abc import Coroutine
+from typing import Any
+
+COMMANDS = ("keys", "nats-config", "env")
+
+
+def command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
+    """The command that was named, of those of ``COMMANDS``."""
+    if options.command == "keys":
+        from omnibus.cli.keys import keys_of
+
+        return keys_of(options)
+    if options.command == "env":
+        from omnibus.cli.environment import print_environment
+
+        return print_environment(options)
+    from omnibus.cli.nats_config import nats_config
+
+    return nats_config(options)
+
+
+def add(commands: Any) -> None:
+    """Add the arguments to those of ``omnibus``."""
+    _add_keys(commands)
+    commands.add_parser("env", help="print variables with which other tools find the running `omnibus up`")
+    config = commands.add_parser("nats-config", help="print users and permissions for a NATS server")
+    config.add_argument("--port", type=int, default=0, help="listen on this port (default: as the server is told)")
+    config.add_argument("--store-dir", default="", metavar="DIR", help="keep streams there (default: as it is told)")
+    config.add_argument("--tls", default="", metavar="DIR", help="a directory with tls.crt and tls.key")
+    config.add_argument(
+        "--models",
+        default="",
+        metavar="FILE",
+        help="declared models: add a user for each, whose executors receive the work of that model alone",
+    )
+    config.add_argument("--json", action="store_true", help="print the permissions by user as JSON, and nothing else")
+
+
+def _add_keys(commands: Any) -> None:
+    own = commands.add_parser("keys", help="API keys of tenants").add_subparsers(
+        dest="keys_command", required=True, metavar="COMMAND"
+    )
+    create = own.add_parser("create", help="make a key for a tenant; prints it once")
+    listed = own.add_parser("list", help="the keys there are, without what they are")
+    revoke = own.add_parser("revoke", help="revoke a key")
+    create.add_argument("tenant", metavar="TENANT", help="whose it is; keys of one tenant share its place")
+    add = create.add_argument
+    add("--weight", type=float, default=1.0, help="share of the GPU-seconds when others wait too (default 1)")
+    add("--rate", type=float, default=0.0, metavar="N", help="requests per second (default: no limit)")
+    add("--burst", type=float, default=0.0, metavar="N", help="of them at once (default: a second's worth)")
+    add("--concurrent", type=int, default=0, metavar="N", help="requests at a time (default: no limit)")
+    add("--gpu-seconds", type=float, default=0.0, metavar="N", help="GPU-seconds per second (default: no limit)")
+    add("--note", default="", metavar="TEXT", help="shown by `omnibus keys list`")
+    add("--offline", action="store_true", help="store nothing; print the key and its record for a file of keys")
+    revoke.add_argument("id", metavar="KEY", help="what `omnibus keys list` calls it")
+    for command in (create, listed, revoke):
+        command.add_argument("--json", action="store_true", help="print JSON")
+        command.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")

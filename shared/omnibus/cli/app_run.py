@@ -1,0 +1,73 @@
+"""``omnibus app run``: everything on this machine for one app, until it has answered or until Ctrl-C."""
+
+import argparse
+import asyncio
+import io
+import sys
+from pathlib import Path
+
+from omnibus.app.protocol import Description
+from omnibus.cli import app_target
+from omnibus.cli.app_check import load
+from omnibus.cli.apps import body, register, say
+from omnibus.cli.gateway import Gateway
+from omnibus.cli.up import NONE, declarations
+from omnibus.errors import BadRequest, OmnibusError, Rejected
+from omnibus.families import catalog
+from omnibus.process.logs import Log
+from omnibus.up.stack import Stack
+from omnibus.up.tiny_models import tiny_models
+
+
+async def run_app(options: argparse.Namespace) -> int:
+    """Start a stack, register the app, call it once if a request is given."""
+    once = options.body is not None
+    request = body(options.body)
+    description = await load(options.target)  # what is wrong with it is said before everything starts
+    models = await declarations(options) if _chosen(options) else await _needed(description)
+    root = app_target.located(options.target)[1] if app_target.is_file(options.target) else Path.cwd()
+    quiet = io.StringIO()
+    stack = Stack(
+        models,
+        port=_port(options.port, once),
+        apps_dir=root,
+        log=Log(quiet) if once else None,
+        nursery=models != NONE,
+        passing=once,
+    )
+    try:
+        async with stack:
+            there = Gateway(stack.url, stack.admin_token, str(root), stack.certificate)
+            app = await asyncio.to_thread(register, there, options.target, None)
+            if once:
+                await asyncio.to_thread(say, there, app["name"], request, options.json)
+                return 0
+            print(
+                f"\n{app['name']} is up: POST {stack.url}/v1/apps/{app['name']}/invoke   "
+                f"routes: {stack.url}/openapi.json   after a change: omnibus app update {app['name']}   stop: Ctrl-C\n",
+                flush=True,
+            )
+            await stack.supervisor.run_until_signal()
+    except OmnibusError as error:
+        if not isinstance(error, Rejected):
+            print(quiet.getvalue(), end="", file=sys.stderr)
+        raise
+    return 0
+
+
+def _chosen(options: argparse.Namespace) -> bool:
+    """Return whether the command says which models to serve."""
+    return bool(options.models or options.only or options.no_models)
+
+
+async def _needed(app: Description) -> str:
+    """Declarations of the tiny models whose unit tasks ``app`` calls. Raises ``BadRequest`` for other models."""
+    named = dict.fromkeys(task.model for task in app.tasks if task.model and not task.own)
+    others = [model for model in named if model not in catalog.LOCAL]
+    if others:
+        raise BadRequest(f"{app.name} needs {', '.join(others)}: declare it in a file and name that with --models FILE")
+    return await tiny_models(list(named)) if named else NONE
+
+
+def _port(asked: int | None, once: bool) -> int:
+    return asked if asked is not None else 0 if once else 8000

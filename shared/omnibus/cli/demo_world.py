@@ -1,0 +1,59 @@
+"""Things to show to models that were trained, and what is in their answers, as told without any model."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from omnibus.errors import Fatal
+from omnibus.process import run_module
+
+_WITHIN = 60.0  # seconds
+_COLUMNS = 32  # of a picture in a terminal
+
+
+class Sample(NamedTuple):
+    """A PNG and a WAV file, the right words for both, and words for another picture."""
+
+    picture: bytes
+    sound: bytes
+    answer: str = ""
+    wish: str = ""
+
+
+async def sample(directory: Path, seed: int | None) -> Sample:
+    """Something that no training saw; without a ``seed`` another time something else. ``directory`` takes the files."""
+    chosen = [] if seed is None else ["--seed", str(seed)]
+    answer, wish = (await _run("make", str(directory), *chosen)).splitlines()
+    return Sample((directory / "seen.png").read_bytes(), (directory / "heard.wav").read_bytes(), answer, wish)
+
+
+async def told(file: Path) -> str:
+    """Return what a picture shows or a sound says."""
+    return await _run("tell", str(file))
+
+
+def verdict(right: bool) -> str:
+    return "right" if right else "wrong"
+
+
+def mosaic(picture: bytes) -> str:
+    """A picture as text for a terminal with colours: two rows of dots in one of characters."""
+    import io
+
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(picture)).convert("RGB").resize((_COLUMNS, _COLUMNS))
+    dots = [[image.getpixel((x, y)) for x in range(_COLUMNS)] for y in range(_COLUMNS)]
+    lines = ("".join(map(_half, upper, lower)) for upper, lower in zip(dots[::2], dots[1::2], strict=True))
+    return "\n".join(f"  {line}\033[0m" for line in lines)
+
+
+def _half(upper: tuple[int, int, int], lower: tuple[int, int, int]) -> str:
+    above, below = (";".join(map(str, colour)) for colour in (upper, lower))
+    return f"\033[38;2;{above}m\033[48;2;{below}m▀"
+
+
+async def _run(*arguments: str) -> str:
+    ended = await run_module.run("omnibus_models.world", *arguments, within=_WITHIN)
+    if ended.code:
+        raise Fatal(f"omnibus_models.world {arguments[0]} failed:\n{ended.said[-2000:]}")
+    return ended.output.strip()

@@ -1,0 +1,132 @@
+"""``omnibus tail``, ``show`` and ``replay``: the record stream for people."""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from omnibus.bus import Delivery, subjects
+from omnibus.bus.nats import NatsBus
+from omnibus.cli.waterfall import graph, waterfall
+from omnibus.graph import Invocation, encode
+from omnibus.recording import records
+from omnibus.recording import waterfall as waterfalls
+from omnibus.recording.records import Ended
+from omnibus.settings import BusSettings, load
+from omnibus.up import run_dir
+
+#: Seconds that a replay may keep silent.
+PATIENCE = 120.0
+
+
+async def connect(options: argparse.Namespace) -> NatsBus:
+    """The bus that was named, that of the environment, or that of the running ``omnibus up``."""
+    settings = load(BusSettings)
+    if options.nats:
+        settings = BusSettings(url=options.nats)
+    elif "OMNIBUS_BUS_URL" not in os.environ:
+        settings = BusSettings(url=run_dir.read().nats_url)
+    return await NatsBus.connect(settings, "cli")
+
+
+async def tail(options: argparse.Namespace) -> int:
+    bus = await connect(options)
+    await bus.subscribe(subjects.RECORDS, lambda delivery: print(_line(delivery), flush=True))
+    print("watching omnibus.inv.> (Ctrl-C ends)", file=sys.stderr)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await bus.drain()
+    return 0
+
+
+def _line(delivery: Delivery) -> str:
+    record = json.loads(delivery.data)
+    clock = time.strftime("%H:%M:%S")
+    if record.get("kind") != "end":
+        again = f" (replay of {record['replay_of']})" if record.get("replay_of") else ""
+        return f"{clock} begin {record['id']}  {record['model']}  {record['type']}  via {record['path']}{again}"
+    took = (record["finished"] - record["created"]) * 1000
+    why = f"  {record['problem']['code']}: {record['problem']['message']}" if record.get("problem") else ""
+    return f"{clock} end   {record['inv']}  {record['status']} after {took:.0f} ms{why}"
+
+
+async def show(options: argparse.Namespace) -> int:
+    bus = await connect(options)
+    try:
+        found = await records.find(bus, options.id)
+    finally:
+        await bus.drain()
+    if options.json:
+        whole = {"invocation": found.invocation, "end": found.ended, "waterfall": waterfalls.of(*found)}
+        print(msgspec.json.encode(whole).decode())
+        return 0
+    print("\n".join(describe(*found)))
+    return 0
+
+
+def describe(invocation: Invocation, ended: Ended | None) -> list[str]:
+    """Everything worth knowing about one invocation, as lines."""
+    origin = f"  step {invocation.step} of {invocation.parent}" if invocation.parent else ""
+    again = f"  replay of {invocation.replay_of}" if invocation.replay_of else ""
+    lines = [f"{invocation.id}  {invocation.model}  seed {invocation.seed}{origin}{again}"]
+    if ended is None:
+        return [*lines, *graph(invocation), "it has not ended yet"]
+    moved = f", after {ended.attempts} attempts" if ended.attempts > 1 else ""
+    lines += [*graph(invocation, ended.route), *waterfall(waterfalls.of(invocation, ended))]
+    lines.append(f"status  {ended.status}{moved}")
+    answer = ended.answer
+    if answer.text:
+        lines.append(f"answer  {answer.text[:200]!r}")
+    if answer.audio_seconds:
+        lines.append(f"sound   {answer.audio_seconds:.2f} s, sha256 {answer.audio_sha256[:16]}…")
+    lines += [f"result  {name}  sha256 {digest[:16]}…" for name, digest in ended.outputs.items() if digest]
+    if ended.segments:
+        lines.append(f"then    {', '.join(ended.segments)}  (it went on with these results: show them by their ids)")
+    if ended.problem is not None:
+        lines.append(f"problem {ended.problem.code}: {ended.problem.message}")
+    return lines
+
+
+async def replay(options: argparse.Namespace) -> int:
+    bus = await connect(options)
+    try:
+        last = await replayed(bus, (await records.find(bus, options.id)).invocation, options.json, _wishes(options))
+    finally:
+        await bus.drain()
+    return 0 if last.get("status") == "done" and last.get("identical") is not False else 1
+
+
+def _wishes(options: argparse.Namespace) -> dict[str, str]:
+    """Headers of the request; see ``services.gateway.replay.options``."""
+    wishes = {"Omnibus-From": options.start, "Omnibus-Path": options.path, "Omnibus-Route": options.route}
+    return {name: value for name, value in wishes.items() if value}
+
+
+async def replayed(
+    bus: NatsBus, invocation: Invocation, plain: bool, wishes: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Replay ``invocation`` and print how it goes, as JSON if ``plain``; returns the last thing that was said."""
+    last: dict[str, Any] = {}
+    async for part in bus.requests(subjects.REPLAY, encode(invocation), PATIENCE, wishes or None):
+        last = json.loads(part)
+        print(part.decode() if plain else _progress(last), flush=True)
+    return last
+
+
+def _progress(part: dict[str, Any]) -> str:
+    if part["status"] == "running":
+        start = f" from node {part['from']}" if part.get("from") else ""
+        return f"replaying {part['replay_of']} as {part['id']} via {part['path']}{start}"
+    if part["status"] == "failed":
+        return f"failed: {part['problem']['code']}: {part['problem']['message']}"
+    answer = part["answer"]
+    said = f"answer  {answer['text'][:200]!r}" if answer.get("text") else "done"
+    sound = f"\nsound   {answer['audio_seconds']:.2f} s" if answer.get("audio_seconds") else ""
+    verdict = {True: "identical to the recorded answer", False: f"DIFFERENT: {part.get('why', 'the sound differs')}"}
+    return f"{said}{sound}\n{verdict.get(part['identical'], 'not compared: ' + part.get('why', ''))}"

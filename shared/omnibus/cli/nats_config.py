@@ -1,0 +1,61 @@
+"""``omnibus nats-config``: what a NATS server has to know of the users of Omnibus."""
+
+import argparse
+import json
+from pathlib import Path
+
+import msgspec
+
+from omnibus.bus import permissions
+from omnibus.bus.subjects import task_name
+from omnibus.errors import BadRequest
+from omnibus.families import catalog
+
+
+class _Model(msgspec.Struct, frozen=True):
+    """A declared model, as far as names of unit tasks depend on it."""
+
+    family: str
+    tasks: dict[str, str] | None = None
+    shares: dict[str, str] = {}
+
+
+class _Declarations(msgspec.Struct, frozen=True):
+    models: dict[str, _Model]
+
+
+async def nats_config(options: argparse.Namespace) -> int:
+    """Print the configuration, or with ``--json`` the permissions of each user."""
+    models = unit_tasks(options.models) if options.models else {}
+    if options.json:
+        users = {
+            user: {"publish": may.publish, "subscribe": may.subscribe}
+            for user, may in permissions.permissions(models).items()
+        }
+        print(json.dumps(users, indent=2))
+    else:
+        print(permissions.config(port=options.port, store=options.store_dir, tls=options.tls, models=models), end="")
+    return 0
+
+
+def unit_tasks(path: str) -> dict[str, list[str]]:
+    """The unit tasks of each model that the declarations file at ``path`` declares, by the model's name.
+
+    Components that a model shares belong to the model whose they are. Raises ``BadRequest`` that names the file.
+    """
+    try:
+        declared = msgspec.json.decode(Path(path).read_bytes(), type=_Declarations)
+        models = {name: _tasks_of(name, model) for name, model in declared.models.items()}
+    except (OSError, msgspec.MsgspecError) as error:
+        raise BadRequest(f"--models {path}: {error}") from error
+    except BadRequest as error:
+        raise BadRequest(f"--models {path}: {error.message}") from error
+    users = [permissions.variable(permissions.model_user(name)) for name in models]
+    if len(set(users)) != len(users):
+        raise BadRequest(f"--models {path}: names of two models differ in punctuation alone: rename one of them")
+    return models
+
+
+def _tasks_of(name: str, model: _Model) -> list[str]:
+    kinds = catalog.family(model.family)["tasks"] | (model.tasks or {})
+    return [task_name(kind, name, component) for component, kind in kinds.items() if component not in model.shares]

@@ -1,0 +1,273 @@
+"""Observations of plans, executors, gateways and their load over the last seconds. No I/O."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from omnibus.bus.messages import ExecutorStatus, GatewayStatus, Load, LoadEvent
+from omnibus.cluster.desired import Kind, counts
+from omnibus.cluster.load_window import Recent
+from omnibus.cluster.presence import SILENT
+from omnibus.plan import Plan
+from omnibus.store import PlanProblem, Stand
+
+#: Seconds that rates are over.
+WINDOW = 5.0
+#: Seconds without an answer to what is asked of all after which a gateway is forgotten.
+FORGET = 15.0
+
+
+class Totals(NamedTuple):
+    """Of one model and request type. Rates per second; ``first`` and ``total`` are mean seconds, None without any."""
+
+    came: float
+    done: float
+    failed: int  # since the beginning
+    refused: int  # since the beginning
+    first: float | None
+    total: float | None
+    quantities: dict[str, float]  # per second
+
+
+class OptionSeen(NamedTuple):
+    """Executors of one kind. ``busy`` is a share of the time of those that are up, ``jobs`` per second."""
+
+    kind: Kind
+    components: tuple[str, ...]
+    wanted: int
+    staged: int | None  # what the plan that is to follow wants
+    up: int
+    leaving: int
+    busy: float | None
+    inflight: int
+    jobs: float | None
+
+
+class _Executor:
+    """One executor: its last word, and what its engines did in the last seconds."""
+
+    def __init__(self) -> None:
+        self.status: ExecutorStatus
+        self.heard = 0.0
+        self._samples: deque[tuple[float, float, int]] = deque()
+
+    def take(self, status: ExecutorStatus, now: float) -> None:
+        self.status, self.heard = status, now
+        self._samples.append((now, sum(status.busy), sum(status.done)))
+        while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOW:
+            self._samples.popleft()
+
+    @property
+    def busy(self) -> float | None:
+        """Share of the time; engines of several components may compute side by side, and count once."""
+        rates = self._rates()
+        return min(1.0, rates[0]) if rates is not None and self.status.busy else None
+
+    @property
+    def jobs(self) -> float | None:
+        rates = self._rates()
+        return rates[1] if rates is not None and self.status.done else None
+
+    def _rates(self) -> tuple[float, float] | None:
+        (began, busy, done), (ended, later, more) = self._samples[0], self._samples[-1]
+        if ended <= began:
+            return None
+        return max(0.0, later - busy) / (ended - began), max(0, more - done) / (ended - began)
+
+
+class Seen:
+    """All of it. ``clock`` tells seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stand = Stand(0, 0, 0, 0)
+        self.plan: Plan | None = None
+        self.staged: Plan | None = None
+        self.problems: Mapping[str, PlanProblem] = {}
+        self._clock = clock
+        self._executors: dict[str, _Executor] = {}
+        self._gateways: dict[str, tuple[int, float]] = {}  # epoch, when it was heard
+        self._inflight: dict[str, tuple[int, float]] = {}
+        self._recent = Recent(WINDOW, clock)
+        self._lost: dict[tuple[str, str], list[int]] = {}  # failed and refused since the beginning
+
+    # What comes
+
+    def executor(self, status: ExecutorStatus) -> None:
+        if status.state == "gone":
+            self.gone(status.id)
+            return
+        self._executors.setdefault(status.id, _Executor()).take(status, self._clock())
+
+    def gone(self, executor: str) -> None:
+        self._executors.pop(executor, None)
+
+    def gateway(self, status: GatewayStatus) -> None:
+        if status.state == "ready":
+            self._gateways[status.id] = (status.epoch, self._clock())
+        else:
+            self._gateways.pop(status.id, None)
+            self._inflight.pop(status.id, None)
+
+    def load(self, event: LoadEvent) -> None:
+        now = self._clock()
+        self._recent.take(event)
+        self._inflight[event.gateway] = (event.inflight, now)
+        self._gateways[event.gateway] = (event.epoch, now)
+        for model, types in event.models.items():
+            for kind, load in types.items():
+                lost = self._lost.setdefault((model, kind), [0, 0])
+                lost[0] += load.failed
+                lost[1] += load.refused
+
+    def missed(self) -> None:
+        """The bus was away: what it had to say in the meantime is lost."""
+        self._recent.clear()
+        self._inflight.clear()
+
+    # What is so
+
+    @property
+    def gateways(self) -> dict[str, int]:
+        """The plan's epoch at each gateway."""
+        oldest = self._clock() - FORGET
+        self._gateways = {id: known for id, known in self._gateways.items() if known[1] > oldest}
+        return {id: epoch for id, (epoch, _) in sorted(self._gateways.items())}
+
+    @property
+    def inflight(self) -> int:
+        """Invocations in flight at all gateways."""
+        oldest = self._clock() - SILENT  # who has something in flight tells each second
+        return sum(count for count, heard in self._inflight.values() if heard > oldest)
+
+    @property
+    def span(self) -> float:
+        """Seconds that rates are over by now."""
+        return self._recent.span
+
+    def types(self) -> dict[tuple[str, str], Totals]:
+        """Return the totals of every model and request type that was requested since the beginning."""
+        self._recent.aged()
+        rates = {key: _Rates() for key in self._lost}
+        for event, per_second in self._recent.rates():
+            for model, types in event.models.items():
+                for kind, load in types.items():
+                    rates[model, kind].add(load, per_second)
+        return {key: rates[key].totals(*lost) for key, lost in sorted(self._lost.items())}
+
+    def up(self) -> dict[Kind, int]:
+        """Return the number of ready executors of each kind."""
+        found: dict[Kind, int] = {}
+        for each in self._living():
+            if each.status.state == "ready":
+                kind = self._kind(each.status)
+                found[kind] = found.get(kind, 0) + 1
+        return found
+
+    def options(self) -> list[OptionSeen]:
+        """All kinds of executors that are wanted, or there."""
+        wanted = counts(self.plan.models) if self.plan is not None else {}
+        staged = counts(self.staged.models) if self.staged is not None else None
+        there: dict[Kind, list[_Executor]] = {}
+        for each in self._living():
+            there.setdefault(self._kind(each.status), []).append(each)
+        kinds = dict.fromkeys([*wanted, *(staged or {}), *sorted(there)])
+        return [
+            _option(kind, self._components(kind, there), wanted, staged, there.get(kind, []))
+            for kind in sorted(kinds, key=lambda kind: kind[:2])
+        ]
+
+    def _living(self) -> Iterable[_Executor]:
+        oldest = self._clock() - SILENT
+        self._executors = {id: each for id, each in self._executors.items() if each.heard > oldest}
+        return self._executors.values()
+
+    def _kind(self, status: ExecutorStatus) -> Kind:
+        """One that names no origin stands for any, so for the one that the plan wants."""
+        for plan in (self.plan, self.staged) if not status.origin else ():
+            model = plan.models.get(status.model) if plan is not None else None
+            if model is not None and status.option in model.options:
+                return Kind(status.model, status.option, model.origin(status.option))
+        return Kind(status.model, status.option, status.origin)
+
+    def _components(self, kind: Kind, there: Mapping[Kind, list[_Executor]]) -> tuple[str, ...]:
+        if kind in there:
+            return there[kind][0].status.components
+        for plan in (self.plan, self.staged):
+            model = plan.models.get(kind.model) if plan is not None else None
+            if model is not None and kind.option in model.options:
+                return model.options[kind.option].components
+        return ()
+
+
+class _Rates:
+    def __init__(self) -> None:
+        self.came = self.done = self.first = self.total = 0.0
+        self.quantities: dict[str, float] = {}
+
+    def add(self, load: Load, per_second: float) -> None:
+        self.came += per_second * (load.came + load.refused)
+        self.done += per_second * load.done
+        self.first += per_second * load.first
+        self.total += per_second * load.total
+        for name, value in load.quantities.items():
+            self.quantities[name] = self.quantities.get(name, 0.0) + per_second * value
+
+    def totals(self, failed: int, refused: int) -> Totals:
+        first, total = (self.first / self.done, self.total / self.done) if self.done > 0 else (None, None)
+        return Totals(max(0.0, self.came), self.done, failed, refused, first, total, self.quantities)
+
+
+def together(parts: Iterable[Totals]) -> Totals:
+    """The totals of several types."""
+    parts = list(parts)
+    done = sum(part.done for part in parts)
+    quantities: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.quantities.items():
+            quantities[name] = quantities.get(name, 0.0) + value
+    first, total = (
+        sum(part.done * (seconds or 0.0) for part, seconds in zip(parts, means, strict=True)) / done if done else None
+        for means in ([part.first for part in parts], [part.total for part in parts])
+    )
+    return Totals(
+        sum(part.came for part in parts),
+        done,
+        sum(part.failed for part in parts),
+        sum(part.refused for part in parts),
+        first,
+        total,
+        quantities,
+    )
+
+
+def planned(plan: Plan | None) -> dict[tuple[str, str], float]:
+    """Requests per second that the plan was made for, by model and type: of the models whose rates the solver found.
+
+    Rates of other models' paths are shares without a unit.
+    """
+    told = plan.explain.get("planned", {}).get("models", {}) if plan is not None else {}
+    return {(name, kind): each["rate"] for name, model in told.items() for kind, each in model.get("types", {}).items()}
+
+
+def _option(
+    kind: Kind,
+    components: tuple[str, ...],
+    wanted: Mapping[Kind, int],
+    staged: Mapping[Kind, int] | None,
+    there: list[_Executor],
+) -> OptionSeen:
+    ready = [each for each in there if each.status.state == "ready"]
+    busy = [each.busy for each in ready if each.busy is not None]
+    jobs = [each.jobs for each in there if each.jobs is not None]
+    return OptionSeen(
+        kind=kind,
+        components=components,
+        wanted=wanted.get(kind, 0),
+        staged=staged.get(kind, 0) if staged is not None else None,
+        up=len(ready),
+        leaving=len(there) - len(ready),
+        busy=sum(busy) / len(busy) if busy else None,
+        inflight=sum(each.status.inflight for each in there),
+        jobs=sum(jobs) if jobs else None,
+    )

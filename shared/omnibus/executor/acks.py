@@ -1,0 +1,62 @@
+"""Telling gateways what was taken, without a message for each: one frame per gateway and interval."""
+
+import asyncio
+
+from omnibus.bus import messages
+from omnibus.bus.coalescer import Outbox
+from omnibus.bus.messages import Accepted, Hop
+from omnibus.graph import Invocation
+
+ACCEPT = 0.2  # seconds within which the gateway is told that an invocation was taken
+
+
+class Confirmations:
+    """Collects ``accepted``, and the times of nodes that finished meanwhile, until the interval is over."""
+
+    def __init__(self, executor: str, outbox: Outbox) -> None:
+        self._executor = executor
+        self._outbox = outbox
+        self._taken: dict[str, tuple[Invocation, list[bytes]]] = {}
+        self._records: dict[str, list[bytes]] = {}  # by reply subject, chunks in order
+        self._timer: asyncio.TimerHandle | None = None
+
+    def record(self, invocation: Invocation, chunk: bytes) -> None:
+        """``chunk`` went to another node: the gateway retains it, and is in no hurry. Chunks keep their order."""
+        self._records.setdefault(invocation.reply, []).append(chunk)
+        self._arm()
+
+    def taken(self, invocation: Invocation) -> None:
+        """This executor works on ``invocation``."""
+        accepted = Accepted(invocation.id, self._executor, invocation.attempt)
+        self._taken[invocation.id] = (invocation, [messages.encode(accepted)])
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(ACCEPT, self.tell)
+
+    def finished(self, invocation: Invocation, hop: Hop) -> None:
+        """A node is finished whose times travel a longer way."""
+        known = self._taken.get(invocation.id)
+        if known is not None:
+            known[1].append(messages.encode(hop))
+        else:
+            self._outbox.send(invocation.reply, messages.encode(hop), lazy=True)
+
+    def answered(self, invocation: str) -> None:
+        """The gateway has this executor's own results, which say more than a confirmation."""
+        self._taken.pop(invocation, None)
+
+    def tell(self) -> None:
+        """Tell it all now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        taken, self._taken = self._taken, {}
+        for invocation, told in taken.values():
+            for message in told:
+                self._outbox.send(invocation.reply, message)
+        records, self._records = self._records, {}
+        for subject, chunks in records.items():
+            for chunk in chunks:
+                self._outbox.send(subject, chunk)

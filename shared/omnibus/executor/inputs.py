@@ -1,0 +1,73 @@
+"""Inputs of a job that come from other nodes: ordered, gap-free, bounded in time."""
+
+import asyncio
+import time
+from collections import deque
+from typing import NamedTuple
+
+from omnibus.errors import OmnibusError, SequenceGap
+from omnibus.executor.runner import Item
+from omnibus.tensors.handle import Handle
+
+
+class Piece(NamedTuple):
+    """A chunk as it arrived: from the bus with a handle, or from this process with its array."""
+
+    seq: int
+    item: Item
+    handle: Handle | None = None
+    rows: tuple[int, int] | None = None
+    last: bool = False
+    empty: bool = False
+
+
+class Channel:
+    """Chunks of one output of one producer, in order."""
+
+    __slots__ = ("_arrived", "_closed", "_expected", "_failure", "_key", "_task", "_waiter", "began")
+
+    def __init__(self, task: str, key: tuple[int, str]) -> None:
+        self._task = task
+        self._key = key
+        self.began = 0.0  # when the first chunk came, Unix seconds
+        self._arrived: deque[Piece] = deque()
+        self._expected = 0
+        self._closed = False
+        self._failure: OmnibusError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def feed(self, piece: Piece) -> None:
+        """Take a chunk. A repeated end is harmless; a gap fails the reader."""
+        if self._closed:
+            return
+        if piece.seq != self._expected:
+            node, output = self._key
+            gap = f"chunk {piece.seq} came, {self._expected} was expected"
+            self.fail(SequenceGap(f"{self._task}: {output} of node {node}: {gap}"))
+            return
+        if not self._expected:
+            self.began = time.time()
+        self._expected += 1
+        self._closed = piece.last
+        self._arrived.append(piece)
+        self._wake()
+
+    def fail(self, error: OmnibusError) -> None:
+        self._failure = error
+        self._closed = True
+        self._wake()
+
+    async def next(self) -> Piece | None:
+        """The next chunk, or None after the last one."""
+        while not self._arrived:
+            if self._failure is not None:
+                raise self._failure
+            if self._closed:
+                return None
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._arrived.popleft()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,35 @@
+"""Metrics of an executor for Prometheus, from ``Runner.stats``; a number that a runner does not know is left out."""
+
+from collections.abc import Callable, Mapping
+
+from omnibus.executor.runner import Runner
+from omnibus.metrics import ENGINE
+from omnibus.metrics.collectors import Values
+
+#: Metrics by the key of ``Runner.stats``.
+_KEYS = {
+    "waiting": ENGINE.waiting,
+    "slots": ENGINE.slots,
+    "used": ENGINE.used,
+    "tokens": ENGINE.tokens,
+    "restarts": ENGINE.restarts,
+}
+
+
+def watch(runners: Mapping[str, Runner]) -> None:
+    """Let the metrics of this process be read from the ``stats`` of ``runners``, which are named by component."""
+
+    def told(key: str) -> Callable[[], Values]:
+        return lambda: {
+            (name,): float(stats[key])
+            for name, one in runners.items()
+            if isinstance((stats := one.stats()).get(key), int | float)
+        }
+
+    for key, metric in _KEYS.items():
+        metric.by(told(key))
+    ENGINE.batches.by(lambda: {name: _sizes(one) for name, one in runners.items() if "batches" in one.stats()})
+
+
+def _sizes(runner: Runner) -> dict[int, int]:
+    return {int(size): count for size, count in runner.stats()["batches"].items()}

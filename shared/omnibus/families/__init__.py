@@ -1,0 +1,1 @@
+"""Model families as the control plane knows them: specifications, default deployments, plug-ins."""

@@ -1,0 +1,185 @@
+"""Model families by their components, and how each is deployed when nobody says otherwise."""
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from omnibus.errors import BadRequest
+from omnibus.families import plugins
+from omnibus.families.specs import KNOWN, Known, halves
+
+#: The family of models that apps bring: unit tasks with an engine of their own.
+PYTHON = "python"
+
+#: The halves of a language model, and the kinds of their unit tasks.
+SPLIT = {"prefill": "prefill", "decode": "decode"}
+
+#: A language model that makes vectors of texts, the kind of its unit task, and the option that runs it.
+EMBED = {"embedder": "embed"}
+EMBEDS: dict[str, dict[str, Any]] = {"B": {"components": ["embedder"], "service": "encoder"}}
+
+#: Kinds of the unit tasks of language models that chat, and of those that make pictures.
+CHATTING = frozenset({"think", *SPLIT.values()})
+PAINTING = frozenset({"text-encode", "prior", "denoise", "decode-image", "decode-video", "decode-audio"})
+
+#: What comes out of each kind of unit task that is the last one.
+_GIVEN = {
+    "think": "text",
+    "vocode": "speech",
+    "decode-image": "image",
+    "decode-video": "video",
+    "decode-audio": "sound",
+}
+
+#: Components in the order in which data flows, the component that encodes each modality, and the kind of
+#: unit task that runs each component. A language model may be declared as ``prefill`` and ``decode`` in the place
+#: of ``thinker``.
+FAMILIES: dict[str, dict[str, Any]] = {
+    name: {
+        "components": list(known.components),
+        "encoders": dict(known.encoders),
+        "tasks": dict(known.tasks),
+        **({"voices": list(known.voices)} if known.voices else {}),
+    }
+    for name, known in KNOWN.items()
+}
+
+#: Deployment options and the shares of the paths through them.
+DEPLOYMENTS: dict[str, dict[str, Any]] = {
+    name: {"options": dict(known.options), "paths": list(known.paths)} for name, known in KNOWN.items()
+}
+
+#: More options, for models that are declared in these components; see ``split``.
+HALVES: dict[str, dict[str, Any]] = halves()
+
+#: The tiny models that run anywhere: name to family.
+TINY = {KNOWN[name].tiny: name for name in ("qwen2_5_vl", "qwen2_5_omni")}
+
+#: Tiny models that run when somebody asks for them.
+ASKED = {known.tiny: name for name, known in KNOWN.items() if known.tiny not in TINY}
+
+#: Small models that were trained, and know a world of coloured shapes and tones: name to family. They run when
+#: somebody asks for them.
+WORLD = {"qwen2.5-omni-world": "qwen2_5_omni", "qwen-image-world": "qwen_image"}
+
+#: Tiny models that run when somebody asks for them as well, and the tiny model whose encoder each of them shares.
+TWINS = {"qwen2.5-vl-tiny-b": "qwen2.5-vl-tiny", "gemma3-tiny-b": "gemma3-tiny"}
+
+#: Twins that are also larger than who they share with: sizes of one family, whose encoder is the same.
+LARGER = frozenset({"gemma3-tiny-b"})
+
+_RANDOM = {**TINY, **ASKED}
+
+#: All models that need no checkpoint of yours: name to family.
+LOCAL = {**_RANDOM, **{name: _RANDOM[shared] for name, shared in TWINS.items()}, **WORLD}
+
+
+def family(name: str) -> dict[str, Any]:
+    """The family ``name``, built in or from a plugin, with the fields of ``plugins.Family``.
+
+    Raises ``BadRequest`` that names the families there are.
+    """
+    if name in FAMILIES:
+        known = KNOWN[name]
+        return {
+            "voices": [],
+            "composite": known.composite,
+            "engine": known.engine,
+            **FAMILIES[name],
+            **DEPLOYMENTS[name],
+            "tasks": {**known.tasks, **SPLIT, **EMBED},
+            "options": {**_halves(known), **_embeds(known), **known.more, **known.options},
+        }
+    found = plugins.family(name) if name != PYTHON else None
+    if found is None:
+        names = {*FAMILIES, *plugins.families()} - {PYTHON}
+        raise BadRequest(f"there is no model family {name!r}; there is {plugins.listed(names)}")
+    return found
+
+
+def ways(components: Sequence[str], tasks: Mapping[str, str]) -> list[list[str]]:
+    """``components`` by what requests ask for: those that chat, then those that make pictures; one list for all of a
+    model that does not do both. ``tasks`` says the kind of the unit task of each component.
+    """
+    paint = [part for part in components if tasks.get(part) in PAINTING]
+    chat = [part for part in components if part not in paint]
+    both = paint and not CHATTING.isdisjoint(tasks.get(part, "") for part in chat)
+    return [chat, paint] if both else [list(components)]
+
+
+def takes(family: Mapping[str, Any]) -> list[str]:
+    """Return the kinds of input of a model of ``family``, which has the fields of ``family()``."""
+    told = [*family["encoders"]]
+    # Who edits sees a picture without being named an encoder of it: the picture is no part of a chat.
+    unnamed = {part for part, kind in family["tasks"].items() if kind == "encode"} - {*family["encoders"].values()}
+    return ["text", *told, *(["image"] if unnamed and "image" not in told else [])]
+
+
+def gives(family: Mapping[str, Any]) -> list[str]:
+    """Return the kinds of output of a model of ``family``, which has the fields of ``family()``."""
+    kinds = {family["tasks"].get(part) for part in family["components"]}
+    return [word for kind, word in _GIVEN.items() if kind in kinds]
+
+
+def origin(family: str, checkpoint: str) -> str:
+    """Return an id that separates executors of two versions of an app's own unit tasks; empty for other families."""
+    return blake2b(checkpoint.encode(), digest_size=8).hexdigest() if family == PYTHON else ""
+
+
+def declaration(family: str, checkpoint: str) -> dict[str, Any]:
+    """The usual declaration of a model of ``family`` at ``checkpoint``."""
+    return {"family": family, "checkpoint": checkpoint, **FAMILIES[family], **DEPLOYMENTS[family]}
+
+
+def split(family: str, checkpoint: str, *paths: str) -> dict[str, Any]:
+    """The declaration of a model of ``family`` whose language model runs as prefill and decode.
+
+    ``paths`` name their options, for example ``E>P>D``, ``EP>D``, ``ED>P``, ``E>PD`` or ``EPD``, and ``P>D`` or ``PD``
+    of a model that takes text alone; requests are shared evenly among them. A model that also makes pictures is
+    declared without what makes them. Raises ``BadRequest`` for other options.
+    """
+    options = {**DEPLOYMENTS[family]["options"], **_halves(KNOWN[family])}
+    named = [path.split(">") for path in paths]
+    if strange := {option for path in named for option in path} - options.keys():
+        raise BadRequest(f"{family} has no option {', '.join(sorted(strange))}; there is {', '.join(sorted(options))}")
+    [usual, *_] = ways(FAMILIES[family]["components"], FAMILIES[family]["tasks"])
+    return {
+        "family": family,
+        "checkpoint": checkpoint,
+        "components": [part for each in usual for part in (SPLIT if each == "thinker" else [each])],
+        "options": {name: options[name] for path in named for name in path},
+        "paths": [{"options": path, "share": 1} for path in named],
+    }
+
+
+def embedding(family: str, checkpoint: str) -> dict[str, Any]:
+    """The declaration of a model of ``family`` that makes vectors of texts, and nothing else."""
+    return {
+        "family": family,
+        "checkpoint": checkpoint,
+        "components": [*EMBED],
+        "options": dict(EMBEDS),
+        "paths": [{"options": [*EMBEDS], "share": 1}],
+    }
+
+
+def _embeds(known: Known) -> dict[str, dict[str, Any]]:
+    return EMBEDS if "thinker" in known.components else {}
+
+
+def _halves(known: Known) -> dict[str, dict[str, Any]]:
+    """The options of ``HALVES`` whose components a family has; none without a language model."""
+    parts = {*known.components, *SPLIT} if "thinker" in known.components else set()
+    return {name: option for name, option in HALVES.items() if parts.issuperset(option["components"])}
+
+
+def twin(name: str, checkpoint: str) -> dict[str, Any]:
+    """The declaration of the tiny model ``name``, whose images are encoded by the model it shares with."""
+    shared = TWINS[name]
+    return {
+        "family": LOCAL[name],
+        "checkpoint": checkpoint,
+        "shares": {"vision": shared},
+        "options": {"L": {"components": ["thinker"], "service": "llm"}},
+        "paths": [{"options": [f"{shared}/E", "L"]}],
+    }

@@ -1,0 +1,154 @@
+"""Extensions that other distributions add to a running system, by entry points.
+
+| group              | the entry point's name | what it points to                                          |
+|--------------------|------------------------|------------------------------------------------------------|
+| `omnibus.families` | a model family         | a dict with the fields of ``Family``                       |
+| `omnibus.apps`     | an app                 | its module, or an attribute that is the module or its name |
+
+An entry point of a family is imported by gateways and planners too, so its module must be light: name
+the engine as ``module:function``, and let that module import torch. What was found is found once.
+"""
+
+from collections.abc import Collection
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from omnibus.errors import BadRequest
+
+FAMILIES, APPS = "omnibus.families", "omnibus.apps"
+
+#: Former names of engines, which stored plans may still give.
+_MOVED = {"omnibus.executor.own:engine": "omnibus.executor.python_task:engine"}
+
+_families: dict[str, dict[str, Any]] = {}
+
+
+class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model family, in the shape of ``omnibus.families.catalog``: what a declared model need not say itself.
+
+    ``tasks`` maps each component to the kind of its unit task. ``composite`` is the ``module:callable``
+    that makes the chat task of a model from its name and plan, empty for the usual one; ``engine`` is the
+    ``module:function`` that makes the runner of a component, empty for the usual one.
+    """
+
+    components: tuple[str, ...]
+    tasks: dict[str, str]
+    encoders: dict[str, str] = {}
+    voices: tuple[str, ...] = ()
+    options: dict[str, dict[str, Any]] = {}
+    paths: tuple[dict[str, Any], ...] = ()
+    composite: str = ""
+    engine: str = ""
+
+
+def families() -> tuple[str, ...]:
+    """Names of the families that plugins bring."""
+    return _names(FAMILIES)
+
+
+def family(name: str) -> dict[str, Any] | None:
+    """The family ``name``, all fields filled in; None when no plugin brings it.
+
+    Raises ``BadRequest`` that names the plugin's fault.
+    """
+    if name not in _families:
+        point = _point(FAMILIES, name)
+        if point is None:
+            return None
+        _families[name] = _family(point)
+    return _families[name]
+
+
+def _family(point: EntryPoint) -> dict[str, Any]:
+    try:
+        found = msgspec.convert(_loaded(point), Family)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{_called(point)} is no family: {error}") from error
+    _check(point, found)
+    return msgspec.structs.asdict(found)
+
+
+def apps() -> tuple[str, ...]:
+    """Names of the apps that plugins bring."""
+    return _names(APPS)
+
+
+def app(name: str) -> str:
+    """Dotted name of the app ``name``'s module, which is not imported when the entry point names it itself.
+
+    Raises ``BadRequest`` when there is none.
+    """
+    point = _point(APPS, name)
+    if point is None:
+        raise BadRequest(f"no plugin brings the app {name!r}; there is {listed(apps())}")
+    if not point.attr:
+        return point.module
+    found = _loaded(point)
+    if isinstance(found, ModuleType):
+        return found.__name__
+    if isinstance(found, str) and found:
+        return found
+    raise BadRequest(f"{_called(point)} is no app: it must be a module or its dotted name, not {type(found).__name__}")
+
+
+def named(path: str, what: str = "a plugin") -> Any:
+    """The object at ``module:name``. Raises ``BadRequest`` that says what names it."""
+    module, _, name = _MOVED.get(path, path).partition(":")
+    if not module or not name:
+        raise BadRequest(f"{what}={path!r} must name module:function")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise BadRequest(f"{what}={path!r} must name module:function: {error}") from error
+
+
+def _names(group: str) -> tuple[str, ...]:
+    return tuple(sorted({point.name for point in entry_points(group=group)}))
+
+
+def _point(group: str, name: str) -> EntryPoint | None:
+    """The one entry point of ``group`` that is called ``name``; None when there is none."""
+    found = {(point.value, _dist(point)): point for point in entry_points(group=group, name=name)}
+    if len(found) > 1:
+        both = " and ".join(sorted(dist for _, dist in found))
+        raise BadRequest(f"{name!r} of {group} is brought by {both}: uninstall all but one")
+    return next(iter(found.values()), None)
+
+
+def _loaded(point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except Exception as error:  # whatever a stranger's module raises is this plugin's fault alone
+        raise BadRequest(f"{_called(point)} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def _check(point: EntryPoint, family: Family) -> None:
+    strange = {*family.encoders.values(), *family.tasks} - {*family.components}
+    if not family.components:
+        raise BadRequest(f"{_called(point)} has no component")
+    if strange:
+        raise BadRequest(f"{_called(point)} speaks of {sorted(strange)}, which are no components of it")
+    if missing := {*family.components} - {*family.tasks}:
+        raise BadRequest(f"{_called(point)} names no unit task for {sorted(missing)}: add them to 'tasks'")
+    for field in ("composite", "engine"):
+        path = getattr(family, field)
+        module, _, name = path.partition(":")
+        if path and not (module and name):
+            raise BadRequest(f"{_called(point)} has {field} {path!r}: it must name module:function")
+
+
+def _called(point: EntryPoint) -> str:
+    return f"{point.name!r} of {point.group} ({_dist(point)}: {point.value})"
+
+
+def _dist(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "an unknown distribution"
+
+
+def listed(names: Collection[str]) -> str:
+    """``names`` for a message."""
+    return ", ".join(sorted(names)) or "none"

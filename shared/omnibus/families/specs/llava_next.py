@@ -1,0 +1,5 @@
+"""LLaVA-NeXT."""
+
+from omnibus.families.specs._llava_style import towered
+
+FAMILY = towered("llava-next-tiny", "image")

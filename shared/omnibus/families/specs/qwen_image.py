@@ -1,0 +1,5 @@
+"""Qwen-Image."""
+
+from omnibus.families.specs._templates import pictures
+
+FAMILY = pictures("qwen-image-tiny")

@@ -1,5 +1,0 @@
-"""LLaVA-1.5."""
-
-from omnibus.known._plain import towered
-
-FAMILY = towered("llava-tiny", "image")

@@ -1,5 +1,0 @@
-"""Qwen-Image-Edit."""
-
-from omnibus.known._shape import edits
-
-FAMILY = edits("qwen-image-edit-tiny")

@@ -1,0 +1,1 @@
+"""Operating-system processes: started, supervised, restarted, ended with their parent."""

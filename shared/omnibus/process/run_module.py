@@ -1,0 +1,89 @@
+"""A Python module as a process of its own, run to its end: for what needs torch, or may take long.
+
+One that gives an answer has it as one line of JSON on its stdout, ``{"answer": ...}`` or ``{"problem": ...}``; what it
+says on stderr is for people.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError, Problem, from_problem
+
+_ROOT = str(Path(__file__).parents[2])
+_SHOWN = 2000  # characters of what a child said that ended without an answer
+
+
+class Ended(NamedTuple):
+    """Exit code and output of a process that ended."""
+
+    code: int
+    output: str
+    said: str  # on stderr, where that was read apart
+
+
+async def run(
+    module: str, *arguments: str, within: float, env: Mapping[str, str] | None = None, stderr: int | None = PIPE
+) -> Ended:
+    """Run ``python -m module``, ``env`` added to its environment; ``stderr`` as ``asyncio.subprocess`` has it.
+
+    Raises ``DeadlineExceeded`` after ``within`` seconds. Nothing of it is left, however this ends.
+    """
+    path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH", "")]))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-u", "-m", module, *arguments),
+        env={**os.environ, "PYTHONPATH": path, **(env or {})},
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=stderr,
+    )
+    try:
+        async with asyncio.timeout(within):
+            output, said = await process.communicate()
+    except TimeoutError:
+        raise DeadlineExceeded(f"{module} {' '.join(arguments)} took more than {within:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return Ended(process.returncode or 0, output.decode(errors="replace"), (said or b"").decode(errors="replace"))
+
+
+async def ask(
+    module: str, *arguments: str, within: float, env: Mapping[str, str] | None = None, show: bool = False
+) -> Any:
+    """The answer of ``python -m module``, ``env`` added to its environment; ``show`` its stderr as ours.
+
+    Raises its problem, ``DeadlineExceeded`` after ``within`` seconds, and ``Fatal`` when it gives no answer.
+    """
+    ended = await run(module, *arguments, within=within, env=env, stderr=None if show else PIPE)
+    return _read(module, ended)
+
+
+def answer(work: Callable[[], Any]) -> int:
+    """In the child: do the work and say its answer; returns the exit code."""
+    try:
+        told = {"answer": work()}
+    except OmnibusError as error:
+        told = {"problem": msgspec.to_builtins(error.problem())}
+    sys.stdout.write(f"\n{json.dumps(told)}\n")
+    return 1 if "problem" in told else 0
+
+
+def _read(module: str, ended: Ended) -> Any:
+    lines = ended.output.strip().splitlines()
+    try:
+        told = json.loads(lines[-1])
+        problem = msgspec.convert(told["problem"], Problem) if "problem" in told else None
+    except (LookupError, ValueError, TypeError):
+        raise Fatal(f"{module} ended without an answer:\n{ended.said[-_SHOWN:]}") from None
+    if problem is not None:
+        raise from_problem(problem)
+    return told["answer"]

@@ -1,0 +1,192 @@
+"""Keeps one process running: start, readiness, restart with backoff, end."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError
+from omnibus.process.backoff import Backoff, RestartPolicy
+from omnibus.process.logs import Log
+from omnibus.process.process import Child
+from omnibus.process.spec import ProcessSpec
+
+_TELL_WITHIN = 5.0  # seconds for the on_exit callback
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A process has ended. ``code`` is minus the signal when one killed it; ``wanted``: we ended it."""
+
+    name: str
+    pid: int
+    code: int
+    wanted: bool
+
+
+OnExit = Callable[[Exit], Awaitable[None]]
+
+
+class Keeper:
+    """One ``ProcessSpec`` and the process that is alive for it at the moment."""
+
+    def __init__(self, spec: ProcessSpec, log: Log, policy: RestartPolicy, on_exit: OnExit | None = None) -> None:
+        self.spec = spec
+        self._log = log
+        self._policy = policy
+        self._backoff = Backoff(policy)
+        self._on_exit = on_exit
+        self._child: Child | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._confirmed = False
+        self._since = 0.0  # when the present life became ready, in ``time.monotonic()`` seconds
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, None between two lives."""
+        return self._child.pid if self._child else None
+
+    @property
+    def ended(self) -> bool:
+        """True if nothing runs here any more, nor will."""
+        return self._task is None or self._task.done()
+
+    async def start(self, given_up: Callable[[asyncio.Task[None]], None]) -> None:
+        """Start the process, wait until it is ready, then keep it running in the background.
+
+        A process that ends before it was ever ready is not restarted: its first failure is the message
+        that matters. ``given_up`` is called with the background task when that ends, for whatever reason.
+        Raises ``Fatal`` and ``DeadlineExceeded``, with the last log lines.
+        """
+        began = time.monotonic()
+        child = await self._spawn()
+        try:
+            await self._until_ready(child)
+        except BaseException:
+            await self._end(child, wanted=True)
+            raise
+        self._since = time.monotonic()
+        self._confirmed = self._confirmed or self.spec.ready is not None
+        self._log.line(self.spec.name, f"ready after {self._since - began:.2f} s")
+        self._task = asyncio.create_task(self._keep(child), name=f"keeper of {self.spec.name}")
+        self._task.add_done_callback(given_up)
+
+    def confirm(self) -> None:
+        """The process can serve: from now on it is restarted for ever. With ``spec.ready`` its start confirms it."""
+        self._confirmed = True
+
+    async def stop(self) -> None:
+        """End the process: TERM, grace, KILL. Harmless when it has ended; a second call waits for the same end."""
+        if self._task is None:
+            return
+        if not self._stopping:
+            self._stopping = True
+            self._task.cancel()
+        await asyncio.wait({self._task})
+
+    def kill(self) -> None:
+        """KILL the process now; a ``stop`` that waits for it then returns."""
+        if self._child:
+            self._child.kill()
+
+    def terminate(self) -> None:
+        """Send TERM to the process: it is restarted once it has ended."""
+        if self._child:
+            self._child.terminate()
+
+    async def _keep(self, child: Child) -> None:
+        while await self._live(child) and self.spec.restart:
+            child = await self._restart()
+
+    async def _live(self, child: Child) -> bool:
+        """Wait for the end of ``child``; True when it ended by itself."""
+        wanted = True
+        try:
+            await child.wait()
+            wanted = False
+        finally:
+            await self._end(child, wanted)
+        return True
+
+    async def _restart(self) -> Child:
+        """A new child that is ready; tries until one is, or the policy gives up one that never served."""
+        lived = time.monotonic() - self._since
+        while True:
+            pause, lived = self._backoff.next(lived), 0.0
+            if self._backoff.exhausted and not self._confirmed:
+                raise Fatal(self._gave_up(), executor=self.spec.name)
+            self._log.line(self.spec.name, f"restarting in {pause:.1f} s")
+            await asyncio.sleep(pause)
+            child = await self._attempt()
+            if child is not None:
+                self._since = time.monotonic()
+                return child
+
+    async def _attempt(self) -> Child | None:
+        """A new child that is ready; None when it could not be started or did not become ready."""
+        child: Child | None = None
+        try:
+            child = await self._spawn()
+            await self._until_ready(child)
+        except (OmnibusError, OSError) as error:  # the latter: no descriptors or processes left
+            self._log.line(self.spec.name, str(error).splitlines()[0])
+            if child is not None:
+                await self._end(child, wanted=False)
+            return None
+        except BaseException:
+            if child is not None:
+                await self._end(child, wanted=True)
+            raise
+        return child
+
+    async def _spawn(self) -> Child:
+        self._child = await Child.spawn(self.spec, self._log)
+        return self._child
+
+    async def _until_ready(self, child: Child) -> None:
+        if self.spec.ready is None:
+            return
+        ready = asyncio.ensure_future(self.spec.ready())
+        ended = asyncio.create_task(child.wait())
+        try:
+            await asyncio.wait({ready, ended}, timeout=self.spec.ready_within, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done() or isinstance(ready.exception(), TimeoutError):
+                raise await self._not_ready(child, ended.done())
+            ready.result()
+        finally:
+            ready.cancel()
+            ended.cancel()
+
+    async def _not_ready(self, child: Child, ended: bool) -> OmnibusError:
+        name = self.spec.name
+        code = await child.end()  # first, so that its last lines are in the log
+        if ended:
+            return Fatal(f"{name} ended ({_shown(code)}) before it was ready{self._log.tail(name)}", executor=name)
+        waited = f"{name} was not ready in time ({self.spec.ready_within:g} s at most)"
+        return DeadlineExceeded(waited + self._log.tail(name), executor=name)
+
+    def _gave_up(self) -> str:
+        policy, name = self._policy, self.spec.name
+        return f"{name} ended more than {policy.limit} times within {policy.window:g} s; gave up{self._log.tail(name)}"
+
+    async def _end(self, child: Child, wanted: bool) -> None:
+        pid = child.pid
+        code = await child.end()
+        self._child = None
+        if not wanted:
+            self._log.line(self.spec.name, f"ended ({_shown(code)})")
+        await self._tell(Exit(self.spec.name, pid, code, wanted))
+
+    async def _tell(self, end: Exit) -> None:
+        if self._on_exit is None:
+            return
+        try:
+            async with asyncio.timeout(_TELL_WITHIN):
+                await self._on_exit(end)
+        except (OmnibusError, TimeoutError) as error:
+            self._log.line(self.spec.name, f"could not announce its end: {error!r}")
+
+
+def _shown(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"

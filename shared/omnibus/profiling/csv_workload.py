@@ -1,0 +1,80 @@
+"""Requests by their sizes: rows of a CSV to chat bodies.
+
+Columns are ``num_images``, ``image_tokens`` (of all together), ``text_tokens``, ``output_tokens``, ``has_video``,
+``has_audio``, ``audio_output``. What a row lacks is 0, other columns are passed over. A token of text is a word, one
+of an image 28 x 28 pixels; sounds and videos are of one length. What the model does not take is left out, and said.
+"""
+
+import csv
+import io
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omnibus.errors import BadRequest
+from omnibus.profiling.measured_model import Subject
+
+#: Side of an image token in pixels, seconds of sound and video, and pixels of such a video's side.
+TOKEN, SOUND, FILM, SIDE = 28, 4.0, 2.0, 224
+TOKENS = ("image_tokens", "text_tokens", "output_tokens")
+SIZES = ("num_images", *TOKENS, "has_video", "has_audio", "audio_output")
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """``rows`` to take of a CSV, by chance of ``seed``; numbers of tokens are multiplied by ``scale``."""
+
+    rows: int = 64
+    seed: int = 0
+    scale: float = 1.0
+
+
+USUAL = Sampling()
+
+
+def bodies(
+    path: Path, text: str, subject: Subject, how: Sampling, notes: list[str]
+) -> Iterator[tuple[str, float, dict[str, Any]]]:
+    """Yield the place, share and body of each sampled row. Raises ``BadRequest``; ``notes`` get what is left out."""
+    reader = csv.DictReader(io.StringIO(text))
+    if not {*SIZES} & {*(reader.fieldnames or ())}:
+        raise BadRequest(f"the workload {path} has none of the columns {', '.join(SIZES)}")
+    rows = list(enumerate(reader, 2))  # as editors count lines
+    if len(rows) > how.rows:
+        rows = sorted(random.Random(how.seed).sample(rows, how.rows), key=lambda row: row[0])
+    missing: dict[str, int] = {}
+    for line, row in rows:
+        try:
+            sizes = {name: _whole(row.get(name), how.scale if name in TOKENS else 1.0) for name in SIZES}
+        except (ValueError, OverflowError) as error:
+            raise BadRequest(f"{path}, line {line}: {error}") from error
+        yield f"line {line}", 1.0, _body(sizes, subject, missing)
+    notes += [
+        f"{count} of {len(rows)} requests ask for {what}, which {subject.name} lacks" for what, count in missing.items()
+    ]
+
+
+def _whole(value: Any, scale: float) -> int:
+    return max(0, math.ceil(float(value or 0) * scale))
+
+
+def _body(sizes: dict[str, int], subject: Subject, missing: dict[str, int]) -> dict[str, Any]:
+    images = sizes["num_images"]
+    side = max(1, round((sizes["image_tokens"] / images) ** 0.5)) * TOKEN if images else 0
+    wanted: list[tuple[str, Any]] = [("image", [side, side])] * images
+    wanted += [("video", [SIDE, SIDE, FILM])] * bool(sizes["has_video"])
+    wanted += [("audio", SOUND)] * bool(sizes["has_audio"])
+    for modality in dict.fromkeys(modality for modality, _ in wanted if modality not in subject.encoders):
+        missing[modality] = missing.get(modality, 0) + 1
+    content = [{modality: size} for modality, size in wanted if modality in subject.encoders]
+    content.append({"words": max(1, sizes["text_tokens"])})
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": content}]}
+    body |= {"max_tokens": max(1, sizes["output_tokens"]), "ignore_eos": True}
+    if sizes["audio_output"] and "talker" in subject.components:
+        body |= {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}}
+    elif sizes["audio_output"]:
+        missing["audio output"] = missing.get("audio output", 0) + 1
+    return body

@@ -1,0 +1,191 @@
+"""A closed loop: so many requests at a time, each one that ends lets the next begin; and what was seen of them."""
+
+import asyncio
+import math
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from itertools import accumulate, count
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from omnibus.errors import BadRequest, Rejected
+from omnibus.profile import Point
+from omnibus.profiling.client import Answer, Client
+from omnibus.profiling.workload import Request
+
+#: Multiples of it fill [0, 1) evenly.
+GOLDEN = 0.6180339887498949
+#: Part of a step's seconds that passes before anything counts.
+WARM = 0.25
+#: A step ends after so many times its seconds, however few requests have ended.
+LONGEST = 20.0
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Length of a step: ``seconds`` at least, and until ``requests`` have ended."""
+
+    seconds: float
+    requests: int
+
+
+class Order(NamedTuple):
+    """A request on a path; ``short``: with an answer of one token."""
+
+    request: Request
+    path: str = ""
+    short: bool = False
+
+    @property
+    def body(self) -> bytes:
+        return self.request.short if self.short else self.request.body
+
+
+class Seen(NamedTuple):
+    """Requests that ended in a step: orders and their answers, ``rate`` of them per second."""
+
+    at_once: int
+    rate: float
+    answers: list[tuple[Order, Answer]]
+
+    def point(self) -> Point:
+        answers = [answer for _, answer in self.answers]
+        done = sorted(answer.done for answer in answers)
+        return Point(
+            at_once=self.at_once,
+            rate=self.rate,
+            done=_p99(done),
+            median=done[(len(done) - 1) // 2],
+            first_token=_p99([each.first_token for each in answers if each.first_token]),
+            token=_p99([gap for each in answers for gap in each.gaps]),
+            first_audio=_p99([each.first_audio for each in answers if each.first_audio]),
+            real_time=_p99([each.real_time for each in answers if each.spoken]),
+        )
+
+
+class Loop:
+    """``at_once`` requests of ``orders`` at all times, by their shares."""
+
+    def __init__(self, port: int, orders: Sequence[Order], at_once: int) -> None:
+        self._port = port
+        self._orders = orders
+        self._marks = list(accumulate(order.request.share for order in orders))
+        self._numbers = count()
+        self._at_once = at_once
+        self._ended: list[tuple[float, Order, Answer]] = []
+        self._news = asyncio.Event()
+        self._begun = 0
+        self._warm_at = math.inf  # the first time that each of them had one
+
+    async def run(self, step: Step, between: Callable[[], Awaitable[None]]) -> Seen:
+        """One step. ``between`` is awaited at its beginning, once it is warm, and at its end, all under load.
+
+        Raises the first request's error.
+        """
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(Client(self._port)) for _ in range(self._at_once)]
+            workers = [asyncio.ensure_future(self._work(client)) for client in clients]
+            watch = asyncio.ensure_future(self._watch(step, between))
+            try:
+                await asyncio.wait({watch, *workers}, return_when=asyncio.FIRST_COMPLETED)
+                for worker in workers:
+                    if worker.done():
+                        worker.result()
+                return await watch
+            finally:
+                for task in (watch, *workers):
+                    task.cancel()
+                await asyncio.gather(watch, *workers, return_exceptions=True)
+
+    async def _work(self, client: Client) -> None:
+        first = True
+        while True:
+            order = self._next()
+            try:
+                answer = await client.ask(order.body, order.path)
+            except Rejected as error:
+                raise BadRequest(f"{order.request.where} of the workload is refused: {error.message}") from error
+            self._ended.append((time.monotonic(), order, answer))
+            self._begun += first
+            if first and self._begun == self._at_once:
+                self._warm_at = len(self._ended) - 1
+            first = False
+            self._news.set()
+
+    def _next(self) -> Order:
+        place = next(self._numbers) * GOLDEN % 1.0 * self._marks[-1]
+        return next(order for order, mark in zip(self._orders, self._marks, strict=True) if place < mark)
+
+    async def _watch(self, step: Step, between: Callable[[], Awaitable[None]]) -> Seen:
+        ended = self._ended
+        warm = time.monotonic() + WARM * step.seconds
+        first = await self._until(lambda at: at >= self._warm_at and ended[at][0] >= warm)
+        await between()
+        begin = ended[first][0]
+        least, lasts, last = max(step.requests, 2 * self._at_once), begin + step.seconds, begin + LONGEST * step.seconds
+        end = await self._until(
+            lambda at: at > first and ended[at][0] >= lasts and (at - first >= least or ended[at][0] >= last)
+        )
+        await between()
+        window = ended[first : end + 1]
+        return Seen(
+            self._at_once, pace([at for at, *_ in window]), [(order, answer) for _, order, answer in window[1:]]
+        )
+
+    async def _until(self, true: Callable[[int], bool]) -> int:
+        """The first of those that have ended for which ``true``."""
+        at = 0
+        while True:
+            while at < len(self._ended):
+                if true(at):
+                    return at
+                at += 1
+            self._news.clear()
+            await self._news.wait()
+
+
+def pace(ends: Sequence[float]) -> float:
+    """Requests per second by the times at which they ended: the line through these, so that it matters little
+    whether the first and the last batch were seen as a whole."""
+    numbers = np.arange(len(ends)) - (len(ends) - 1) / 2
+    slope = float(numbers @ (np.array(ends) - ends[0])) / float(numbers @ numbers)
+    return 1.0 / max(slope, 1e-9)
+
+
+def means(answers: Sequence[tuple[Order, Answer]]) -> dict[str, dict[str, float]]:
+    """Mean quantities per request type, as the answers tell them."""
+    sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for order, answer in answers:
+        own = sums[order.request.kind]
+        own["requests"] += 1
+        for name, value in quantities(order.request, answer).items():
+            own[name] += value
+    return {
+        kind: {name: total / own["requests"] for name, total in own.items() if name != "requests" and total}
+        for kind, own in sums.items()
+    }
+
+
+def quantities(request: Request, answer: Answer) -> dict[str, float]:
+    """Return the quantities of one request and its answer. An answer's image tokens include those of videos: for a
+    request with both, all count as those of images."""
+    usage = answer.usage
+    prompt, completion = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
+    seen = float(prompt.get("image_tokens", 0))
+    films = "video" in request.media and "image" not in request.media
+    return {
+        "prompt_tokens": float(usage.get("prompt_tokens", 0)),
+        "completion_tokens": float(completion.get("text_tokens", 0)),
+        "image_tokens": 0.0 if films else seen,
+        "video_tokens": seen if films else 0.0,
+        "audio_tokens": float(prompt.get("audio_tokens", 0)),
+        "speech_seconds": answer.speech,
+    }
+
+
+def _p99(values: Sequence[float]) -> float:
+    found = sorted(values)
+    return found[math.ceil(0.99 * len(found)) - 1] if found else 0.0

@@ -1,0 +1,49 @@
+"""Memory that an executor takes, and the part of it that weights take."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from omnibus.checkpoints import find, safetensors
+from omnibus.errors import BadRequest, NotFound
+from omnibus.families.specs import KNOWN
+
+GB = 1e9
+
+
+def memory_gb(pid: int) -> float:
+    """Return the memory of process ``pid`` (proportional set size, PSS), in GB; 0 where the system does not say."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0.0
+    found = [line.split() for line in text.splitlines() if line.startswith("Pss:")]
+    return int(found[0][1]) * 1024 / GB if found else 0.0
+
+
+def weights_gb(family: str, checkpoint: str, components: Iterable[str]) -> float:
+    """Size of the tensors of ``components``; 0 for a family or a form of checkpoint that is not known here."""
+    known = KNOWN.get(family)
+    if known is None or not known.weights or not checkpoint:
+        return 0.0
+    wanted = {*components}
+    total = 0
+    for path in _files(checkpoint):
+        with suppress(BadRequest):  # of a file that cannot be read nothing is known, whoever loads it will say so
+            tensors = safetensors.read(path).items()
+            total += sum(tensor.nbytes for name, tensor in tensors if _owners(known.weights, name) & wanted)
+    return total / GB
+
+
+def _files(checkpoint: str) -> list[Path]:
+    try:
+        return sorted(find(checkpoint).glob("*.safetensors"))
+    except NotFound:
+        return []
+
+
+def _owners(prefixes: Mapping[str, Sequence[str]], tensor: str) -> set[str]:
+    """The components that load ``tensor``: all that name the longest beginning that fits."""
+    fits = [(len(start), part) for part, starts in prefixes.items() for start in starts if tensor.startswith(start)]
+    longest = max(fits, default=(0, ""))[0]
+    return {part for length, part in fits if length == longest}

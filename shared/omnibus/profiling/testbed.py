@@ -1,0 +1,195 @@
+"""A stack of one's own, in which one plan after the other is deployed and measured."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from omnibus.cluster.presence import Gateways
+from omnibus.errors import DeadlineExceeded, StageUnavailable
+from omnibus.plan import ModelPlan, Plan
+from omnibus.process.logs import Log
+from omnibus.profiling.experiments import Trial, declared
+from omnibus.profiling.measured_model import Subject
+from omnibus.profiling.monitor import Hearing
+from omnibus.settings import StoreSettings
+from omnibus.store import Store
+from omnibus.up.stack import Stack
+
+#: Declarations of no models: what runs from the beginning, so that each executor is seen to start.
+NONE = '{"models": {}}'
+#: Ends of an executor after which it counts as one that does not start.
+ENDS = 3
+FOLLOWS = 10.0  # seconds that the gateway may take to go by a new plan
+READY = 60.0  # seconds that it may take to see its executors
+
+
+class NotStarted(StageUnavailable):
+    """An executor of the plan does not start; the message says which, and its last words."""
+
+    code = "not_started"
+
+
+class Deployed(NamedTuple):
+    """A plan that is current. ``executors`` is id to option; ``under`` runs the option that is measured."""
+
+    executors: dict[str, str]
+    under: str
+    pid: int
+
+
+class House:
+    """``async with House(subject, ...) as house``: services run, executors come and go with ``deploy``."""
+
+    def __init__(self, subject: Subject, log: Log, env: Mapping[str, str], start_within: float) -> None:
+        self._subject = subject
+        self._log = log
+        self._start_within = start_within
+        given = {"OMNIBUS_PLANNER_READY": f"{start_within:g}", "OMNIBUS_GATEWAY_DEADLINE": "600"}
+        unset = {name: value for name, value in given.items() if name not in os.environ}
+        self._stack = Stack(NONE, log=log, env={**unset, **env}, passing=True)
+        self._exits = AsyncExitStack()
+        #: By option, the fewest seconds from a plan being staged to its executor being ready.
+        self.starts: dict[str, float] = {}
+
+    async def __aenter__(self) -> "House":
+        try:
+            await self._exits.enter_async_context(self._stack)
+            self._store = Store(StoreSettings(url=self._stack.valkey.url))
+            self._exits.push_async_callback(self._store.close)
+            self.hearing = Hearing(self._stack.bus)
+            self._gateways = Gateways()
+            await self.hearing.listen()
+            await self._gateways.listen(self._stack.bus)
+        except BaseException:
+            await self._exits.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._exits.aclose()
+
+    @property
+    def stack(self) -> Stack:
+        return self._stack
+
+    async def deploy(self, trial: Trial) -> Deployed:
+        """Make ``trial`` the plan and wait until it serves. Raises ``NotStarted``."""
+        before = {*self._executors(trial)}
+        ends = {name: self.hearing.ends(self._subject.name, name) for name in trial.options}
+        await asyncio.to_thread(_replace, self._stack.directory / "models.json", declared(self._subject, trial))
+        staged = await self._swapped(trial, ends)
+        executors = self._executors(trial)
+        for id in executors.keys() - before if staged else ():
+            took = max(0.0, self.hearing.since(id) - staged)
+            self.starts[executors[id]] = min(took, self.starts.get(executors[id], took))
+        status = self.hearing.ready(self._subject.name, trial.option)[0]
+        return Deployed(executors, status.id, status.pid)
+
+    def _executors(self, trial: Trial) -> dict[str, str]:
+        """Return the ready executors of ``trial``, id to option."""
+        return {each.id: name for name in trial.options for each in self.hearing.ready(self._subject.name, name)}
+
+    async def _swapped(self, trial: Trial, ends: Mapping[str, int]) -> float:
+        """Wait until the plan is as ``trial`` wants and executors are ready; returns when it was staged, or 0."""
+        watch = asyncio.ensure_future(self._fails(trial, ends))
+        change = asyncio.ensure_future(self._change(trial))
+        try:
+            async with asyncio.timeout(self._start_within + FOLLOWS):
+                await asyncio.wait({watch, change}, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            missing = [name for name in trial.options if not self._up(trial, name)]
+            raise NotStarted(f"{self._said(missing)} not ready within {self._start_within:g} s") from None
+        finally:
+            for task in (watch, change):
+                task.cancel()
+            await asyncio.gather(watch, change, return_exceptions=True)
+        if watch.done() and not watch.cancelled():
+            raise watch.result()
+        return change.result()
+
+    async def _change(self, trial: Trial) -> float:
+        staged = 0.0
+        async for stand in self._store.plan_changes():
+            if stand.staged and not staged:
+                staged = time.monotonic()
+            if stand.staged or not stand.epoch:
+                continue
+            plan = await self._store.plan(stand.epoch)
+            if plan is not None and _fits(plan, self._subject.name, trial):
+                await self._serves(plan, trial)
+                break
+        return staged
+
+    async def _serves(self, plan: Plan, trial: Trial) -> None:
+        """Wait until the gateway goes by ``plan`` and knows its executors."""
+        if not await self._gateways.follow(plan.created, FOLLOWS):
+            raise DeadlineExceeded(f"the gateway does not go by plan epoch {plan.epoch} after {FOLLOWS:g} s")
+        await self._stack.ready(READY)
+        if not await self.hearing.until(lambda: all(self._up(trial, name) for name in trial.options), READY):
+            raise NotStarted(f"{self._said([n for n in trial.options if not self._up(trial, n)])} not ready")
+
+    async def _fails(self, trial: Trial, ends: Mapping[str, int]) -> NotStarted:
+        """The reason when an executor ends again and again instead of being ready."""
+        name = ""
+
+        def failing() -> bool:
+            nonlocal name
+            for name in trial.options:
+                ended = self.hearing.ends(self._subject.name, name) - ends[name]
+                if ended >= ENDS and not self._up(trial, name):
+                    return True
+            return False
+
+        await self.hearing.until(failing, self._start_within + READY)
+        lines = self._log.tail(f"{self._subject.name}/{name}").splitlines()
+        words = [line.strip() for line in lines[1:] if line.strip() and not line.strip().startswith("restarting")]
+        return NotStarted(f"an executor of option {name} does not start: {_last(words)}")
+
+    def _up(self, trial: Trial, name: str) -> bool:
+        option = trial.options[name]
+        if option.of:
+            return True
+        return len(self.hearing.ready(self._subject.name, name)) >= option.replicas
+
+    def _said(self, options: list[str]) -> str:
+        return f"executors of {', '.join(options) or 'the plan'} are"
+
+
+def _fits(plan: Plan, name: str, trial: Trial) -> bool:
+    model = plan.models.get(name)
+    return (
+        model is not None
+        and _deployment(model) == {each: option.replicas for each, option in trial.options.items()}
+        and all(trial.pin(path, model.components) in _paths(model) for path in trial.paths)
+    )
+
+
+def _deployment(model: ModelPlan) -> dict[str, int]:
+    return {name: option.replicas for name, option in model.options.items()}
+
+
+def _paths(model: ModelPlan) -> set[str]:
+    """Names of the paths of the request type that uses everything, as far as such a type is planned."""
+    widest = max(model.types, key=lambda kind: kind.count("+"))
+    return {path.name for path in model.types[widest]}
+
+
+def _last(words: list[str]) -> str:
+    """Return the last log message of a process before it ended, without its traceback."""
+    told = [line for line in words if not line.startswith(("ended", "Traceback", "File "))]
+    return told[-1].rpartition(" ERROR ")[2] if told else "it said nothing"
+
+
+def _replace(path: Path, document: Any) -> None:
+    """Write ``document`` so that whoever reads sees the old one or the new one."""
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(document))
+    draft.replace(path)

@@ -1,0 +1,1 @@
+"""Records of invocations: their schema, dead letters, timelines."""

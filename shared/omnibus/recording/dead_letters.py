@@ -1,0 +1,136 @@
+"""Dead letters: inputs that crashed or failed an engine, kept with the reason in a stream of their own.
+
+``crashed``  the executor of the last attempt died, or its engine did, and there was no other attempt to make
+``failed``   an engine failed on this input: a defect, not a client's mistake
+
+What a client did wrong, what came late and what was cancelled is no dead letter. Users' content is left out unless a
+gateway is told to keep it (``OMNIBUS_GATEWAY_DEADLETTERS=full``): sizes and digests tell equal inputs apart, and the
+record stream has the rest for as long as it keeps it.
+"""
+
+import msgspec
+
+from omnibus import graph
+from omnibus.bus import Bus, Stored, messages, subjects
+from omnibus.bus.subjects import DEADLETTERS
+from omnibus.errors import BadRequest, DeadlineExceeded, Fatal, NotFound, OmnibusError, Problem, ProtocolError
+from omnibus.graph import DIGEST, UNREADABLE, WIRE_VERSION, Invocation
+from omnibus.recording.records import Moved, find
+
+#: Why an attempt was given up that cost an executor, or its engine.
+LOST = frozenset({"gone", "unavailable"})
+
+CRASHED, FAILED = REASONS = "crashed", "failed"
+
+
+class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One input. Times are Unix seconds; ``invocation`` has sizes and digests of the inputs, or all of them."""
+
+    v: int
+    inv: str
+    reason: str
+    at: float
+    created: float
+    app: str
+    model: str
+    type: str
+    path: str
+    problem: Problem
+    attempts: int = 1
+    #: The node that failed or whose executor was lost, and its component; -1 when it is not known.
+    node: int = -1
+    component: str = ""
+    #: Executors that were lost with it, in order.
+    lost: tuple[str, ...] = ()
+    moves: tuple[Moved, ...] = ()
+    replay_of: str = ""
+    invocation: Invocation | None = None
+    #: Digests of the nodes with which gateways refuse an invocation for a while, because they ended executors.
+    refused: tuple[str, ...] = ()
+
+
+def reason(failure: OmnibusError | None, node: int, moves: list[Moved], attempt: int) -> str:
+    """Return why an invocation that failed in ``attempt`` with ``failure`` is a dead letter; empty when it is none.
+
+    ``node`` is the one that an executor said had failed, -1 for none.
+    """
+    if failure is None:
+        return ""
+    last = moves[-1] if moves else None
+    if last is not None and last.attempt == attempt and last.reason in LOST:
+        return CRASHED
+    engine = isinstance(failure, Fatal) and not isinstance(failure, DeadlineExceeded)
+    return FAILED if engine and node >= 0 and failure.executor else ""
+
+
+def encode(*letters: DeadLetter, limit: int) -> bytes:
+    """The first of ``letters`` that takes at most ``limit`` bytes, else the last one without its graph."""
+    for letter in letters:
+        if len(body := messages.encode(letter)) <= limit:
+            return body
+    return messages.encode(msgspec.structs.replace(letters[-1], invocation=None))
+
+
+def decode(body: bytes) -> DeadLetter:
+    """Raises ``ProtocolError``."""
+    try:
+        letter = _decode(body)
+    except UNREADABLE as error:
+        raise ProtocolError(f"not a dead letter: {graph.explain(body, error)}") from error
+    if letter.v != WIRE_VERSION:
+        raise ProtocolError(f"dead letter of wire version {letter.v}, this build reads {WIRE_VERSION}: update one side")
+    return letter
+
+
+_decode = msgspec.json.Decoder(DeadLetter).decode
+
+
+# Looking
+
+
+async def latest(bus: Bus, count: int, below: int = 0) -> list[Stored]:
+    """The last dead letters as they lie in the stream, newest first."""
+    return (await bus.latest(DEADLETTERS, count, below))[::-1]
+
+
+async def read(bus: Bus, id: str) -> DeadLetter:
+    """The last letter of invocation ``id``. Raises ``NotFound``."""
+    if not graph.addressable(id) or "." in id:
+        raise NotFound(f"{id[:80]!r} is no id of an invocation")
+    found = await bus.records(f"{subjects.ROOT}.event.deadletter.*.{id}", DEADLETTERS)
+    if not found:
+        raise NotFound(f"no dead letter of invocation {id[:80]}: `omnibus deadletters` lists those that there are")
+    return decode(found[-1].data)
+
+
+async def body(bus: Bus, letter: DeadLetter) -> Invocation:
+    """Return the invocation that runs the input of ``letter`` again: the letter's own, or the record's.
+
+    Raises ``BadRequest`` that says why there is none any more.
+    """
+    if letter.invocation is not None and not _digested(letter.invocation):
+        return letter.invocation
+    try:
+        recorded = (await find(bus, letter.inv)).invocation
+    except NotFound:
+        raise BadRequest(
+            f"the record of {letter.inv} is gone, and its dead letter has digests only: "
+            "set OMNIBUS_GATEWAY_DEADLETTERS=full to keep inputs as long as the letters"
+        ) from None
+    if _digested(recorded):
+        raise BadRequest(
+            f"the inputs of {letter.inv} were recorded as digests: set OMNIBUS_GATEWAY_RECORD=full, or "
+            "OMNIBUS_GATEWAY_DEADLETTERS=full, to retry what fails from then on"
+        )
+    return recorded
+
+
+def _digested(invocation: Invocation) -> bool:
+    return any(
+        isinstance(value, dict) and (DIGEST in value) for node in invocation.nodes for value in node.inputs.values()
+    )
+
+
+async def remove(bus: Bus, letter: DeadLetter) -> None:
+    """It is no dead letter any more."""
+    await bus.forget(DEADLETTERS, subjects.dead(letter.app, letter.inv))

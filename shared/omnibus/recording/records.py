@@ -1,0 +1,128 @@
+"""Records of an invocation besides the invocation itself: its end, and the attempts that were given up before it."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from omnibus import graph
+from omnibus.bus import Bus, Delivery, subjects
+from omnibus.bus.messages import Hop
+from omnibus.errors import NotFound, Problem, ProtocolError
+from omnibus.graph import UNREADABLE, WIRE_VERSION, Invocation
+
+
+class Answer(msgspec.Struct, omit_defaults=True):
+    """Answer that the client got. ``audio_sha256`` is of its 16-bit samples."""
+
+    text: str = ""
+    text_sha256: str = ""
+    audio_sha256: str = ""
+    audio_seconds: float = 0.0
+    rate: int = 0
+    finish_reason: str = ""
+    usage: dict[str, int] = {}
+    #: Characters of the text, which may be recorded in part or not at all.
+    characters: int = 0
+
+
+class Moved(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Attempt ``attempt`` was given up at that time (Unix seconds). See ``omnibus.recording.waterfall.Move``."""
+
+    attempt: int
+    at: float
+    reason: str
+    executor: str = ""
+    message: str = ""
+    #: The nodes that began again; empty: all of them. The others went on, or were done.
+    again: tuple[int, ...] = ()
+    #: Where such nodes began, by ``<node>.<output>``: tokens, rows of arrays, or steps that were not computed again.
+    resumed: dict[str, int] = {}
+
+
+class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An output that nodes read, kept under its SHA-256 in the media directory: ``nbytes`` of tensors in ``chunks``.
+
+    ``digest`` says what it holds, however it was cut into chunks.
+    """
+
+    node: int
+    output: str
+    sha256: str
+    nbytes: int
+    chunks: int
+    digest: str = ""
+
+
+class Ended(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
+    """The end of an invocation as it is recorded. Times are Unix seconds."""
+
+    inv: str
+    status: str
+    created: float
+    finished: float
+    first: float = 0.0
+    attempts: int = 1
+    path: str = ""
+    route: tuple[str, ...] = ()
+    hops: tuple[Hop, ...] = ()
+    answer: Answer = msgspec.field(default_factory=Answer)
+    problem: Problem | None = None
+    v: int = WIRE_VERSION
+    #: Digests of an app's results, by ``<node>.<output>``.
+    outputs: dict[str, str] = {}
+    #: Ids of the later segments of this request.
+    segments: tuple[str, ...] = ()
+    #: Options of the last attempt, by node.
+    options: tuple[str, ...] = ()
+    #: Attempts that were given up.
+    moves: tuple[Moved, ...] = ()
+    #: The node that failed; -1: none is known to have.
+    node: int = -1
+    #: What nodes passed to each other, where that is kept.
+    kept: tuple[Kept, ...] = ()
+
+
+class Record(NamedTuple):
+    """An invocation as it was recorded first, and its end if it has ended."""
+
+    invocation: Invocation
+    ended: Ended | None
+
+
+_ended = msgspec.json.Decoder(Ended).decode
+
+
+def is_end(body: bytes) -> bool:
+    """Return whether a record is that of an end. Its text may hold any words, so the tag is searched in its place."""
+    return body.startswith(b'{"kind":"end"') or (b'"kind"' in body and _tagged(body))
+
+
+def _tagged(body: bytes) -> bool:
+    try:
+        return msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("kind") == msgspec.Raw(b'"end"')
+    except UNREADABLE:
+        return False
+
+
+def decode_end(body: bytes) -> Ended:
+    """Raises ``ProtocolError``."""
+    try:
+        return _ended(body)
+    except UNREADABLE as error:
+        raise ProtocolError(f"not the end of an invocation: {graph.explain(body, error)}") from error
+
+
+def read(found: list[Delivery], id: str) -> Record:
+    """The record of ``id`` from what the stream has of it, oldest first. Raises ``NotFound`` and ``ProtocolError``."""
+    ends = [delivery.data for delivery in found if is_end(delivery.data)]
+    begins = [delivery.data for delivery in found if not is_end(delivery.data)]
+    if not begins:
+        raise NotFound(f"no record of invocation {id[:80]}: watch for ids with `omnibus tail`; it may be too old")
+    return Record(graph.decode(begins[0]), decode_end(ends[-1]) if ends else None)
+
+
+async def find(bus: Bus, id: str) -> Record:
+    """Find the record of ``id``. Raises ``NotFound`` and ``ProtocolError``."""
+    if not graph.addressable(id) or "." in id:
+        raise NotFound(f"{id[:80]!r} is no id of an invocation")
+    return read(await bus.records(f"{subjects.ROOT}.inv.*.{id}"), id)

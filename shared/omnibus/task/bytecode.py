@@ -1,0 +1,135 @@
+"""Reading a function's code: which objects its names stand for, and what it assigns to. Nothing is run."""
+
+import builtins
+import dis
+import inspect
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+
+class Step(NamedTuple):
+    """One instruction. ``found`` is the object that it names, ``receiver`` the one that this is an attribute of."""
+
+    found: Any = None
+    path: str = ""
+    receiver: Any = None
+    changes: str = ""  # what outside of the function it assigns to
+    imports: str = ""
+
+
+def steps(function: Any, owner: Any) -> Iterator[Step]:
+    """``function`` and the functions inside of it. ``owner`` is its ``self``.
+
+    What stands between ``tool`` and its ``await`` is left out: it runs once.
+    """
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+    outer = {name: cell.cell_contents for name, cell in cells.items() if cell != types.CellType()}
+    if owner is not None and function.__code__.co_argcount:
+        outer[function.__code__.co_varnames[0]] = owner
+    for code in _codes(function.__code__):
+        yield from _Reader(code, function, outer).steps()
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+class _Reader:
+    """Goes through one code object in its order: branches and loops are read as if all were taken once."""
+
+    def __init__(self, code: types.CodeType, function: Any, outer: dict[str, Any]) -> None:
+        self._code = [
+            each for each in dis.get_instructions(code) if each.opname not in ("CACHE", "EXTENDED_ARG", "RESUME")
+        ]
+        self._function = function
+        self._local: dict[str, tuple[Any, str]] = {name: (value, name) for name, value in outer.items()}
+        self._module: Any = None
+        self._after: list[tuple[Any, str]] = []  # what was found, after each instruction
+        self._in_tool = False
+
+    def steps(self) -> Iterator[Step]:
+        found: Any = None
+        path = ""
+        for index, each in enumerate(self._code):
+            receiver = None
+            step = self._assigned(index, each, found, path)
+            if each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                receiver, found, path = found, _attribute(found, each.argval), f"{path}.{each.argval}"
+            else:
+                found, path = self._named(each)
+            self._in_tool = (self._in_tool and each.opname != "GET_AWAITABLE") or _is_tool(found)
+            self._after.append((found, path))
+            if step is None:
+                imports = str(each.argval) if each.opname == "IMPORT_NAME" else ""
+                step = Step(found, path, receiver, imports=imports)
+            if not self._in_tool:
+                yield step
+
+    def _named(self, each: dis.Instruction) -> tuple[Any, str]:
+        name = each.argval
+        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            return self._function.__globals__.get(name, getattr(builtins, name, None)), name
+        if each.opname in ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_CLOSURE"):
+            return self._local.get(name, (None, ""))
+        if each.opname == "IMPORT_NAME":
+            self._module = sys.modules.get(name)
+            return self._module, name
+        if each.opname == "IMPORT_FROM":
+            return _attribute(self._module, name), f"{getattr(self._module, '__name__', '')}.{name}"
+        return None, ""
+
+    def _assigned(self, index: int, each: dis.Instruction, found: Any, path: str) -> Step | None:
+        """Return the step of an instruction that stores, if it changes something outside of the function."""
+        if each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            return Step(changes=f"the global {each.argval!r}")
+        if each.opname == "STORE_DEREF" and each.argval in self._function.__code__.co_freevars:
+            return Step(changes=f"the outer variable {each.argval!r}")
+        if each.opname in ("STORE_FAST", "STORE_DEREF"):
+            self._local[each.argval] = (found, path)
+        elif each.opname in ("STORE_ATTR", "DELETE_ATTR") and found is not None:
+            return Step(changes=f"{path}.{each.argval}")
+        elif each.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+            held, called = self._before_key(index)
+            if held is not None:
+                return Step(changes=called)
+        return None
+
+    def _before_key(self, index: int) -> tuple[Any, str]:
+        """Return the object, and its path, found before the key of ``container[key]`` was put on the stack."""
+        if self._code[index - 1].opname == "SWAP":  # container[key] += ...: both were copied before
+            while index and [each.opname for each in self._code[index - 2 : index]] != ["COPY", "COPY"]:
+                index -= 1
+            index -= 2
+        missing = 1
+        for back in range(index - 1, 0, -1):
+            each = self._code[back]
+            missing -= dis.stack_effect(each.opcode, each.arg, jump=False)
+            if missing <= 0:
+                return self._after[back - 1]
+        return None, ""
+
+
+def _is_tool(found: Any) -> bool:
+    return getattr(found, "__module__", "") == "omnibus.task.runtime" and getattr(found, "__name__", "") == "tool"
+
+
+def _attribute(found: Any, name: str) -> Any:
+    """An attribute, as far as it can be had without running code."""
+    if isinstance(found, types.ModuleType):
+        return vars(found).get(name)
+    if isinstance(found, type):
+        return getattr(found, name, None)
+    if found is None or not isinstance(found, BaseModel):
+        return getattr(type(found), name, None) if found is not None else None
+    if name in found.__dict__:
+        return found.__dict__[name]
+    held = inspect.getattr_static(type(found), name, None)
+    held = held.fget if isinstance(held, property) else held
+    return types.MethodType(held, found) if inspect.isfunction(held) else held

@@ -1,0 +1,177 @@
+"""Unit tasks that bring their own engine: a class with ``run``, hosted by an executor as it stands.
+
+    class Shout(UnitTask[Words, Loud]):
+        async def run(self, words: Words) -> Loud:
+            return Loud(text=words.text.upper())
+
+``run`` gets its inputs as they are declared, with arrays in place of tensors, async iterators in place of
+streams and values in place of values. It returns its outputs, with all parts of a stream in a list; or it is a
+generator that yields ``{"output": part}`` for streams, and values and arrays once. A plain ``def run`` works in
+a thread, and gets streams as lists, read to their end.
+"""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated, Any, Protocol
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+from omnibus.errors import BadRequest, StageFailed
+from omnibus.task.item_codec import adapter, item, part
+from omnibus.task.result import STREAM, TENSOR, VALUE
+from omnibus.task.types import TaskOutput
+from omnibus.tensors.item import Item
+
+
+class Job(Protocol):
+    """Part of ``omnibus.executor.runner.Job`` that ``execute`` needs."""
+
+    @property
+    def inputs(self) -> Mapping[str, Any]: ...
+    async def value(self, name: str) -> Any: ...
+    def stream(self, name: str) -> AsyncIterator[Item]: ...
+    def wants(self, output: str) -> bool: ...
+    async def put(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None: ...
+    async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None: ...
+    def close(self, output: str, data: dict[str, Any] | None = None) -> None: ...
+
+
+_END = object()
+_UNCOUNTED = nullcontext()
+
+
+async def execute(task: Any, job: Job, computing: AbstractContextManager[Any] = _UNCOUNTED) -> None:
+    """Run ``task`` once: inputs from ``job``, outputs to it. Raises ``BadRequest`` for inputs that do not fit.
+
+    ``computing`` is around the task's own ``run``, once all that it does not read by itself is there.
+    """
+    inputs = await _inputs(task.inputs_type, job)
+    if inspect.isasyncgenfunction(task.run):
+        with computing:
+            async for told in task.run(inputs):
+                await _tell(task, job, told, _part)
+    elif inspect.iscoroutinefunction(task.run):
+        with computing:
+            await _tell(task, job, await task.run(inputs), _parts_of)
+    else:
+        inputs = await _read(task.inputs_type, inputs)
+        with computing:
+            await _in_thread(task, job, inputs)
+    for name, (kind, _, _) in task.outputs_type.fields.items():
+        if kind == STREAM:
+            job.close(name)
+
+
+async def _in_thread(task: Any, job: Job, inputs: Any) -> None:
+    if not inspect.isgeneratorfunction(task.run):
+        await _tell(task, job, await asyncio.to_thread(task.run, inputs), _parts_of)
+        return
+    parts = task.run(inputs)
+    while (told := await asyncio.to_thread(next, parts, _END)) is not _END:
+        await _tell(task, job, told, _part)
+
+
+# Inputs
+
+
+async def _inputs(declared: Any, job: Job) -> Any:
+    """Return the inputs as declared; an input that was not given has its default."""
+    found: dict[str, Any] = {}
+    for name, (kind, element) in declared.fields.items():
+        if kind == STREAM and name not in job.inputs:
+            found[name] = _parts(job, name, element)
+            continue
+        value = _real(await job.value(name))
+        if value is not None or name in job.inputs:
+            found[name] = _checked(declared, name, value) if kind == VALUE else value
+    return declared.model_construct(**found)
+
+
+def _checked(declared: type[BaseModel], name: str, value: Any) -> Any:
+    """Models in place of their JSON. Arrays are what they are."""
+    if _has_array(value):
+        return value
+    field = declared.model_fields[name]
+    kind: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    try:
+        return adapter(kind).validate_python(value)
+    except ValidationError as error:
+        where = f"{declared.__name__}.{name}"
+        raise BadRequest(f"{where}: {error.errors(include_url=False)[0]['msg']}", param=name) from error
+
+
+def _has_array(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_has_array(each) for each in value)
+    if isinstance(value, dict):
+        return any(_has_array(each) for each in value.values())
+    return isinstance(value, np.ndarray)
+
+
+def _real(value: Any) -> Any:
+    """Replace outputs of other tasks by their values, also within lists and dicts."""
+    if isinstance(value, Item):
+        return part(Any, value)
+    if isinstance(value, list):
+        return [_real(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _real(each) for key, each in value.items()}
+    return value
+
+
+async def _parts(job: Job, name: str, element: Any) -> AsyncIterator[Any]:
+    async for each in job.stream(name):
+        yield part(element, each)
+
+
+async def _read(declared: Any, inputs: Any) -> Any:
+    """``inputs`` with streams as lists."""
+    streams = [name for name, (kind, _) in declared.fields.items() if kind == STREAM]
+    read = {
+        name: [each async for each in getattr(inputs, name)] for name in streams if getattr(inputs, name) is not None
+    }
+    return declared.model_construct(**{**inputs.__dict__, **read})
+
+
+# Outputs
+
+#: What one thing that was told of a stream holds: one part, or all.
+Cut = Callable[[Any], AsyncIterator[Any]]
+
+
+async def _tell(task: Any, job: Job, told: Any, cut: Cut) -> None:
+    """Send what ``run`` returned or yielded."""
+    fields = task.outputs_type.fields
+    if isinstance(told, TaskOutput):
+        told, cut = told.__dict__, _parts_of
+    if not isinstance(told, Mapping):
+        told = {} if told is None else {next(iter(fields)): told}
+    for name, value in told.items():
+        if name not in fields:
+            raise StageFailed(f"{task.name} gave {name!r}, which is not among its outputs {', '.join(fields)}")
+        if not job.wants(name):
+            continue
+        kind = fields[name][0]
+        if kind == VALUE:
+            await job.put(name, *item(value))
+        elif kind == TENSOR and value is not None:
+            await job.put(name, {}, np.atleast_1d(np.asarray(value)))
+        elif value is not None:
+            async for each in cut(value):
+                await job.send(name, *item(each))
+
+
+async def _part(value: Any) -> AsyncIterator[Any]:
+    yield value
+
+
+async def _parts_of(value: Any) -> AsyncIterator[Any]:
+    if hasattr(value, "__aiter__"):
+        async for each in value:
+            yield each
+        return
+    for each in value if isinstance(value, list | tuple) else [value]:
+        yield each

@@ -1,0 +1,111 @@
+"""The processes that plans ask for, and which of those that run already do as well."""
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from omnibus.bus import subjects
+from omnibus.cluster.desired import ID, Wanted, wanted
+from omnibus.families.catalog import PYTHON
+from omnibus.plan import Plan
+from omnibus.process.spec import ROOT, ProcessSpec, python
+from omnibus.settings import ServiceSettings, load
+from omnibus.up import fork_client
+from omnibus.up.fork_server import suits
+
+CLOSES_WITHIN = 10.0  # seconds that a process may take to end after it has drained
+_ENGINE = "OMNIBUS_EXECUTOR_ENGINE"
+
+
+def specs(*plans: Plan, env: Mapping[str, str], nursery: str = "") -> dict[str, ProcessSpec]:
+    """The processes that ``plans`` ask for together, by name.
+
+    ``env`` is the environment of all of them. ``nursery`` is the socket of one, which bears those that it can.
+    """
+    found: dict[str, ProcessSpec] = {}
+    for each in wanted(*plans).values():
+        for replica in range(each.replicas):
+            spec = _spec(each, replica, env, nursery)
+            spec = _aside(spec) if spec.name in found else spec
+            found[spec.name] = spec
+    return found
+
+
+def settle(
+    asked: Mapping[str, ProcessSpec], there: Mapping[str, ProcessSpec], ending: Collection[str], vital: bool = False
+) -> tuple[set[str], list[ProcessSpec]]:
+    """The names of those that run and stay, and what is to start beside them.
+
+    One that runs under another name but does the same stays instead. What is to start and whose name is taken
+    gets another one; if that is taken too, it has to wait. Only at the very start executors are vital: a later
+    plan that is no good must not end what runs.
+    """
+    live = {name: spec for name, spec in there.items() if name not in ending}
+    stay = {name for name, spec in asked.items() if name in live and _same(spec, live[name])}
+    fresh: dict[str, ProcessSpec] = {}
+    for spec in (spec for name, spec in asked.items() if name not in stay):
+        twin = next((name for name, other in live.items() if name not in stay and _same(spec, other)), None)
+        if twin is not None:
+            stay.add(twin)
+        elif (named := _named(spec, there, fresh)) is not None:
+            fresh[named.name] = replace(named, vital=spec.vital and vital)
+    return stay, list(fresh.values())
+
+
+def _named(spec: ProcessSpec, there: Mapping[str, ProcessSpec], fresh: Mapping[str, ProcessSpec]) -> ProcessSpec | None:
+    """``spec`` under a name that is free; None when it has to wait for one."""
+    for each in [spec] if _codes(spec) else [_plain(spec), _aside(_plain(spec))]:
+        if each.name not in there and each.name not in fresh:
+            return each
+        if each.name in there and _same(each, there[each.name]):
+            return None  # it is just ending, and may come back under its name
+    return None
+
+
+def grace(env: Mapping[str, str], service: str) -> float:
+    """Seconds between TERM and KILL that let ``service`` with the environment ``env`` drain and close."""
+    return load(ServiceSettings, {**os.environ, **env}).drain_seconds(service) + CLOSES_WITHIN
+
+
+def _spec(each: Wanted, replica: int, env: Mapping[str, str], nursery: str) -> ProcessSpec:
+    kind = each.kind
+    own = {_ENGINE: each.env[_ENGINE]} if _ENGINE in each.env else {}
+    told = {**each.env, ID: subjects.token(f"{kind.model}-{kind.option}-{replica}"), **env, **own}
+    module = f"services.{each.service}"
+    forked = bool(nursery) and suits({**os.environ, **told})
+    named = f"{kind.model}/{kind.option}"
+    spec = ProcessSpec(
+        f"{named}/{replica}" if replica else named,  # the same however many there are
+        fork_client.command(nursery, module) if forked else python(module),
+        env=told,
+        cwd=ROOT,
+        after=("nats", "sidecar", "nursery") if forked else ("nats", "sidecar"),
+        vital=not each.apps,  # an app that cannot run must not end what others use
+        grace=grace(told, each.service),
+    )
+    return _aside(spec) if _codes(spec) else spec
+
+
+def _codes(spec: ProcessSpec) -> bool:
+    """Return whether it runs an app's code, of which there are often two versions at once."""
+    return spec.env["OMNIBUS_EXECUTOR_FAMILY"] == PYTHON
+
+
+def _mark(spec: ProcessSpec) -> str:
+    return spec.env["OMNIBUS_EXECUTOR_ORIGIN"][:4]
+
+
+def _aside(spec: ProcessSpec) -> ProcessSpec:
+    """The same under the name that executors of its kind alone have."""
+    return replace(spec, name=f"{spec.name}@{_mark(spec)}", env={**spec.env, ID: f"{spec.env[ID]}-{_mark(spec)}"})
+
+
+def _plain(spec: ProcessSpec) -> ProcessSpec:
+    """The same under the name that its option has."""
+    id = spec.env[ID].removesuffix(f"-{_mark(spec)}")
+    return replace(spec, name=spec.name.removesuffix(f"@{_mark(spec)}"), env={**spec.env, ID: id})
+
+
+def _same(one: ProcessSpec, other: ProcessSpec) -> bool:
+    """Return whether both do the same, whatever they are called."""
+    return one == replace(other, name=one.name, env={**other.env, ID: one.env[ID]}, vital=one.vital)

@@ -1,0 +1,298 @@
+"""``python -m omnibus.up.fork_server SOCKET MODULE...``: imports the modules once and forks processes that need them.
+
+Libraries of engines take seconds and hundreds of megabytes to import. Forked from a process that has
+them, an executor starts within milliseconds and shares their memory until it writes to it. Each
+connection to the socket (``omnibus.up.fork_client`` makes them) is one process: back come its id with a descriptor
+of it, and its wait status. A closed connection kills the process and its group. Linux only.
+
+Processes outlive the nursery. Each holds a *lifeline*, a pipe whose other end its sprout has: when that is
+closed, the kernel kills the process and its group.
+
+Only a process with a single thread can be forked safely, so the modules must start none, and none of
+them may touch a GPU: its driver does not survive a fork.
+"""
+
+import gc
+import importlib
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar, NoReturn
+
+from omnibus.errors import Fatal
+from omnibus.process.parent_death import hold
+from omnibus.settings import ExecutorSettings, Settings, load
+from omnibus.up import fork_client
+
+_CHUNK = 1 << 16  # bytes
+_STREAMS = 4  # standard input, output and error, and the lifeline
+_BACKLOG = 128
+
+
+class UpSettings(Settings, frozen=True):
+    """Processes of ``omnibus up``."""
+
+    area: ClassVar[str] = "UP"
+
+    #: Fork executors from one process that has imported their libraries: a fast start, less memory.
+    nursery: bool = True
+    #: Seconds without an answer after which a process that has served is killed and started again; 0: never.
+    silent: float = 8.0
+
+
+def suits(environ: Mapping[str, str]) -> bool:
+    """Return whether executors with this environment are forked here: default engine, CPU, Linux, not turned off."""
+    executor, usual = load(ExecutorSettings, environ), ExecutorSettings()
+    same = (executor.engine, executor.device) == (usual.engine, usual.device)
+    return sys.platform == "linux" and same and load(UpSettings, environ).nursery
+
+
+class Cradle:
+    """One connection and the process that is born for it."""
+
+    def __init__(self, nursery: "Nursery", connection: socket.socket) -> None:
+        self._nursery = nursery
+        self._connection = connection
+        self._received = b""
+        self._streams: list[int] = []
+        self._pid = 0  # until it is born
+        self._end = -1  # a descriptor that becomes readable when the process ends
+        self._closed = False
+        nursery.watch(connection.fileno(), self._heard)
+
+    def close(self) -> None:
+        """Give back every descriptor. Closing twice is harmless."""
+        self._connection.close()
+        self._close_streams()
+        if self._end >= 0:
+            os.close(self._end)
+            self._end = -1
+
+    def _heard(self) -> None:
+        if self._closed:  # by another event of the same round
+            return
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._connection, _CHUNK, _STREAMS)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, descriptors = b"", []
+        self._streams += descriptors
+        if not data:
+            self._abandoned()
+        elif not self._pid:
+            self._requested(data)
+
+    def _requested(self, data: bytes) -> None:
+        self._received += data
+        if self._received == fork_client.PING:
+            self._leave()
+            return
+        try:
+            request = fork_client.unpack(self._received)
+            if request is not None:
+                self._bear(*request)
+        except (OSError, ValueError) as error:
+            _say(f"a process was not born: {error}")
+            self._fail()
+
+    def _bear(self, argv: list[str], environ: dict[str, str], cwd: str) -> None:
+        if len(self._streams) != _STREAMS:
+            raise ValueError(f"{len(self._streams)} standard streams and lifelines; there must be {_STREAMS}")
+        pid = os.fork()
+        if pid == 0:
+            _live(lambda: self._settle(environ, cwd), argv)
+        self._pid, self._received = pid, b""
+        with suppress(OSError):  # the child does the same; whoever is first, it has a group from here on
+            os.setpgid(pid, pid)
+        self._close_streams()
+        self._end = os.pidfd_open(pid)
+        self._nursery.watch(self._end, self._ended)
+        with suppress(OSError):  # the sprout has gone: its end of the connection says so too
+            socket.send_fds(self._connection, [pid.to_bytes(fork_client.STATUS, "big")], [self._end])
+
+    def _settle(self, environ: dict[str, str], cwd: str) -> None:
+        """In the child: what the kernel would do for a process of its own."""
+        os.setpgid(0, 0)
+        *streams, lifeline = self._streams
+        hold(os.dup(lifeline))
+        for target, descriptor in enumerate(streams):
+            os.dup2(descriptor, target)
+        self._nursery.close()
+        os.environ.clear()
+        os.environ.update(environ)
+        os.chdir(cwd)
+        sys.path[0] = os.getcwd()
+
+    def _fail(self) -> None:
+        if self._pid:  # born, but there was no descriptor left to watch it
+            self._ended()
+        else:
+            self._leave()
+
+    def _abandoned(self) -> None:
+        """The sprout has gone: so must the process, and its end closes this."""
+        if self._pid:
+            self._nursery.forget(self._connection.fileno())
+            self._kill()
+        else:
+            self._leave()
+
+    def _ended(self) -> None:
+        self._kill()  # what is left of its group
+        _, status = os.waitpid(self._pid, 0)
+        with suppress(OSError):
+            self._connection.send(status.to_bytes(fork_client.STATUS, "big"))
+        self._leave()
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
+
+    def _leave(self) -> None:
+        self._closed = True
+        for descriptor in (self._connection.fileno(), self._end):
+            self._nursery.forget(descriptor)
+        self._nursery.cradles.discard(self)
+        self.close()
+
+    def _close_streams(self) -> None:
+        for descriptor in self._streams:
+            os.close(descriptor)
+        self._streams = []
+
+
+class Nursery:
+    """Serves ``listener`` for ever. Nothing here waits for one process, and nothing here is a thread."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        if sys.platform != "linux":
+            raise Fatal("the nursery needs Linux; start executors as processes of their own (OMNIBUS_UP_NURSERY=0)")
+        self.cradles: set[Cradle] = set()
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self.watch(listener.fileno(), self._accept)
+
+    def serve(self) -> NoReturn:
+        """Bear a process per connection until a signal ends the nursery, and it alone."""
+        while True:
+            for key, _ in self._selector.select():
+                key.data()
+
+    def watch(self, descriptor: int, call: Callable[[], None]) -> None:
+        """Call ``call`` whenever ``descriptor`` is readable."""
+        self._selector.register(descriptor, selectors.EVENT_READ, call)
+
+    def forget(self, descriptor: int) -> None:
+        """Undo ``watch``. Harmless when nothing is watched."""
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(descriptor)
+
+    def close(self) -> None:
+        """In a child: give back what only the nursery needs. Processes born earlier are not touched."""
+        self._selector.close()
+        self._listener.close()
+        for cradle in self.cradles:
+            cradle.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:  # it was given up meanwhile, or there are no descriptors left
+            _say(f"a connection was not accepted: {error}")
+            return
+        connection.setblocking(False)
+        self.cradles.add(Cradle(self, connection))
+
+
+def _live(settle: Callable[[], None], argv: list[str]) -> NoReturn:
+    """The whole life of a child: it must never return into the nursery's loop."""
+    code = 1
+    try:
+        settle()
+        _renew()
+        code = _run(argv)
+    except BaseException:  # noqa: BLE001 the boundary of a process: an interpreter would end it like this
+        sys.excepthook(*sys.exc_info())
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        # An orderly end of the interpreter would write to, and so copy, all the memory that is shared.
+        os._exit(code)
+
+
+def _renew() -> None:
+    """State that two processes must not have in common. ``random`` and ``secrets`` see to it themselves."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "numpy" in sys.modules:
+        import numpy as np
+
+        np.random.seed()
+    gc.enable()
+
+
+def _run(argv: list[str]) -> int:
+    """Run the module ``argv[0]`` as ``python -m`` does; its exit code."""
+    sys.argv = list(argv)
+    try:
+        runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        _say(str(end.code))
+        return 1
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+def require_one_thread() -> None:
+    """Raises ``Fatal`` that names the threads when there are several."""
+    names = [Path(task.path, "comm").read_text().strip() for task in os.scandir("/proc/self/task")]
+    if len(names) > 1:
+        raise Fatal(
+            f"the imports started threads ({', '.join(names)}), so nothing can be forked; set OMP_NUM_THREADS=1, "
+            "or OMNIBUS_UP_NURSERY=0 to start executors as processes of their own"
+        )
+
+
+def _listen(path: str) -> socket.socket:
+    Path(path).unlink(missing_ok=True)  # of a nursery that was killed
+    listener = socket.socket(socket.AF_UNIX)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(mask)
+    listener.listen(_BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Import ``arguments[1:]``, then listen at ``arguments[0]``: who can connect is served at once."""
+    gc.disable()  # garbage freed before a fork leaves holes, whose reuse costs each child a copy of the page
+    for name in arguments[1:]:
+        importlib.import_module(name)
+    require_one_thread()
+    gc.collect()
+    gc.freeze()
+    Nursery(_listen(arguments[0])).serve()
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except Fatal as failed:
+        sys.exit(failed.message)

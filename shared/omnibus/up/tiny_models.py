@@ -1,0 +1,88 @@
+"""Declarations of the tiny models; checkpoints of random ones are built in a cache of our own."""
+
+import asyncio
+import json
+import os
+import shutil
+from asyncio.subprocess import STDOUT
+from collections.abc import Sequence
+from pathlib import Path
+
+from omnibus.errors import BadRequest, DeadlineExceeded
+from omnibus.families import catalog
+from omnibus.process import run_module
+from omnibus.process.spec import SHARED
+
+#: Seed of the LLMs of twins, which have all else from the model they share with.
+TWIN_SEED = 1
+BUILT_WITHIN = 300.0  # seconds
+#: Checkpoints of the trained ones, by family.
+TRAINED = SHARED / "omnibus_models" / "world" / "weights"
+
+
+async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> str:
+    """Declarations of the tiny models, whose checkpoints are built on first use, or were trained.
+
+    ``only`` chooses among them; a twin is there when it is chosen, and brings the model it shares with.
+    """
+    cache = cache or directory()
+    alone = {**catalog.TINY, **catalog.ASKED}
+    if unknown := [name for name in only if name not in catalog.LOCAL]:
+        raise BadRequest(f"no tiny model {', '.join(unknown)}; there is {', '.join(catalog.LOCAL)}")
+    twins = {name: shared for name, shared in catalog.TWINS.items() if name in only}
+    wanted = {*(only or catalog.TINY), *twins.values()}
+    chosen = {name: family for name, family in alone.items() if name in wanted}
+    await asyncio.gather(
+        *(build(family, cache / family) for family in chosen.values()),
+        *(build(catalog.LOCAL[name], cache / name, *_other(name)) for name in twins),
+    )
+    models = {name: catalog.declaration(family, str(cache / family)) for name, family in chosen.items()}
+    trained = {name: family for name, family in catalog.WORLD.items() if name in only}
+    models |= {name: catalog.declaration(family, str(TRAINED / family)) for name, family in trained.items()}
+    return json.dumps({"models": {**models, **{name: catalog.twin(name, str(cache / name)) for name in twins}}})
+
+
+def _other(twin: str) -> list[str]:
+    """Return the arguments of the builder for a twin's LLM."""
+    return ["--llm-seed", str(TWIN_SEED), *(["--wide"] if twin in catalog.LARGER else [])]
+
+
+def directory() -> Path:
+    """Return the directory of the checkpoints: a subdirectory for each, named after its family, or after the twin."""
+    return Path(os.environ.get("OMNIBUS_CACHE", "") or Path.home() / ".cache" / "omnibus") / "tiny"
+
+
+async def build(family: str, directory: Path, *arguments: str) -> None:
+    """Make the checkpoint in a directory of our own, unless it is there; one of an older recipe is made anew.
+
+    Raises ``BadRequest`` with what the builder said, and ``DeadlineExceeded``.
+    """
+    output = await _run_builder(family, directory, *arguments)
+    if output and _removed(directory):
+        output = await _run_builder(family, directory, *arguments)
+    if output:
+        raise BadRequest(f"the tiny {family} checkpoint was not built:\n{output[-2000:]}")
+
+
+async def write(family: str, directory: Path) -> None:
+    """Make the checkpoint in anybody's directory, unless it is there. Raises as ``build``, and removes nothing."""
+    output = await _run_builder(family, directory)
+    if output:
+        raise BadRequest(output.strip().splitlines()[-1])
+
+
+async def _run_builder(family: str, directory: Path, *arguments: str) -> str:
+    """Run the builder; returns what it printed when it failed, and an empty text when the checkpoint is there."""
+    builder = "omnibus_models.tiny"
+    try:
+        ended = await run_module.run(builder, family, str(directory), *arguments, within=BUILT_WITHIN, stderr=STDOUT)
+    except DeadlineExceeded:
+        raise DeadlineExceeded(f"the tiny {family} checkpoint was not built within {BUILT_WITHIN:g} s") from None
+    return ended.output if ended.code else ""
+
+
+def _removed(directory: Path) -> bool:
+    """Remove what an older build left; whether there was anything."""
+    found = directory.exists()
+    shutil.rmtree(directory, ignore_errors=True)
+    return found

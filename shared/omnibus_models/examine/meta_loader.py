@@ -1,0 +1,144 @@
+"""Stands in for the libraries' loaders: models on torch's meta device, which has shapes and no memory.
+
+The names of a checkpoint's tensors become those of the model by the libraries' own rules, so what is missing here is
+missing there.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from omnibus.checkpoints import safetensors
+from omnibus.errors import BadRequest
+from omnibus_models import loading
+
+_META = torch.device("meta")
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+class Look(NamedTuple):
+    """A model that was built, the names of its weights that are missing, and of those that have another shape."""
+
+    module: nn.Module
+    missing: list[str]
+    odd: list[str]
+
+
+class Files(NamedTuple):
+    """Contents of one model's directory, see ``omnibus.checkpoints.report.Report``."""
+
+    tensors: dict[str, safetensors.Tensor]
+    files: int
+    lost: list[str]
+    broken: list[str]
+
+
+class Dry:
+    """See ``loading.StandIn``. ``looks`` are the models that were built since it was emptied."""
+
+    def __init__(self) -> None:
+        self.looks: list[Look] = []
+        self.directories: dict[Path, Files] = {}
+
+    @contextmanager
+    def instead(self) -> Iterator[None]:
+        """Nothing is loaded within."""
+        token = loading.stand_in.set(self)
+        try:
+            yield
+        finally:
+            loading.stand_in.reset(token)
+
+    def transformers(self, cls: type[Any], checkpoint: Path, dtype: str, options: dict[str, Any]) -> Any:
+        """A model of the library ``transformers``."""
+        config = options.pop("config", None) or cls.config_class.from_pretrained(checkpoint, local_files_only=True)
+        module, report = _unloaded(cls).from_pretrained(
+            None,
+            config=config,
+            state_dict=self._tensors(checkpoint),
+            dtype=loading.torch_dtype(dtype),
+            attn_implementation="sdpa",
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **options,
+        )
+        odd = {name for name, *_ in report["mismatched_keys"]}
+        self.looks.append(Look(module, sorted({*report["missing_keys"]} - odd), sorted(odd)))
+        return module.eval()
+
+    def diffusers(self, cls: Any, checkpoint: Path, part: str, dtype: str) -> Any:
+        """A model of the library ``diffusers``."""
+        config = cls.load_config(checkpoint, subfolder=part, local_files_only=True)
+        with _META:
+            module = cls.from_config(config).to(loading.torch_dtype(dtype))
+        tensors, wanted = self._tensors(checkpoint / part), module.state_dict()
+        module._fix_state_dict_keys_on_load(tensors)
+        odd = [name for name, tensor in wanted.items() if name in tensors and tensors[name].shape != tensor.shape]
+        self.looks.append(Look(module, sorted(wanted.keys() - tensors.keys()), odd))
+        return module.eval()
+
+    def _tensors(self, directory: Path) -> dict[str, torch.Tensor]:
+        if directory not in self.directories:
+            self.directories[directory] = _files(directory)
+        return {
+            name: torch.empty(found.shape, dtype=_DTYPES.get(found.dtype, torch.float32), device=_META)
+            for name, found in self.directories[directory].tensors.items()
+        }
+
+
+def _files(directory: Path) -> Files:
+    there, lost = safetensors.files(directory)
+    tensors: dict[str, safetensors.Tensor] = {}
+    broken = []
+    for path in there:
+        try:
+            tensors |= safetensors.read(path)
+        except BadRequest as error:
+            broken.append(error.message)
+    if not there and not lost:
+        broken += [
+            f"{path.name} is a pickle, which is never read: convert it" for path in sorted(directory.glob("*.bin"))
+        ]
+    return Files(tensors, len(there), lost, broken)
+
+
+def _unloaded(cls: Any) -> Any:
+    """A subclass whose weights stay where they have no memory: the library would put them on the CPU."""
+
+    class Unloaded(cls):
+        @staticmethod
+        def _load_pretrained_model(
+            model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, expected_keys: Any = None
+        ) -> Any:
+            where = dataclasses.replace(load_config, device_map={"": _META})
+            return cls._load_pretrained_model(model, state_dict, checkpoint_files, where, expected_keys)
+
+        @staticmethod
+        def _finalize_model_loading(model: Any, load_config: Any, loading_info: Any) -> Any:
+            # What the library does there, but for drawing the weights that are missing.
+            model.mark_tied_weights_as_initialized(loading_info)
+            model.tie_weights(missing_keys=loading_info.missing_keys, recompute_mapping=False)
+            model._adjust_missing_and_unexpected_keys(loading_info)
+            return loading_info
+
+    # The library finds the renames of a checkpoint's keys by the name of the class.
+    Unloaded.__name__, Unloaded.__qualname__, Unloaded.__module__ = cls.__name__, cls.__qualname__, cls.__module__
+    return Unloaded

@@ -1,0 +1,52 @@
+"""Language models that take text alone."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omnibus_models import loading
+from omnibus_models.contract import no_component
+from omnibus_models.families import _llava_style
+
+
+class Thinker(_llava_style.Thinker):
+    """A language model without media."""
+
+    def __init__(self, module: Any, checkpoint: Path) -> None:
+        super().__init__(module, checkpoint, ())
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        read = super()._message(message)
+        # Templates of such models take strings alone: of a list, Qwen3's keeps nothing and says nothing.
+        return {**read, "content": "\n".join(part["text"] for part in read["content"])}
+
+    def _tokenise(self, text: str) -> list[int]:
+        # The template has written what belongs at the begin: a tokenizer that adds it as well would double it.
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+
+class Language:
+    """A family of one language model, see ``contract.Family``; ``cls`` is its class in the library."""
+
+    components = ("thinker",)
+
+    def __init__(self, name: str, cls: str) -> None:
+        self.name = name
+        self._cls = cls
+
+    def load(self, component: str, checkpoint: Path, device: str = "cpu", dtype: str = "float32") -> Thinker:
+        """Load ``thinker``, the whole model."""
+        if component != "thinker":
+            raise no_component(self.name, self.components, component)
+        return self._load(Path(checkpoint), [], device, dtype)
+
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
+        """See ``contract.Family``."""
+        return self._load(Path(checkpoint), ["model.layers", "lm_head"], "cpu", dtype)
+
+    def _load(self, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Thinker:
+        import transformers
+
+        cls = getattr(transformers, self._cls)
+        return Thinker(loading.load(cls, checkpoint, drop=drop, device=device, dtype=dtype), checkpoint)

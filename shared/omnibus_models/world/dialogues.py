@@ -1,0 +1,125 @@
+"""Questions about scenes and sounds, and their right answers."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from omnibus_models.world import scenes, tone_synth
+from omnibus_models.world.scenes import Scene
+
+SEE = ("What do you see?", "What is in this picture?", "Describe the image.", "What is this?")
+HEAR = ("What do you hear?", "What is in this audio clip?", "Describe the sound.")
+BOTH = ("What do you see and hear?", "Describe the picture and the sound.", "What is this?")
+COLOUR = ("What colour is it?", "Which colour is it?", "What is the colour?")
+SHAPE = ("What shape is it?", "Which shape is it?", "What is the shape?")
+COUNT = ("How many are there?", "How many do you see?")
+PLACE = ("Where is it?", "Where are they?")
+GROUND = ("What colour is the background?", "What is behind it?")
+SAY = ("Say {}", "Repeat {}")
+
+#: As the gateway asks for a text to be spoken.
+READ = ("You read texts aloud, exactly as they are written.", "Read this text aloud:\n\n{}")
+#: A system message that clients are fond of.
+HELPFUL = "You are a helpful assistant."
+_HELPFUL, _AFTER = 0.1, 0.4  # shares of questions that have it, and that come before what they are about
+
+
+@dataclass(frozen=True)
+class Talk:
+    """One question and its answer. ``scene`` is seen and ``tones`` are heard, ``after`` the question or before it."""
+
+    question: str
+    answer: str
+    scene: Scene | None = None
+    tones: tuple[str, ...] = ()
+    system: str = ""
+    after: bool = False
+
+    @property
+    def media(self) -> tuple[str, ...]:
+        """The media of the question, in their order."""
+        return (("image",) if self.scene else ()) + (("audio",) if self.tones else ())
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The question as a thinker is asked it."""
+        media, text = [{"type": kind} for kind in self.media], [{"type": "text", "text": self.question}]
+        said: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
+        return [*said, {"role": "user", "content": [*text, *media] if self.after else [*media, *text]}]
+
+
+def see(scene: Scene, question: str = SEE[0]) -> Talk:
+    return Talk(question, scene.caption, scene)
+
+
+def hear(tones: tuple[str, ...], question: str = HEAR[0]) -> Talk:
+    return Talk(question, " ".join(tones), None, tones)
+
+
+def both(scene: Scene, tones: tuple[str, ...], question: str = BOTH[0]) -> Talk:
+    return Talk(question, f"{scene.caption} and {' '.join(tones)}", scene, tones)
+
+
+def say(text: str, question: str = SAY[0]) -> Talk:
+    return Talk(question.format(text), text)
+
+
+def read_aloud(text: str) -> Talk:
+    system, question = READ
+    return Talk(question.format(text), text, system=system)
+
+
+def asked(random: np.random.Generator, kind: str, scene: Scene, tones: tuple[str, ...]) -> Talk:
+    """A question of one ``kind`` of ``SHARES``, about whichever of the others it is about."""
+    talk = _KINDS[kind](random, scene, tones)
+    if talk.system:
+        return talk
+    system = HELPFUL if random.random() < _HELPFUL else ""
+    return replace(talk, system=system, after=bool(random.random() < _AFTER))
+
+
+def some_tones(random: np.random.Generator) -> tuple[str, ...]:
+    """One to three tones."""
+    count = int(random.integers(1, tone_synth.MOST_TONES + 1))
+    return tuple(str(tone) for tone in random.choice(list(tone_synth.TONES), count))
+
+
+def sentence(random: np.random.Generator, scene: Scene, tones: tuple[str, ...]) -> str:
+    """Something to speak."""
+    return _one(random, (scene.caption, scene.caption, " ".join(tones), both(scene, tones).answer, scene.colour))
+
+
+def _one(random: np.random.Generator, of: tuple[str, ...]) -> str:
+    return of[int(random.integers(len(of)))]
+
+
+_Maker = Callable[[np.random.Generator, Scene, tuple[str, ...]], Talk]
+_KINDS: Mapping[str, _Maker] = {
+    "see": lambda random, scene, tones: see(scene, _one(random, SEE)),
+    "hear": lambda random, scene, tones: hear(tones, _one(random, HEAR)),
+    "both": lambda random, scene, tones: both(scene, tones, _one(random, BOTH)),
+    "colour": lambda random, scene, tones: Talk(_one(random, COLOUR), scene.colour, scene),
+    "shape": lambda random, scene, tones: Talk(_one(random, SHAPE), scene.shape, scene),
+    "count": lambda random, scene, tones: Talk(_one(random, COUNT), scenes.COUNTS[scene.count - 1], scene),
+    "place": lambda random, scene, tones: Talk(_one(random, PLACE), scene.place, scene),
+    "ground": lambda random, scene, tones: Talk(_one(random, GROUND), scene.ground, scene),
+    "say": lambda random, scene, tones: say(sentence(random, scene, tones), _one(random, SAY)),
+    "read": lambda random, scene, tones: read_aloud(sentence(random, scene, tones)),
+}
+#: The kinds of questions, and how often each of them is trained.
+SHARES: Mapping[str, float] = {
+    "see": 0.28, "hear": 0.06, "both": 0.26, "colour": 0.02, "shape": 0.09, "count": 0.09, "place": 0.03,
+    "ground": 0.03, "say": 0.08, "read": 0.06,
+}  # fmt: skip
+
+#: How a picture is asked for; what is asked is its caption.
+WISHES = ("{}", "{}", "draw {}", "paint {}", "a picture of {}", "Draw {}.")
+
+
+def wish(random: np.random.Generator, scene: Scene) -> str:
+    """A prompt for a picture of ``scene``, in one of many wordings."""
+    plain = f"on {scene.ground}"
+    ground = _one(random, (plain, plain, f"{plain} background", f"on a {scene.ground} background"))
+    return _one(random, WISHES).format(scene.caption.replace(plain, ground))
