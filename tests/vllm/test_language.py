@@ -12,7 +12,7 @@ from omnibus_models import tiny
 from services.llm.vllm.runner import VllmRunner
 from tests.oracles import language as oracle
 from tests.unit.jobs import MemoryJob, run
-from tests.unit.llm.test_think import job, text
+from tests.unit.llm.runners.test_thinker import job, text
 from tests.vllm.conftest import descriptors, vllm
 from tests.vllm.halves import Three, three
 

@@ -17,7 +17,7 @@ from services.llm.vllm.runner import VllmRunner
 from tests.e2e.families.plain import QUESTIONS, TOKENS
 from tests.e2e.questions import Question
 from tests.unit.jobs import MemoryJob, run
-from tests.unit.llm.test_think import job
+from tests.unit.llm.runners.test_thinker import job
 from tests.unit.models.split import encode
 from tests.vllm.conftest import sent, transformers, vllm
 

@@ -19,7 +19,7 @@ from tests.e2e.questions import VL_QUESTIONS, Question, ask, image, video
 from tests.oracles import qwen3_vl as oracle
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.conftest import greedy
-from tests.unit.llm.test_think import job
+from tests.unit.llm.runners.test_thinker import job
 from tests.unit.models.split import encode
 from tests.vllm.conftest import descriptors, sent, vllm
 

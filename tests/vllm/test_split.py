@@ -15,7 +15,7 @@ from services import engines
 from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves
-from tests.unit.llm.test_think import embedding, job, mixed, picture, text
+from tests.unit.llm.runners.test_thinker import embedding, job, mixed, picture, text
 from tests.vllm.conftest import descriptors, transformers
 from tests.vllm.halves import Three, three
 

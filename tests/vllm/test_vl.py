@@ -18,7 +18,7 @@ from services.llm.runners.thinker import ThinkRunner
 from services.llm.vllm.runner import VllmRunner
 from tests.e2e.questions import VL_QUESTIONS
 from tests.unit.jobs import MemoryJob, run
-from tests.unit.llm.test_think import embedding, job, mixed, picture, text
+from tests.unit.llm.runners.test_thinker import embedding, job, mixed, picture, text
 from tests.unit.models.split import encode
 from tests.vllm.conftest import CONTEXT, descriptors, engine_core, sent, transformers, vllm
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.routes.conftest import EMBEDDER, PAINTER
 from tests.e2e.system import System
-from tests.unit.encoder.test_embed import TEXTS, library
+from tests.unit.encoder.test_text_embedding import TEXTS, library
 
 pytestmark = pytest.mark.e2e
 

@@ -11,7 +11,7 @@ import yaml
 from omnibus.errors import BadMedia, ContextTooLong, OmnibusError, StageFailed
 from omnibus.executor.runner import Job
 from tests.unit.gateway.house import VL, House, house, image, question, text
-from tests.unit.gateway.test_exchange import Client, Speaker
+from tests.unit.gateway.http.test_exchange import Client, Speaker
 from tests.unit.gateway.wires import doorway, post
 from tests.unit.sidecar.node import until
 

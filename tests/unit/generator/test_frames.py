@@ -15,7 +15,7 @@ from omnibus_models import tiny
 from omnibus_models.contract import Vocoder
 from omnibus_models.families import family
 from services.generator.vocoder import VocodeRunner, VocodeSettings
-from tests.unit.generator.test_vocode import job
+from tests.unit.generator.test_vocoder import job
 from tests.unit.jobs import MemoryJob, Pipe, run
 
 NAME = "qwen3_omni_moe"

@@ -10,7 +10,7 @@ from omnibus.executor.runner import Item
 from omnibus_models import families
 from tests.oracles import plain as oracle
 from tests.unit.jobs import MemoryJob
-from tests.unit.llm.test_think import WORDS
+from tests.unit.llm.runners.test_thinker import WORDS
 from tests.unit.models import files
 
 TOKENS = 16

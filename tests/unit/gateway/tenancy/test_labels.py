@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from omnibus.metrics import exposition
+from tests.unit.gateway.auth.test_middleware import gated
 from tests.unit.gateway.house import TEXT, House, answered
-from tests.unit.gateway.tenancy.test_gate import gated
 
 
 async def test_unknown_models_leave_no_label(home: House):

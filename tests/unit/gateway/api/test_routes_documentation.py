@@ -1,0 +1,37 @@
+"""docs/routes.md names every route, and quotes what models are asked for as it is."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from omnibus.encoding.audio import FASTEST, MIME, SLOWEST
+from services.gateway.api import speech, transcriptions
+from services.gateway.openai.openapi import openapi_paths
+
+TEXT = re.sub(r"\s+", " ", (Path(__file__).parents[4] / "docs" / "routes.md").read_text())
+
+
+ROUTES = [
+    f"{method.upper()} {path}"
+    for path, item in openapi_paths().items()
+    for method in item.keys() - {"parameters"}
+    if "{" not in path
+]
+
+
+@pytest.mark.parametrize("route", sorted(ROUTES))
+def test_every_route_is_named(route: str):
+    assert f"`{route}`" in TEXT
+
+
+@pytest.mark.parametrize(
+    "asked", [speech.SYSTEM, speech.USER.partition("\n")[0], transcriptions.SYSTEM, transcriptions.USER]
+)
+def test_what_models_are_asked_for_is_quoted(asked: str):
+    assert f"`{asked}`" in TEXT
+
+
+def test_formats_and_speeds_are_those_there_are():
+    assert all(f"`{format}`" in TEXT for format in MIME)
+    assert f"`speed` from {SLOWEST} to {FASTEST:g}" in TEXT

@@ -1,0 +1,141 @@
+"""Executors that say nothing: never an answer, not any more, or only as far as a gateway can tell."""
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+
+from omnibus.bus.messages import Busy
+from omnibus.errors import StageUnavailable
+from services.gateway.dispatch import failure_detector
+from services.gateway.routing.executors import SUSPECT
+from tests.unit.gateway.dispatch.test_moves import moved
+from tests.unit.gateway.world import World, finish
+from tests.unit.sidecar.node import until
+
+
+async def test_an_executor_that_answers_nothing_is_replaced(there: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(failure_detector, "ACCEPT", 0.1)
+    vision, _, other = await there.puppets_of(e="E", l="L", l2="L")
+    running = there.submit()
+    await there.turn()
+    vision.accept()
+
+    await moved(there, running, to=other, lost="l")
+
+
+async def test_an_executor_that_has_no_other_beside_it_may_take_longer_to_answer(
+    there: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(failure_detector, "ACCEPT", 0.0)
+    vision, thinker = await there.puppets_of(e="E", l="L")
+    running = there.submit()
+    await there.turn()
+
+    there.dispatcher._watcher.overdue()
+    assert running.failure is None
+    assert await finish(there, running, vision, thinker, "late") == ["late"]
+
+
+async def test_an_executor_that_never_answers_fails_the_request(there: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(failure_detector, "PATIENCE", 0.0)
+    monkeypatch.setattr(failure_detector, "ACCEPT", 0.0)
+    await there.puppets_of(e="E", l="L")
+    running = there.submit()
+    await there.turn()
+
+    there.dispatcher._watcher.overdue()
+
+    assert isinstance(running.failure, StageUnavailable)
+
+
+async def test_the_next_executor_that_answers_nothing_is_replaced_too(there: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(failure_detector, "ACCEPT", 0.1)
+    vision, _, second = await there.puppets_of(e="E", l="L", l2="L")
+    vision.accepts = True
+    running = there.submit()
+    await there.sent(second)
+    monkeypatch.setattr(failure_detector, "ACCEPT", 60.0)  # until there is somebody to take it
+    third = await there.puppet("l3", "L")
+    third.accepts = True
+
+    monkeypatch.setattr(failure_detector, "ACCEPT", 0.1)
+
+    assert (await there.sent(third)).attempt == 2
+    assert running.lost == {"l", "l2"}
+    assert await finish(there, running, vision, third, "fine") == ["fine"]
+
+
+async def test_an_executor_that_answers_late_in_the_request_is_not_overdue(
+    there: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(failure_detector, "WATCH", 0.01)
+    vision, busy, other = await there.puppets_of(e="E", l="L", l2="L")
+    vision.accepts = other.accepts = True
+    running = there.submit()
+    await there.turn()
+    running.invocation = msgspec.structs.replace(running.invocation, created=0.0)  # as if it ran for long
+
+    busy.reply(Busy(running.id, "l", 0))
+    await there.sent(other)
+    there.dispatcher._watcher.overdue()
+
+    assert running.invocation.attempt == 1
+
+
+async def test_an_executor_that_falls_silent_is_asked_and_replaced(there: World):
+    _, dead, other = await there.puppets_of(e="E", l="L", l2="L")
+    running = there.submit()
+    await there.turn()
+    dead.accept()
+
+    await dead.die()  # without a word
+
+    await moved(there, running, to=other, lost="l")
+
+
+async def test_an_executor_that_answers_and_then_freezes_is_replaced(there: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(failure_detector, "LOST", SUSPECT)
+    _, frozen, other = await there.puppets_of(e="E", l="L", l2="L")
+    running = there.submit()
+    await there.turn()
+    frozen.accept()
+
+    frozen.freeze()
+
+    await moved(there, running, to=other, lost="l")
+
+
+async def test_a_frozen_executor_that_has_no_other_beside_it_is_waited_for_and_then_named(
+    there: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(failure_detector, "LOST", SUSPECT)
+    vision, frozen = await there.puppets_of(e="E", l="L")
+    vision.accepts = frozen.accepts = True
+    running = there.submit()
+    await there.sent(frozen)
+    frozen.freeze()
+    await until(lambda: "l" in there.members.silent())
+    await asyncio.sleep(2 * failure_detector.WATCH)
+    assert (running.failure, running.invocation.attempt) == (None, 0)
+
+    monkeypatch.setattr(failure_detector, "PATIENCE", SUSPECT)
+    await until(lambda: running.failure is not None)
+
+    assert isinstance(running.failure, StageUnavailable)
+    assert (running.failure.stage, running.failure.executor) == ("thinker", "l")
+
+
+async def test_a_gateway_that_was_held_up_itself_takes_nobody_for_frozen(there: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(failure_detector, "LOST", SUSPECT)
+    _, thinker, _ = puppets = await there.puppets_of(e="E", l="L", l2="L")
+    for puppet in puppets:
+        puppet.accepts = True
+    running = there.submit()
+    await there.sent(thinker)
+
+    time.sleep(SUSPECT + 2 * failure_detector.HELD_UP)  # noqa: ASYNC251 nothing here goes on meanwhile
+    await asyncio.sleep(2 * failure_detector.WATCH)
+
+    assert (running.failure, running.invocation.attempt) == (None, 0)

@@ -1,0 +1,309 @@
+"""What operators see of tenants: refusals by reason, who waits and works, waits for a turn, and GPU-seconds used."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omnibus.bus.messages import Chunk
+from omnibus.graph import Node
+from omnibus.metrics import REGISTRY, TENANTS
+from omnibus.metrics.tenants import NAMES
+from omnibus.settings import GatewaySettings
+from services.gateway.dispatch.streams import ResultStream
+from services.gateway.routing.assignment import Assignment
+from services.gateway.tenancy import metrics
+from services.gateway.tenancy.admission import Admission
+from services.gateway.tenancy.cost_model import Cost, Costs, actual
+from services.gateway.tenancy.rate_limits import Limits
+from services.gateway.tenancy.tenant import Tenant
+from tests.unit.gateway.auth.test_middleware import ADMIN, PATIENCE, count_of, gated, holding
+from tests.unit.gateway.house import TEXT, answered
+from tests.unit.gateway.request.test_load_report import Ear
+from tests.unit.gateway.tenancy.test_rate_limits import Clock
+from tests.unit.gateway.test_several_models import router
+
+#: A graph of one model, and one that two models run.
+ONE = [Node("spell", "", {}, "")]
+BOTH = [Node(task, "", {}, "", tuple((n, "out") for n in range(at))) for at, task in enumerate(("think-b", "spell"))]
+
+
+def value(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(f"omnibus_{name}", labels) or 0.0
+
+
+class Growth:
+    """By how much counters have grown since it was made; other tests count too."""
+
+    def __init__(self) -> None:
+        self._before = self._now()
+
+    def __call__(self, name: str) -> dict[tuple[str, ...], float]:
+        """By the values of the labels, in the order of their names; what has not grown is left out."""
+        now = self._now().get(f"omnibus_{name}", {})
+        before = self._before.get(f"omnibus_{name}", {})
+        grown = {labels: count - before.get(labels, 0.0) for labels, count in now.items()}
+        return {labels: count for labels, count in grown.items() if count}
+
+    def _now(self) -> dict[str, dict[tuple[str, ...], float]]:
+        found: dict[str, dict[tuple[str, ...], float]] = {}
+        for family in REGISTRY.collect():
+            for sample in family.samples:
+                labels = tuple(value for _, value in sorted(sample.labels.items()))
+                found.setdefault(sample.name, {})[labels] = sample.value
+        return found
+
+
+# Refusals
+
+
+async def test_a_full_queue_and_a_turn_that_does_not_come_are_counted(tmp_path: Path):
+    async with gated(tmp_path, admit=1, admit_queue=1, admit_wait=0.2) as gate, asyncio.timeout(PATIENCE):
+        held = await holding(gate)
+        growth = Growth()
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(gate.ask("a"))
+            await count_of(lambda: len(held.begun), 1)
+            late = group.create_task(gate.ask("b"))
+            await count_of(lambda: gate.fair().waiting, 1)
+            full = await gate.ask("b")
+            assert (await late).status_code == full.status_code == 429
+            held.go.release()
+
+    assert first.result().status_code == 200
+    assert growth("rejected_total") == {(TEXT, "queue"): 1, (TEXT, "turn"): 1}
+    assert growth("tenant_refused_total") == {("queue", "b"): 1, ("turn", "b"): 1}
+
+
+async def test_what_a_key_may_not_is_counted_before_the_model_is_known(tmp_path: Path):
+    async with gated(tmp_path, a={"rate": 0.001, "burst": 1.0}) as gate:
+        gate.home.serve(TEXT)
+        growth = Growth()
+        codes = [(await gate.ask("a", model="made-up")).status_code for _ in range(3)]
+
+    assert codes == [404, 429, 429]
+    assert growth("rejected_total") == {("", "rate"): 2}
+    assert growth("tenant_refused_total") == {("rate", "a"): 2}
+
+
+async def test_requests_at_a_time_are_counted(tmp_path: Path):
+    async with gated(tmp_path, a={"concurrent": 1}) as gate, asyncio.timeout(PATIENCE):
+        held = await holding(gate)
+        growth = Growth()
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(gate.ask("a"))
+            await count_of(lambda: len(held.begun), 1)
+            assert (await gate.ask("a")).status_code == 429
+            held.go.release()
+
+    assert first.result().status_code == 200
+    assert growth("rejected_total") == {("", "concurrent"): 1}
+    assert growth("tenant_refused_total") == {("concurrent", "a"): 1}
+
+
+async def test_gpu_seconds_that_are_used_up_are_counted_for_their_model(tmp_path: Path):
+    async with gated(tmp_path, a={"gpu_seconds": 1e-9}) as gate:
+        await gate.home.all_of(TEXT)
+        growth = Growth()
+        codes = [(await gate.ask("a")).status_code for _ in range(2)]
+
+    assert codes == [200, 429]
+    assert growth("rejected_total") == {(TEXT, "gpu_seconds"): 1}
+    assert growth("tenant_refused_total") == {("gpu_seconds", "a"): 1}
+
+
+async def test_the_planner_hears_of_what_had_no_turn_and_not_of_what_a_key_may_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("services.gateway.request.load_report.PERIOD", 0.02)
+    limits = {"gpu_seconds": 1e-9}
+    async with gated(tmp_path, limits, admit=1, admit_queue=1, admit_wait=0.2) as gate, asyncio.timeout(PATIENCE):
+        ear, growth, held = await Ear().listen(gate.home.bus), Growth(), await holding(gate)
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(gate.ask("a"))
+            await count_of(lambda: len(held.begun), 1)
+            late = group.create_task(gate.ask("b"))
+            await count_of(lambda: gate.fair().waiting, 1)
+            full, limited = await gate.ask("b"), await gate.ask("a")
+            await late
+            held.go.release()
+        await ear.last()
+
+    assert (first.result().status_code, late.result().status_code) == (200, 429)
+    assert (full.status_code, limited.status_code) == (429, 429)
+    told = ear.sum(TEXT, "thinker")
+    assert (told.came, told.done, told.refused) == (1, 1, 2)
+    assert growth("rejected_total") == {(TEXT, "queue"): 1, (TEXT, "turn"): 1, (TEXT, "gpu_seconds"): 1}
+
+
+# Who waits and works
+
+
+async def test_who_waits_and_who_works_is_told_by_model(tmp_path: Path):
+    async with gated(tmp_path, admit=1) as gate, asyncio.timeout(PATIENCE):
+        held = await holding(gate)
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(gate.ask(tenant)) for tenant in ("a", "a", "b")]
+            await count_of(lambda: gate.fair().waiting, 2)
+            told = (value("admission_waiting", model=TEXT), value("admission_working", model=TEXT))
+            for _ in asked:
+                held.go.release()
+
+        assert told == (2, 1)
+        assert (value("admission_waiting", model=TEXT), value("admission_working", model=TEXT)) == (0, 0)
+
+
+class Hall:
+    """An admission with room for one at a time, and a clock that the test turns. No executor is needed for turns."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.router = router()
+        limits = Limits(lambda: 1, self.clock)
+        settings = GatewaySettings(admit_wait=60.0)
+        self.admission = Admission(settings, self.router, Costs(self.router), limits, lambda: 100, self.clock)
+        metrics.watch(self.admission.queues)
+
+    def enter(self, tenant: str, nodes: list[Node], patient: bool = False) -> Any:
+        assignment: Assignment = self.router.assign(nodes)
+        cost = Cost(1.0, (1.0,) * len(nodes), (1.0,) * len(nodes))
+        return self.admission.enter(Tenant(tenant), assignment, cost, 60.0, patient)
+
+    def waiting(self) -> int:
+        return sum(queue.fair.waiting for queue in self.admission.queues())
+
+
+async def test_the_seconds_until_a_turn_are_told():
+    hall, growth = Hall(), Growth()
+    first = await hall.enter("a", ONE)
+    second = asyncio.create_task(hall.enter("b", ONE))
+    await count_of(hall.waiting, 1)
+
+    hall.clock.now += 3.0
+    first.close(1.0)
+    (await second).close(1.0)
+
+    assert growth("admission_wait_seconds_count") == {("s",): 2}
+    assert growth("admission_wait_seconds_sum") == {("s",): pytest.approx(3.0)}
+
+
+async def test_who_leaves_before_its_turn_has_waited_and_who_is_patient_is_not_told():
+    hall, growth = Hall(), Growth()
+    first = await hall.enter("a", ONE)
+    leaves = asyncio.create_task(hall.enter("b", ONE))
+    stays = asyncio.create_task(hall.enter("b", ONE, patient=True))
+    await count_of(hall.waiting, 2)
+
+    hall.clock.now += 5.0
+    leaves.cancel()
+    await asyncio.wait([leaves])
+    hall.clock.now += 100.0
+    first.close(1.0)
+    (await stays).close(1.0)
+
+    assert growth("admission_wait_seconds_count") == {("s",): 2}
+    assert growth("admission_wait_seconds_sum") == {("s",): pytest.approx(5.0)}
+
+
+async def test_what_two_models_serve_together_counts_for_each_of_them():
+    hall, growth = Hall(), Growth()
+    first = await hall.enter("a", BOTH)
+    second = asyncio.create_task(hall.enter("a", BOTH))
+    await count_of(hall.waiting, 1)
+    alone = await hall.enter("a", ONE)  # in a queue of its own
+    told = {(name, model): value(f"admission_{name}", model=model) for name in ("waiting", "working") for model in "bs"}
+
+    alone.close(0.5)
+    first.close(1.0)
+    (await second).close(2.0)
+
+    assert told == {("waiting", "b"): 1, ("waiting", "s"): 1, ("working", "b"): 1, ("working", "s"): 2}
+    assert growth("admission_wait_seconds_count") == {("b",): 2, ("s",): 3}
+    assert growth("tenant_gpu_seconds_total") == {("a",): pytest.approx(3.5)}
+
+
+async def test_queues_in_which_nobody_is_are_forgotten_when_there_are_many(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.gateway.tenancy.admission._KEPT", 3)
+    hall = Hall()
+    works = await hall.enter("a", ONE)
+    waits = asyncio.create_task(hall.enter("b", ONE))
+    await count_of(hall.waiting, 1)
+    other = hall.router.assign(BOTH)
+
+    for number in range(9):
+        cost = Cost(1.0, (1.0,), (1.0,))
+        left = await hall.admission.enter(Tenant("a"), other._replace(model=f"app-{number}"), cost, 60.0)
+        left.close(1.0)
+        assert len(list(hall.admission.queues())) <= 3
+        assert hall.waiting() == 1
+    works.close(1.0)
+    (await waits).close(1.0)
+
+
+# What tenants use
+
+
+async def test_gpu_seconds_are_told_by_tenant_as_they_were_used(tmp_path: Path):
+    async with gated(tmp_path) as gate:
+        await gate.home.all_of(TEXT)
+        growth = Growth()
+        for tenant, words in (("a", 400), ("b", 10), (ADMIN, 10)):
+            answered(await gate.ask(tenant, "word " * words))
+        await count_of(lambda: gate.fair().working, 0)
+        used = growth("tenant_gpu_seconds_total")
+        queued = growth("admission_wait_seconds_count")
+
+        assert set(used) == {("a",), ("b",), ("",)}
+        assert used["a",] > used["b",] > 0
+        assert used["",] == pytest.approx(used["b",])
+        assert used["a",] == pytest.approx(gate.fair().served("a"))
+        assert queued == {(TEXT,): 3}
+
+
+async def test_what_was_refused_has_used_nothing(tmp_path: Path):
+    async with gated(tmp_path, a={"gpu_seconds": 1e-9}) as gate:
+        await gate.home.all_of(TEXT)
+        await gate.ask("a")
+        await count_of(lambda: gate.fair().working, 0)
+        growth = Growth()
+
+        assert (await gate.ask("a")).status_code == 429
+
+    assert growth("tenant_gpu_seconds_total") == {}
+    assert growth("admission_wait_seconds_count") == {}
+
+
+@pytest.mark.parametrize("rate", [1e-320, 0.5, 0, -1, True, "loud"])
+def test_what_an_engine_says_of_its_sound_makes_no_endless_cost(rate: Any):
+    stream = ResultStream(0, "audio", lambda handle: np.zeros(480, np.float32))
+    stream.feed(Chunk("i", 0, "audio", 0, 0, {"rate": rate}))
+    stream.samples = 480
+
+    assert actual(["vocoder"], [7.0], {(0, "audio"): stream}) in ([7.0], [50.0 * 480])
+
+
+def test_tenants_beyond_many_are_told_together():
+    TENANTS.used.clear()
+    TENANTS.refused.clear()
+    _forget()
+    try:
+        for number in range(2 * NAMES):
+            metrics.used(f"tenant-{number}", 1.0)
+            metrics.refused(f"tenant-{number}", "rate", "")
+
+        names = {sample.labels["tenant"] for family in TENANTS.used.collect() for sample in family.samples}
+        assert len(names) == NAMES + 1
+        assert value("tenant_gpu_seconds_total", tenant="other") == NAMES
+        assert value("tenant_refused_total", tenant="other", reason="rate") == NAMES
+        assert value("tenant_gpu_seconds_total", tenant="tenant-0") == 1
+    finally:
+        TENANTS.used.clear()
+        TENANTS.refused.clear()
+        _forget()
+
+
+def _forget() -> None:
+    for kept in (TENANTS.name, TENANTS.gpu_seconds, TENANTS.refusals):
+        kept.cache_clear()

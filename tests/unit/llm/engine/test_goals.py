@@ -1,0 +1,178 @@
+"""Goals change what goes into a step, and never what is said."""
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from omnibus.executor.runner import Item
+from omnibus.executor.scheduler import Budget
+from omnibus.executor.step_budget import NONE, Goals
+from omnibus.settings import ExecutorSettings
+from omnibus_models.contract import Thinker
+from services import engines
+from services.encoder.media_encoder import EncodeRunner, EncodeSettings
+from services.llm.engine.model import Core, ThinkSettings
+from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from services.llm.runners.thinker import ThinkRunner
+from tests.unit.jobs import MemoryJob, run
+from tests.unit.llm.runners.test_thinker import alone, job, mixed, picture
+
+pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+
+LOOSE, TIGHT = Goals(ttft=30.0, tbt=30.0), Goals(ttft=1e-6, tbt=1e-6)
+
+
+def core(vl: Path, goals: Goals, **more: Any) -> Core:
+    return Core("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=4, context=256, goals=goals, **more))
+
+
+async def test_without_goals_the_share_is_that_of_the_settings(vl: Path) -> None:
+    runner = ThinkRunner(core(vl, NONE, share=77))
+
+    await runner.load()
+
+    assert runner.stats()["budget"] == {"beside": 77, "alone": 77, "items": 1}
+    await runner.close()
+
+
+@pytest.mark.parametrize(("goals", "tokens"), [(LOOSE, 256), (TIGHT, 16)])
+async def test_budgets_are_measured_for_goals_and_answers_stay_the_same(
+    vl: Path, thinker: Thinker, goals: Goals, tokens: int
+) -> None:
+    runner = ThinkRunner(core(vl, goals))
+    await runner.load()
+    jobs = mixed(8)
+
+    await asyncio.gather(*(run(runner, one) for one in jobs))
+
+    assert runner.stats()["budget"] == {"beside": tokens, "alone": tokens, "items": 1}
+    assert [one.ids for one in jobs] == [alone(thinker, one) for one in jobs]
+    await runner.close()
+
+
+def file(seed: int) -> np.ndarray:
+    pixels = np.random.default_rng(seed).integers(0, 255, (60 + 28 * (seed % 3), 90, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    return np.frombuffer(out.getvalue(), np.uint8)
+
+
+def upload(seed: int) -> MemoryJob:
+    return MemoryJob({"media": Item({"modality": "image", "mime": "image/png", "sha256": f"{seed:064}"}, file(seed))})
+
+
+async def chat(vision: EncodeRunner, llm: ThinkRunner, seed: int) -> MemoryJob:
+    """A picture through both, as an executor of both runs a request."""
+    encode = upload(seed)
+    think = job(picture(seed % 4), [encode.outputs["embedding"]], max_tokens=4 + seed)
+    await asyncio.gather(run(vision, encode), run(llm, think))
+    return think
+
+
+@pytest.mark.parametrize("goals", [LOOSE, TIGHT], ids=["loose", "tight"])
+async def test_an_encoder_in_the_same_loop_changes_no_answer(vl: Path, thinker: Thinker, goals: Goals) -> None:
+    shared = core(vl, goals, beside=True)
+    source = ("vision", "qwen2_5_vl", vl, "cpu", "float32")
+    vision, llm = EncodeRunner(*source, EncodeSettings(goals=goals), shared), ThinkRunner(shared)
+    apart, other = EncodeRunner(*source, EncodeSettings()), ThinkRunner(core(vl, NONE))
+    for runner in (vision, llm, apart, other):
+        await runner.load()
+
+    together = await asyncio.gather(*(chat(vision, llm, seed) for seed in range(10)))
+    expected = [await chat(apart, other, seed) for seed in range(10)]
+
+    assert [one.ids for one in together] == [one.ids for one in expected]
+    # The least is one picture of the size that is measured.
+    assert vision._batcher.budget == (Budget(16384, 16384, 16) if goals is LOOSE else Budget(64, 64, 16))
+    assert (shared.schedule.used, shared.schedule.media) == (0, 0)
+    for runner in (vision, llm, apart, other):
+        await runner.close()
+
+
+async def test_a_cancelled_item_leaves_the_shared_loop(vl: Path) -> None:
+    shared = core(vl, LOOSE, beside=True)
+    vision = EncodeRunner("vision", "qwen2_5_vl", vl, "cpu", "float32", EncodeSettings(items=1, goals=LOOSE), shared)
+    await vision.load()
+    running = [asyncio.create_task(run(vision, upload(seed))) for seed in range(4)]
+    while not shared.schedule.media:
+        await asyncio.sleep(0)
+
+    for task in running[1:]:
+        task.cancel()
+    first, *others = await asyncio.gather(*running, return_exceptions=True)
+
+    assert isinstance(first, MemoryJob)
+    assert all(isinstance(other, asyncio.CancelledError) for other in others)
+    assert shared.schedule.media == 0
+    await vision.close()
+
+
+def settings(vl: Path, components: str, **more: Any) -> ExecutorSettings:
+    return ExecutorSettings(
+        model="m", family="qwen2_5_vl", checkpoint=str(vl), components=components, batch=4, context=256, **more
+    )
+
+
+async def test_all_parts_of_a_language_model_in_one_executor_share_one_loaded_model(vl: Path) -> None:
+    told = settings(vl, "vision,prefill,decode", tbt=30.0)
+
+    runners = [engines.transformers(component, told) for component in told.components.split(",")]
+    for runner in runners:
+        await runner.load()
+
+    vision, prefill, decode = runners
+    assert isinstance(vision, EncodeRunner)
+    assert isinstance(prefill, PrefillRunner)
+    assert isinstance(decode, DecodeRunner)
+    assert prefill._core is decode._core is vision._loop
+    assert prefill._core.schedule.budget == Budget(256, 512)
+    for runner in runners:
+        await runner.close()
+
+
+def test_an_encoder_goes_its_own_way_without_goals_or_without_a_language_model(vl: Path) -> None:
+    for told in (
+        settings(vl, "vision,thinker"),
+        settings(vl, "vision", tbt=1.0),
+        settings(vl, "vision,talker", tbt=1.0),
+    ):
+        runner = engines.transformers("vision", told)
+
+        assert isinstance(runner, EncodeRunner)
+        assert runner._loop is None
+
+
+def test_executors_do_not_share_what_they_load(vl: Path) -> None:
+    one, two = (engines.transformers("prefill", settings(vl, "prefill", id=name)) for name in ("a", "b"))
+
+    assert isinstance(one, PrefillRunner)
+    assert isinstance(two, PrefillRunner)
+    assert one._core is not two._core
+
+
+async def test_a_long_prompt_stops_nobodys_tokens(vl: Path, thinker: Thinker) -> None:
+    runner = ThinkRunner(core(vl, TIGHT))
+    await runner.load()
+    first, long = job([{"role": "user", "content": "hi"}], max_tokens=200), job(story(), max_tokens=2)
+    running = [asyncio.create_task(run(runner, first))]
+    await first.outputs["text"].until(1)
+    before = len(first.ids)
+
+    running.append(asyncio.create_task(run(runner, long)))
+    await long.outputs["text"].until(1)
+    meanwhile = len(first.ids) - before
+    await asyncio.gather(*running)
+
+    # Sixteen tokens of the prompt are computed with every token of the other answer.
+    assert meanwhile >= long.end("text")["usage"]["prompt_tokens"] // 16
+    assert [first.ids, long.ids] == [alone(thinker, first), alone(thinker, long)]
+    await runner.close()
+
+
+def story() -> list[dict[str, object]]:
+    return [{"role": "user", "content": " ".join(["the cat sleeps"] * 40)}]

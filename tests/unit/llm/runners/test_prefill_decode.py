@@ -1,0 +1,158 @@
+"""Prefill here and decode there give the thinker's answer, token by token."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omnibus.errors import ProtocolError, StageUnavailable
+from omnibus_models.contract import Thinker
+from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from services.llm.runners.thinker import ThinkRunner
+from tests.unit.jobs import MemoryJob, run
+from tests.unit.llm.halves import Halves, core
+from tests.unit.llm.runners.test_thinker import alone, embedding, job, mixed, picture, text
+
+pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+
+
+async def test_halves_answer_as_single_runs_do(halves: Halves, thinker: Thinker) -> None:
+    jobs = mixed(12)
+
+    answers = await asyncio.gather(*(halves.answer(one) for one in jobs))
+
+    for one, answer in zip(jobs, answers, strict=True):
+        assert answer.ids == alone(thinker, one)
+        assert answer.text == thinker.text(answer.ids)
+    sizes = [int(size) for size in halves.decode.stats()["batches"]]
+    assert max(sizes) == 3
+    assert halves.prefill.stats()["used"] == halves.decode.stats()["used"] == 0
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1.0, "top_p": 0.9},
+        {"temperature": 0.8, "top_k": 20, "seed": 5},
+        {"repetition_penalty": 1.4},
+        {"temperature": 1.0, "repetition_penalty": 1.2, "seed": 3},
+        {"max_tokens": 1},
+        {"max_tokens": None},
+    ],
+)
+async def test_halves_answer_as_a_thinker_does(halves: Halves, runner: ThinkRunner, params: dict[str, Any]) -> None:
+    whole = await run(runner, job(picture(2), [embedding(1)], **{"max_tokens": 24, **params}))
+
+    answer = await halves.answer(job(picture(2), [embedding(1)], **{"max_tokens": 24, **params}))
+
+    assert answer.ids == whole.ids
+    assert answer.text == whole.text
+    assert answer.end("text") == whole.end("text")
+
+
+async def test_a_given_answer_is_said_by_both_halves(halves: Halves, thinker: Thinker) -> None:
+    inputs = {"messages": text(3), "params": {"say": "the quick brown fox.", "temperature": 1.0}}
+
+    answer = await halves.answer(MemoryJob(inputs))
+
+    assert answer.text == "the quick brown fox."
+    assert answer.ids[:-1] == [*thinker.words("the quick brown fox.")]
+    assert answer.end("text")["finish_reason"] == "stop"
+
+
+async def test_a_stop_string_ends_the_answer_at_the_same_place(halves: Halves, runner: ThinkRunner) -> None:
+    free = await run(runner, job(text(4), max_tokens=30))
+    stops = [free.text[:3], free.text[10:14]]
+    wholes = [await run(runner, job(text(4), max_tokens=30, stop=[stop])) for stop in stops]
+
+    answers = [await halves.answer(job(text(4), max_tokens=30, stop=[stop])) for stop in stops]
+
+    assert [(one.text, one.end("text")) for one in answers] == [(one.text, one.end("text")) for one in wholes]
+    assert halves.decode.stats()["used"] == 0
+
+
+async def test_a_cancelled_request_frees_both_halves(halves: Halves) -> None:
+    first, second = halves.jobs(job(text(1), max_tokens=400))
+    running = [asyncio.create_task(run(halves.prefill, first)), asyncio.create_task(run(halves.decode, second))]
+    await second.outputs["text"].until(3)
+
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    following = await halves.answer(job(text(2), max_tokens=5))
+
+    assert len(following.ids) == 5
+    assert halves.prefill.stats()["used"] == halves.decode.stats()["used"] == 0
+
+
+async def test_a_prefill_whose_decode_never_comes_frees_its_slot(vl: Path) -> None:
+    prefill = PrefillRunner(core(vl))
+    await prefill.load()
+    first, _ = Halves(prefill, DecodeRunner(core(vl)), near=True).jobs(job(text(1)))
+    running = asyncio.create_task(run(prefill, first))
+    await first.outputs["start"].until(1)
+
+    held = prefill.stats()["used"]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert held == 1
+    assert prefill.stats()["used"] == 0
+    await prefill.close()
+
+
+async def test_a_number_of_another_invocation_is_refused(halves: Halves) -> None:
+    start = {"length": 5, "rope_delta": 0, "first_token": 3, "seed": 1, "prompt_tokens": 5, "here": 0}
+
+    with pytest.raises(StageUnavailable, match="is gone"):
+        await run(halves.decode, MemoryJob({"start": start, "params": {"max_tokens": 4}}))
+
+
+@pytest.mark.parametrize("start", [{"length": 3}, "hello", {"length": "3"}])
+async def test_a_start_that_no_prefill_made_is_refused(halves: Halves, start: object) -> None:
+    with pytest.raises(ProtocolError, match="start is not"):
+        await run(halves.decode, MemoryJob({"start": start}))
+
+
+async def test_a_cache_that_another_engine_has_arranged_is_refused(halves: Halves) -> None:
+    start = {"length": 5, "rope_delta": 0, "first_token": 3, "seed": 1, "prompt_tokens": 5, "layout": "vllm 0.32"}
+
+    with pytest.raises(ProtocolError, match="declare the same engine"):
+        await run(halves.decode, MemoryJob({"start": start, "params": {"max_tokens": 4}}))
+
+
+@pytest.fixture(params=["apart", "together"])
+async def omni_halves(request: pytest.FixtureRequest, omni: Path) -> AsyncIterator[Halves]:
+    near = request.param == "together"
+    first = core(omni, "qwen2_5_omni")
+    made = Halves(PrefillRunner(first), DecodeRunner(first if near else core(omni, "qwen2_5_omni")), near)
+    await made.prefill.load()
+    await made.decode.load()
+    yield made
+    await made.prefill.close()
+    await made.decode.close()
+
+
+async def test_halves_of_an_omni_model_write_and_speak_as_a_thinker_does(
+    omni_halves: Halves, omni_runner: ThinkRunner
+) -> None:
+    def asked(*wants: str) -> MemoryJob:
+        inputs = {"messages": text(5), "params": {"max_tokens": 12, "ignore_eos": True}, "voice": "Chelsie"}
+        return MemoryJob(inputs, wants=wants)
+
+    wants = ("prompt", "layout", "rows")
+    whole = await run(omni_runner, asked(*wants))
+
+    answer = await omni_halves.answer(asked(), *wants)
+    silent = await omni_halves.answer(asked())
+
+    [(first, _), _] = omni_halves.made
+    assert answer.ids == silent.ids == whole.ids
+    np.testing.assert_array_equal(first.array("layout"), whole.array("layout"))
+    np.testing.assert_allclose(first.array("prompt"), whole.array("prompt"), atol=1e-6)
+    np.testing.assert_allclose(answer.whole("rows"), whole.whole("rows"), atol=1e-5)
+    assert answer.end("rows") == whole.end("rows")
+    assert silent.outputs["rows"].items == []

@@ -1,0 +1,132 @@
+"""A request for vLLM, before vLLM hears of it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from omnibus.errors import BadRequest, StageFailed
+from omnibus.executor.runner import Item
+from omnibus_models import tiny
+from omnibus_models.contract import Encoded, Reader
+from omnibus_models.families import family
+from services.llm.vllm.request import Order
+from services.llm.vllm.shared_memory import mapped
+from tests.unit.llm.runners.test_thinker import embedding
+
+PARTS = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]
+PICTURES = [{"role": "user", "content": PARTS}]
+
+
+@pytest.fixture(scope="module")
+def reader(omni: Path) -> Reader:
+    return family("qwen2_5_omni").reader(omni)
+
+
+def order(reader: Reader, *items: Item, voice: str | None = None) -> Order:
+    return Order(reader, reader.prompt(PICTURES), items, voice)
+
+
+def test_embeddings_lie_in_its_parcel_in_the_engines_dtype(omni: Path) -> None:
+    reader = family("qwen2_5_omni").reader(omni, "bfloat16")
+    items = [embedding(1), embedding(2, 3, 3)]
+
+    made = order(reader, *items)
+
+    assert made.parcel is not None
+    words = mapped(made.parcel.place, torch.bfloat16)
+    for medium, item in zip(made.media, items, strict=True):
+        count = medium.shape[0] * medium.shape[1]
+        rows = words[medium.offset // 2 :][:count].view(medium.shape)
+        assert torch.equal(rows, torch.tensor(item.array).bfloat16())
+        assert medium.offset % 64 == 0
+        assert len({made.ids[medium.start + row] for row in range(medium.shape[0])}) == 1
+    made.close()
+
+
+def test_keys_are_equal_where_rows_and_meta_data_are(reader: Reader) -> None:
+    same = order(reader, embedding(1, 2, 3), embedding(1, 2, 3))
+    grid = order(reader, embedding(1, 2, 3), embedding(1, 3, 2))
+    rows = order(reader, embedding(1, 2, 3), embedding(2, 2, 3))
+
+    keys = [[medium.key for medium in made.media] for made in (same, grid, rows)]
+    assert keys[0][0] == keys[0][1]
+    assert keys[1][0] != keys[1][1]
+    assert keys[2][0] != keys[2][1]
+    assert len({each[0] for each in keys}) == 1
+
+
+def test_a_video_with_text_between_its_frames_is_as_many_items(tmp_path: Path) -> None:
+    reader = family("qwen3_vl").reader(tiny.build("qwen3_vl", tmp_path / "deep"))
+    one, other = (np.random.default_rng(seed).normal(size=(6, 192)).astype(np.float32) for seed in (1, 2))
+    meta = {"modality": "video", "n_tokens": 18, "grid_thw": [3, 4, 6], "seconds": [0.25, 1.25, 2.25]}
+    prompt = reader.prompt([{"role": "user", "content": [{"type": "video"}]}])
+
+    made = Order(reader, prompt, [Item(meta, np.concatenate([one, other, one]))], None)
+
+    assert made.parcel is not None
+    words = mapped(made.parcel.place, torch.float32)
+    for medium, rows in zip(made.media, (one, other, one), strict=True):
+        assert medium.shape == rows.shape
+        assert np.array_equal(words[medium.offset // 4 :][: rows.size].view(rows.shape).numpy(), rows)
+    places = [medium.start + row for medium in made.media for row in range(6)]
+    [placeholder] = {made.ids[place] for place in places}
+    assert places == [place for place, token in enumerate(made.ids) if token == placeholder]
+    first, second, third = (medium.key for medium in made.media)
+    assert first == third != second
+    made.close()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_numbers_are_refused(reader: Reader, value: float) -> None:
+    array = np.ones((6, 64), np.float32)
+    array[3, 7] = value
+
+    with pytest.raises(BadRequest, match="not numbers"):
+        order(reader, embedding(1), embedding(1)._replace(array=array))
+
+
+def test_missing_and_superfluous_media_are_refused(reader: Reader) -> None:
+    for items in ([], [embedding(1)], [embedding(1)] * 3):
+        with pytest.raises(BadRequest):
+            order(reader, *items)
+
+
+def test_an_unknown_voice_is_refused(reader: Reader) -> None:
+    with pytest.raises(BadRequest, match="Nobody"):
+        order(reader, embedding(1), embedding(2), voice="Nobody")
+
+
+def test_rows_that_the_engine_has_not_written_are_an_error(reader: Reader) -> None:
+    made = order(reader, embedding(1), embedding(2), voice="Ethan")
+    assert made.voice is not None
+    made.voice.rows.append(np.zeros((len(made.ids), 64), np.float32))
+
+    assert made.voice.sides([5])[0].shape == (len(made.ids) + 3, 64)
+    with pytest.raises(StageFailed, match="rows"):
+        made.voice.sides([6])
+
+
+@pytest.mark.parametrize("cuts", [[1] * 7, [7], [1, 6], [3, 1, 3]])
+def test_rows_are_the_same_however_tokens_come(reader: Reader, cuts: list[int]) -> None:
+    made = order(reader, embedding(1), embedding(2), voice="Ethan")
+    assert made.voice is not None
+    length, tokens = len(made.ids), list(range(20, 27))
+    hidden = torch.randn(length + 7, 64, generator=torch.Generator().manual_seed(1))
+    made.voice.rows.append(hidden.numpy())
+
+    sides, left = [], tokens
+    for cut in cuts:
+        sides += made.voice.sides(left[:cut])
+        left = left[cut:]
+
+    prefill = reader.assemble(reader.prompt(PICTURES), _media([embedding(1), embedding(2)]))
+    expected = reader.talker_prompt(prefill, hidden[:length], "Ethan")
+    assert np.array_equal(sides[0], expected.numpy())
+    rows = reader.talker_row(reader.embed(torch.tensor(tokens[:-1])), hidden[length:-1])
+    assert np.array_equal(np.stack(sides[1:]), rows.numpy())
+
+
+def _media(items: list[Item]) -> list[Encoded]:
+    return [Encoded(torch.tensor(item.array), item.data) for item in items]

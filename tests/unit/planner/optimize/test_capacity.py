@@ -1,0 +1,80 @@
+"""What deployed plans can serve along their paths, and along better ones."""
+
+import msgspec
+import pytest
+
+from services.planner.declared.planned_spec import Goals, GpuType
+from services.planner.optimize.load import ModelLoad
+from tests.unit.planner.optimize.testbed import SEEN, TEXT, E, L, option, planner, profile, replicas
+
+IMAGES = {"q": ModelLoad(4.0, {SEEN: 1.0})}
+MIXED = {"q": ModelLoad(4.0, {SEEN: 0.6, TEXT: 0.4})}
+
+
+@pytest.mark.parametrize("asked", [{}, {"goal": "gpus", "rate": 7.0}, {"cells": 4}], ids=["most", "fewest", "cells"])
+def test_a_plan_serves_what_it_was_planned_for(asked):
+    plans = planner(**asked)
+    made = plans.plan()
+
+    assert plans.capacity(made.models)["q"] == pytest.approx(made.capacity["q"], rel=1e-4)
+
+
+def test_another_mix_is_served_less_along_the_same_paths_and_more_along_others():
+    plans = planner()
+    made = plans.plan(MIXED)
+
+    here, better = plans.capacity(made.models, IMAGES)["q"], plans.rerouted(made.models, IMAGES)
+    again = plans.plan(IMAGES, made.models)
+
+    assert here < better.capacity["q"] < again.capacity["q"] <= made.capacity["q"]
+    assert replicas(better.models["q"]) == replicas(made.models["q"])
+    assert plans.capacity(better.models, IMAGES)["q"] == pytest.approx(better.capacity["q"])
+
+
+def test_what_was_routed_best_cannot_be_routed_better():
+    plans = planner()
+    made = plans.plan(MIXED)
+
+    assert plans.rerouted(made.models, MIXED).capacity["q"] == pytest.approx(made.capacity["q"], rel=1e-6)
+
+
+def test_a_path_that_nobody_measured_serves_nothing_that_is_known():
+    plans = planner(profile({"E": E, "L": L}))
+    made = plans.plan().models["q"]
+    old = msgspec.structs.replace(made, options={"X": made.options["L"]}, types={
+        kind: tuple(msgspec.structs.replace(path, options=dict.fromkeys(path.options, "X")) for path in paths)
+        for kind, paths in made.types.items()
+    })  # fmt: skip
+
+    assert plans.capacity({"q": old}) == {"q": 0.0}
+    assert plans.rerouted({"q": old}).capacity == {"q": 0.0}
+    assert plans.capacity({}) == {}
+
+
+def test_executors_that_are_not_there_serve_nothing():
+    plans = planner(profile({"E": E, "L": L}))
+    made = plans.plan().models["q"]
+    none = msgspec.structs.replace(made.options["E"], replicas=0)
+
+    assert plans.capacity({"q": msgspec.structs.replace(made, options={**made.options, "E": none})}) == {"q": 0.0}
+
+
+def test_goals_for_the_tail_bound_what_plans_can_serve():
+    free, bound = planner(), planner(goals=Goals(done=5.0))
+    made = free.plan()
+
+    assert bound.capacity(made.models)["q"] < free.capacity(made.models)["q"]
+    assert bound.rerouted(made.models).capacity["q"] < free.rerouted(made.models).capacity["q"]
+
+
+def test_more_replicas_than_there_are_gpus_for_may_run():
+    many = planner(profile({"E": E, "L": L}), {"H100": GpuType(20)}).plan()
+    few = planner(profile({"E": E, "L": L}), {"H100": GpuType(4)}, goals=Goals(done=5.0))
+
+    assert few.rerouted(many.models).capacity["q"] > few.plan().capacity["q"]
+
+
+def test_the_seconds_until_executors_are_ready_are_told():
+    slow = option("thinker", ("thinker", 0.3), gpu="H100", start_s=42.0)
+
+    assert planner(profile({"E": E, "L": slow})).starts == {("q", "E"): 1.0, ("q", "L"): 42.0}

@@ -1,0 +1,143 @@
+"""What a request costs on an option: rows first, then Algorithm 3 from components alone, scaled to what requests are."""
+
+from typing import Any
+
+import pytest
+
+from omnibus.errors import BadRequest
+from omnibus.profile import KeyValues, Line, ModelProfile, OptionProfile, TypeProfile
+from services.planner.declared.planned_spec import GpuType
+from services.planner.optimize.cost_model import Costs
+from services.planner.optimize.kv_memory import Memory
+from tests.unit.planner.optimize.testbed import EL, MIXED, SEEN, TEXT, E, L, option, profile
+
+BOTH = ("vision", "thinker")
+
+
+def costs(measured: ModelProfile, gpus: dict[str, GpuType] | None = None) -> Costs:
+    memory = Memory(measured.kv, gpus or {})
+    return Costs("q", BOTH, measured, measured.options, measured.lines, memory)
+
+
+def test_rows_are_taken_as_they_were_measured():
+    spent = costs(profile()).seconds()
+
+    assert spent(SEEN, "EL", BOTH) == 0.7
+    assert spent(SEEN, "EL", ("thinker",)) == spent(TEXT, "EL", ("thinker",)) == 0.35
+    assert spent(SEEN, "E", ("vision",)) == 0.2
+
+
+def test_a_rate_of_the_mix_becomes_seconds_by_algorithm_3():
+    # E at 10 req/s of all, of which .6 use it: 1/6 s each. EL does 2 req/s where .6/6 + 1/4 = .35 s were needed alone.
+    measured = profile(
+        {"E": OptionProfile(("vision",), rate=10.0), "L": OptionProfile(("thinker",), rate=4.0), "EL": OptionProfile(BOTH, rate=2.0)}
+    )  # fmt: skip
+    spent = costs(measured).seconds()
+
+    assert spent(SEEN, "E", ("vision",)) == pytest.approx(1 / 6)
+    assert spent(TEXT, "L", ("thinker",)) == pytest.approx(0.25)
+    assert spent(TEXT, "EL", ("thinker",)) == pytest.approx(0.25 * 0.5 / 0.35)
+    assert spent(SEEN, "EL", BOTH) == pytest.approx((1 / 6 + 0.25) * 0.5 / 0.35)
+
+
+def test_a_role_that_was_not_measured_takes_the_slowdown_of_those_that_were():
+    spent = costs(profile({"E": E, "L": L, "EL": option(SEEN, (SEEN, 1.0, SEEN))})).seconds()
+
+    assert spent(TEXT, "EL", ("thinker",)) == pytest.approx(0.3 * 1.0 / 0.5)
+
+
+def test_an_option_of_a_rate_without_its_components_alone_is_named():
+    measured = profile({"L": L, "EL": OptionProfile(BOTH, rate=2.0)})
+
+    with pytest.raises(BadRequest, match="model q: option EL cannot be estimated, because component vision was not measured "
+                       "alone: measure it with `omnibus profile`"):  # fmt: skip
+        costs(measured)
+
+
+def test_an_estimate_needs_its_components_on_the_same_hardware():
+    big = OptionProfile(BOTH, gpu="H100", gpus=2)
+
+    with pytest.raises(
+        BadRequest, match="option EL2 cannot be estimated, because component vision was not measured alone on 2 x H100"
+    ):
+        costs(profile({"E": E, "L": L, "EL2": big}))
+
+
+def test_a_measured_whole_needs_nothing_alone():
+    spent = costs(profile({"EL": EL})).seconds()
+
+    assert spent(SEEN, "EL", BOTH) == 0.7
+    assert spent(SEEN, "EL", ("vision",)) is None
+
+
+def test_two_gpus_may_make_a_component_faster_or_not():
+    fast = option("thinker", ("thinker", 0.2), gpu="H100", gpus=2)
+
+    spent = costs(profile({"E": E, "L": L, "L2": fast})).seconds()
+
+    assert spent(TEXT, "L", ("thinker",)) == 0.3
+    assert spent(TEXT, "L2", ("thinker",)) == 0.2
+
+
+SIZED: dict[str, Any] = {
+    "types": {
+        SEEN: TypeProfile(BOTH, 0.6, {"image_tokens": 500.0, "prompt_tokens": 600.0, "completion_tokens": 100.0}),
+        TEXT: TypeProfile(("thinker",), 0.4, {"prompt_tokens": 100.0, "completion_tokens": 100.0}),
+    },
+    "lines": {"vision": Line(0.1, {"image_tokens": 2e-4}), "thinker": Line(0.1, {"completion_tokens": 2e-3})},
+}
+
+
+def test_seconds_grow_with_what_requests_ask_for():
+    spent = costs(profile(**SIZED)).seconds({SEEN: {"image_tokens": 1500.0}, TEXT: {"completion_tokens": 200.0}})
+
+    assert spent(SEEN, "E", ("vision",)) == pytest.approx(0.2 * 0.4 / 0.2)
+    assert spent(SEEN, "L", ("thinker",)) == pytest.approx(0.3)
+    assert spent(TEXT, "L", ("thinker",)) == pytest.approx(0.3 * 0.5 / 0.3)
+    assert spent(SEEN, "EL", BOTH) == pytest.approx(0.7 * (0.4 + 0.3) / (0.2 + 0.3))
+
+
+def test_without_lines_sizes_do_not_matter():
+    spent = costs(profile(types=SIZED["types"])).seconds({SEEN: {"image_tokens": 1500.0}})
+
+    assert spent(SEEN, "E", ("vision",)) == 0.2
+
+
+def test_components_without_a_line_do_not_grow():
+    measured = profile(types=SIZED["types"], lines={"vision": SIZED["lines"]["vision"]})
+    spent = costs(measured).seconds({SEEN: {"image_tokens": 1500.0}})
+
+    assert spent(SEEN, "EL", BOTH) == pytest.approx(0.7 * (0.4 + 0.3) / (0.2 + 0.3))
+    assert spent(SEEN, "L", ("thinker",)) == 0.3
+
+
+def test_a_request_type_that_nobody_measured_costs_what_its_components_do():
+    measured = profile({"E": E, "L": option("thinker", ("thinker", 0.3, SEEN)), "EL": EL}, types={SEEN: MIXED[SEEN]})
+    spent = costs(measured).seconds()
+
+    assert spent(TEXT, "L", ("thinker",)) == pytest.approx(0.3)
+    assert spent(TEXT, "EL", ("thinker",)) == 0.35
+
+
+def test_memory_for_keys_and_values_bounds_what_a_replica_serves():
+    # .9 * (80 - 20) GB for 200 tokens of .01 GB that are held for 10 s: 2.7 req/s, not 1 / .3.
+    llm = option("thinker", ("thinker", 0.3, "", 10.0), gpu="H100", weights_gb=20.0)
+    measured = profile({"E": E, "L": llm}, types=SIZED["types"], kv=KeyValues("thinker", 0.01, 80.0))
+
+    spent = costs(measured).seconds()
+
+    assert spent(TEXT, "L", ("thinker",)) == pytest.approx(1 / 2.7)
+    assert spent(SEEN, "E", ("vision",)) == 0.2
+
+
+def test_the_memory_of_the_gpu_type_counts_when_the_profile_does_not_say_it():
+    llm = option("thinker", ("thinker", 0.3, "", 10.0), gpu="H100", weights_gb=20.0)
+    measured = profile({"E": E, "L": llm}, types=SIZED["types"], kv=KeyValues("thinker", 0.01, 0.0))
+
+    assert costs(measured).seconds()(TEXT, "L", ("thinker",)) == 0.3
+    assert costs(measured, {"H100": GpuType(1, 80.0)}).seconds()(TEXT, "L", ("thinker",)) == pytest.approx(1 / 2.7)
+
+
+def test_work_of_an_unknown_request_type_is_named():
+    with pytest.raises(BadRequest, match="model q: its profile measures work of audio, which are no request types"):
+        costs(profile({"E": E, "L": option("thinker", ("thinker", 0.3, "audio"))}))

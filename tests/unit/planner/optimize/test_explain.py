@@ -1,0 +1,142 @@
+"""What a plan says of itself: numbers that can be checked, and a text that can be read."""
+
+import itertools
+import json
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnibus.cli.format.plan import shown
+from omnibus.plan import Plan, decode, encode
+from services.planner.declared.planned_spec import GpuType
+from services.planner.optimize.explain import waiting
+from services.planner.optimize.load import ModelLoad
+from services.planner.optimize.result import Planned
+from tests.unit.planner.optimize.testbed import EL, SEEN, SPLIT, TEXT, E, L, goals, planner, profile, split
+
+
+def told(made: Planned) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is said of the model q, and of its deployment."""
+    return made.explain["planned"]["models"]["q"], made.explain["planned"]["deployments"][0]
+
+
+def text(made: Planned) -> str:
+    return "\n".join(shown(Plan(7, 0, 0.0, made.models, explain=made.explain), None))
+
+
+def test_it_can_be_written_and_read():
+    made = planner(goal="gpus", rate=5.0).plan()
+    plan = Plan(1, 0, 0.0, made.models, explain=made.explain)
+
+    assert decode(encode(plan)).explain == json.loads(json.dumps(made.explain))
+
+
+def test_options_are_as_busy_as_the_rate_makes_them():
+    model, _ = told(planner(profile({"E": E, "L": L}), goal="gpus", rate=4.0, headroom=0.5).plan())
+
+    # 4 req/s: .6 * .2 s of an encoder and .3 s of a thinker for each.
+    assert model["rate"] == 4
+    assert model["options"]["E"]["utilisation"] == pytest.approx(4 * 0.6 * 0.2)
+    assert model["options"]["L"]["utilisation"] == pytest.approx(4 * 0.3 / model["options"]["L"]["replicas"])
+
+
+def test_latency_is_that_of_the_stops_and_the_waits_before_them():
+    model, _ = told(planner(profile({"E": E, "L": L}), goal="gpus", rate=4.0, headroom=0.5).plan())
+    waits = {name: each["wait"] for name, each in model["options"].items()}
+
+    assert model["types"][TEXT]["alone"] == 1.0
+    assert model["types"][SEEN]["alone"] == 1.25
+    assert model["types"][TEXT]["latency"] == pytest.approx(1.0 + waits["L"])
+    assert model["types"][SEEN]["latency"] == pytest.approx(1.25 + waits["E"] + waits["L"])
+    assert model["types"][SEEN]["rate"] == pytest.approx(2.4)
+
+
+def test_at_the_capacity_nobody_can_say_how_long_requests_wait():
+    model, _ = told(planner().plan())
+
+    assert model["types"][TEXT]["latency"] is None
+    assert "bottlenecks" in model
+
+
+def test_waits_are_those_of_a_simulated_queue():
+    dice = random.Random(3)
+    free = [0.0] * 3
+    now = waited = 0.0
+    for _ in range(200_000):
+        now += dice.expovariate(2.4)
+        first = min(free)
+        waited += max(0.0, first - now)
+        free[free.index(first)] = max(first, now) + dice.expovariate(1.0)
+
+    assert waiting(1.0, 3, 0.8) == pytest.approx(waited / 200_000, rel=0.05)
+
+
+def test_more_work_waits_longer_and_more_replicas_less():
+    for busy, more in itertools.pairwise((0.1, 0.5, 0.9, 0.99, 0.999)):
+        assert waiting(1.0, 4, busy) < waiting(1.0, 4, more)
+    assert waiting(1.0, 1, 0.8) == pytest.approx(4.0)  # M/M/1
+    assert waiting(1.0, 8, 0.8) < waiting(1.0, 2, 0.8)
+
+
+def test_the_next_best_deployments_are_those_without_an_option():
+    model, deployment = told(planner().plan())
+    others = {each["without"]: each for each in deployment["alternatives"]}
+
+    assert set(others) == {"q/E", "q/L", "q/EL"}
+    for name, other in others.items():
+        left = tuple(option for option in ("E", "L", "EL") if f"q/{option}" != name)
+        assert other["rates"]["q"] == pytest.approx(planner(options=left).plan().capacity["q"])
+        assert other["rates"]["q"] <= model["capacity"]
+
+
+def test_the_distance_is_that_to_fractional_replicas():
+    model, deployment = told(planner().plan())
+    bound = 8 / (0.6 * 0.2 + 0.3)
+
+    assert deployment["distance"] == pytest.approx(bound / model["capacity"] - 1)
+    assert deployment["gap"] == 0
+    assert deployment["gpus"] == {"H100": {"used": 8, "of": 8}}
+
+
+def test_it_says_why():
+    most, _ = told(planner().plan())
+    few, _ = told(planner(goal="gpus", rate=5.0, headroom=0.2).plan())
+    load, _ = told(planner(goal="gpus", rate=5.0).plan({"q": ModelLoad(3.0, {TEXT: 1.0})}))
+
+    assert most["reason"].startswith("most requests within the GPUs, in one deployment")
+    assert few["reason"].startswith("fewest GPUs for the declared 5 req/s and 20% spare, in one deployment")
+    assert load["reason"].startswith("fewest GPUs for the measured 3 req/s")
+
+
+def test_it_is_made_for_people():
+    made = planner(profile({"E": E, "L": L, "EL": EL}), goal="gpus", rate=5.0, goals=goals(done=5.0)).plan()
+    lines = text(made)
+
+    assert "q: fewest GPUs for the declared 5 req/s and 20% spare" in lines
+    assert "5 req/s expected" in lines
+    for said in ("BUSY", "WAIT", "REQUEST TYPE", "LATENCY", "GPUs: H100 ", " of 8; price ", "WITHOUT"):
+        assert said in lines
+    for raw in ("{", "planned:", "None", "inf"):
+        assert raw not in lines
+
+
+def test_cells_are_told_by_size():
+    lines = text(planner(cells=4).plan())
+
+    assert "in cells" in lines
+    assert "cells: " in lines
+
+
+def test_what_others_say_of_a_plan_is_told_as_well():
+    made = planner().plan()
+    more = msgspec.structs.replace(made, explain={**made.explain, "load": {"q": {"rate": 3.5}}})
+
+    assert "load:\n  q:\n    rate: 3.5" in text(more)
+
+
+def test_alternatives_of_many_options_do_not_hold_up_a_plan():
+    made = planner(split(ED=1.5, PD=1.2, EPD=1.3, EP=1.1), {"H100": GpuType(64)}, declared=SPLIT).plan()
+
+    assert len(told(made)[1]["alternatives"]) <= 3

@@ -1,0 +1,196 @@
+"""Models that are planned together: within the same GPUs, with the executors of components that they share."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnibus.errors import BadRequest
+from omnibus.plan import ModelPlan, Option
+from omnibus.profile import ModelProfile
+from services.planner.declared.model import Model
+from services.planner.declared.planned_spec import GpuType
+from services.planner.optimize.load import ModelLoad
+from services.planner.optimize.planner import Planner, usable
+from services.planner.solve.problem import Infeasible
+from tests.unit.planner.optimize.testbed import (
+    EIGHT,
+    SEEN,
+    TEXT,
+    E,
+    L,
+    gpus_of,
+    model,
+    option,
+    profile,
+    rates,
+    replicas,
+)
+
+SHARES = {"shares": {"vision": "a"}}
+APART = profile({"E": E, "L": L})
+MANY = {"H100": GpuType(64, 80.0)}
+
+
+def together(
+    shares: dict[str, Any] = SHARES, gpus: dict[str, GpuType] = MANY, b: ModelProfile = APART, **asked: Any
+) -> Planner:
+    """Models a and b; usually each for 2 req/s of images."""
+    told = {"goal": "gpus", "rate": 2.0, "headroom": 0.0, "mix": {SEEN: 1.0}, **asked}
+    models = {"a": model("a", **told), "b": model("b", shares, **told)}
+    return Planner(models, {"a": APART, "b": b}, gpus, {})
+
+
+def test_a_shared_encoder_takes_fewer_gpus_than_one_each():
+    # 2 req/s take .4 of an encoder and .6 of a thinker: two encoders apart, one when both use it.
+    apart, shared = together({}).plan(), together().plan()
+
+    assert gpus_of(*apart.models.values()) == 4
+    assert gpus_of(*shared.models.values()) == 3
+    assert replicas(shared.models["a"]) == {"E": 1, "L": 1}
+    assert replicas(shared.models["b"]) == {"L": 1}
+
+
+def test_the_shared_option_is_the_other_models():
+    made = together().plan().models["b"]
+
+    assert made.options["a/E"] == Option(("vision",), "encoder", replicas=0, of="a/E")
+    assert made.tasks["vision"] == "encode-a-vision"
+    assert rates(made)[SEEN].keys() == {"a/E>L"}
+    assert made.types[SEEN][0].options == {"vision": "a/E", "thinker": "L"}
+
+
+def test_the_borrower_need_not_have_measured_what_it_borrows():
+    made = together(b=profile({"L": L})).plan()
+
+    assert gpus_of(*made.models.values()) == 3
+
+
+def test_what_a_borrowed_component_costs_the_borrower_is_its_own():
+    heavy = profile({"E": option("vision", ("vision", 0.4, SEEN), gpu="H100"), "L": L})
+
+    light, much = together().plan(), together(b=heavy).plan()
+
+    assert replicas(light.models["a"])["E"] == 1
+    assert replicas(much.models["a"])["E"] == 2  # 2 * .2 + 2 * .4
+
+
+def test_an_executor_of_more_than_what_is_shared_is_used_for_that():
+    whole = profile({"EL": option(SEEN, (SEEN, 0.4, SEEN), ("vision", 0.2), ("thinker", 0.3), gpu="H100")})
+    models = {"a": model("a", goal="gpus", rate=1.0), "b": model("b", SHARES, goal="gpus", rate=1.0, mix={SEEN: 1.0})}
+
+    made = Planner(models, {"a": whole, "b": profile({"L": L})}, MANY, {}).plan().models["b"]
+
+    assert made.options["a/EL"] == Option(("vision",), "llm", replicas=0, of="a/EL")
+    assert made.types[SEEN][0].options == {"vision": "a/EL", "thinker": "L"}
+
+
+def test_models_get_gpus_by_the_rates_that_they_declare():
+    asked = {"goal": "throughput", "headroom": 0.0, "mix": {TEXT: 1.0}}
+    models = {"a": model("a", rate=3.0, **asked), "b": model("b", rate=1.0, **asked)}
+    profiles = {"a": profile({"E": E, "L": L}), "b": profile({"E": E, "L": L})}
+
+    made = Planner(models, profiles, {"H100": GpuType(10)}, {}).plan()
+
+    assert {name: replicas(plan) for name, plan in made.models.items()} == {
+        "a": {"E": 1, "L": 6},
+        "b": {"E": 1, "L": 2},
+    }
+    assert made.capacity["a"] == pytest.approx(3 * made.capacity["b"])
+
+
+def test_models_get_gpus_by_the_load_that_was_measured():
+    asked = {"goal": "throughput", "mix": {TEXT: 1.0}}
+    models = {name: model(name, **asked) for name in ("a", "b")}
+    planner = Planner(models, {"a": APART, "b": APART}, {"H100": GpuType(10)}, {})
+
+    made = planner.plan({"a": ModelLoad(1.0, {TEXT: 1.0}), "b": ModelLoad(3.0, {TEXT: 1.0})})
+
+    assert {name: replicas(plan)["L"] for name, plan in made.models.items()} == {"a": 2, "b": 6}
+
+
+def test_a_rate_comes_before_throughput():
+    models = {"most": model("most"), "some": model("some", goal="gpus", rate=4.0, headroom=0.0, mix={TEXT: 1.0})}
+
+    made = Planner(models, {"most": profile(), "some": APART}, EIGHT, {}).plan()
+
+    assert replicas(made.models["some"]) == {"E": 1, "L": 2}
+    assert gpus_of(made.models["most"]) == 5
+    assert list(made.models) == ["most", "some"]
+
+
+def test_a_rate_that_leaves_no_gpu_is_infeasible_for_the_others():
+    models = {"most": model("most"), "some": model("some", goal="gpus", rate=20.0, headroom=0.0, mix={TEXT: 1.0})}
+
+    with pytest.raises(Infeasible):
+        Planner(models, {"most": profile(), "some": APART}, {"H100": GpuType(7)}, {}).plan()
+
+
+def test_the_capacity_of_shared_executors_is_for_both():
+    planner = together()
+    made = planner.plan()
+
+    # One encoder does 5 images in a second; each thinker 3.3 answers.
+    assert planner.capacity(made.models)["a"] == pytest.approx(2.5)
+    alone = {"a": ModelLoad(2.0, {SEEN: 1.0}), "b": ModelLoad(2.0, {TEXT: 1.0})}
+    assert planner.capacity(made.models, alone)["b"] == pytest.approx(1 / 0.3)
+
+
+# What does not fit
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "other goal": ({"goal": "throughput", "mix": None}, "shares with a, which is planned for another goal or in cells"),
+    "in cells": (
+        {"goal": "gpus", "rate": 1.0, "cells": 2},
+        "shares with a, which is planned for another goal or in cells",
+    ),
+}
+
+
+@pytest.mark.parametrize(("asked", "fault"), FAULTS.values(), ids=FAULTS.keys())
+def test_models_that_share_are_planned_alike(asked: dict[str, Any], fault: str):
+    models = {"a": model("a", goal="gpus", rate=1.0), "b": model("b", SHARES, **asked)}
+
+    with pytest.raises(BadRequest, match=f"^model b: {fault}"):
+        Planner(models, {"a": APART, "b": APART}, MANY, {})
+
+
+def test_cells_take_all_gpus_that_are_left_and_so_are_alone():
+    models = {"a": model("a", cells=2), "b": model("b")}
+
+    with pytest.raises(BadRequest, match="model a: cells with goal 'throughput' take all GPUs that are left"):
+        Planner(models, {"a": APART, "b": APART}, MANY, {})
+
+
+def test_one_that_cannot_be_planned_takes_those_that_share_with_it_along():
+    models: dict[str, Model] = {"a": model("a"), "b": model("b", SHARES), "c": model("c")}
+
+    good, faults = usable(models, {"a": profile({"L": L}), "b": APART, "c": APART}, EIGHT)
+
+    assert list(good) == ["c"]
+    assert faults["a"].startswith("model a: no option of its profile runs component vision")
+    assert faults["b"].startswith("model b: shares with a, which is not planned")
+
+
+def test_who_lends_to_one_that_cannot_be_planned_stays_as_it_is():
+    models = {"a": model("a"), "b": model("b", SHARES)}
+
+    good, faults = usable(models, {"a": APART, "b": profile({"E": E})}, EIGHT)
+
+    assert good == {}
+    assert faults["a"] == "model a: b, with which it shares executors, cannot be planned"
+
+
+def test_what_runs_of_a_model_is_not_taken_for_what_runs_of_its_next_version():
+    planner = together()
+    made = planner.plan()
+    other = {name: _moved(plan) for name, plan in made.models.items()}
+
+    assert planner.plan(None, other).models == made.models
+    assert planner.rerouted(other).capacity == {"a": 0.0, "b": 0.0}
+    assert planner.rerouted(made.models).capacity["a"] == pytest.approx(2.5)
+
+
+def _moved(plan: ModelPlan) -> ModelPlan:
+    return msgspec.structs.replace(plan, checkpoint="/next")

@@ -1,0 +1,268 @@
+"""Planned models in the planner service, on a real store and bus, beside static ones and what apps bring."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnibus import profile as profiles
+from omnibus.cli.format.plan import shown
+from omnibus.errors import BadRequest
+from omnibus.families import catalog
+from omnibus.plan import Plan
+from omnibus.profile import ModelProfile
+from tests.unit.planner.apps import app, task
+from tests.unit.planner.optimize.testbed import EL, E, L, option, profile, replicas
+from tests.unit.planner.town import Town
+from tests.unit.sidecar.node import until
+
+VL = {"family": "qwen2_5_vl", "checkpoint": "/q"}
+GPUS = {"H100": {"count": 8, "memory_gb": 80}}
+APART = profile({"E": E, "L": L})
+
+
+def declare(town: Town, static: bool = True, gpus: dict[str, Any] | None = None, **planned: dict[str, Any]) -> None:
+    """The static model m, and planned ones: what is asked of each."""
+    models: dict[str, Any] = {"m": catalog.declaration("qwen2_5_vl", "/m")} if static else {}
+    for name, asked in planned.items():
+        models[name] = {**VL, **asked.pop("model", {}), "planned": asked}
+    town.models.write_text(json.dumps({"gpus": GPUS if gpus is None else gpus, "models": models}))
+
+
+def measure(town: Town, measured: ModelProfile, file: str = "q.json") -> Path:
+    path = town.models.parent / file
+    path.write_bytes(profiles.encode(measured))
+    return path
+
+
+async def problems(town: Town) -> dict[str, str]:
+    return {who: problem.message for who, problem in (await town.store.problems()).items()}
+
+
+async def said(town: Town, who: str, what: str) -> None:
+    """Wait until ``who`` says ``what`` is wrong."""
+
+    async def told() -> bool:
+        return what in (await problems(town)).get(who, "")
+
+    await until(told)
+
+
+def models(plan: Plan) -> list[str]:
+    return list(plan.models)
+
+
+async def test_a_planned_model_stands_beside_static_ones_and_those_of_apps(town: Town):
+    measure(town, APART)
+    declare(town, q={"profile": "q.json"})
+    await town.store.put_app(app("poem", task("spell")), 0)
+
+    async with town.planner():
+        plan = await town.current(1)
+
+    assert models(plan) == ["m", "q", "spell"]
+    assert replicas(plan.models["q"]) == {"E": 2, "L": 5}
+    assert plan.explain["planned"]["models"]["q"]["capacity"] > 0
+    assert await problems(town) == {}
+
+
+async def test_the_profile_of_the_store_is_used_when_no_file_is_named(town: Town):
+    await town.store.put_profile(APART)
+    declare(town, q={})
+
+    async with town.planner():
+        plan = await town.current(1)
+
+    assert replicas(plan.models["q"]) == {"E": 2, "L": 5}
+
+
+async def test_a_profile_that_comes_later_is_planned_by(town: Town):
+    declare(town, q={})
+
+    async with town.planner():
+        assert models(await town.current(1)) == ["m"]
+        assert (await problems(town))["model q"] == (
+            "model q: the store has no profile of it: write one with `omnibus profile`, or name its file"
+        )
+        await town.store.put_profile(APART)
+
+        plan = await town.until(lambda plan: models(plan) == ["m", "q"])
+        await until(lambda: town.announced[-1] == plan.epoch)
+        assert await problems(town) == {}
+    assert plan.reason == "profile of q changed"
+
+
+async def test_a_file_that_is_measured_again_is_planned_by(town: Town):
+    measure(town, APART)
+    declare(town, q={"profile": "q.json"})
+
+    async with town.planner():
+        await town.current(1)
+        measure(town, profile({"E": E, "L": option("thinker", ("thinker", 0.06), service="llm", gpu="H100")}))
+
+        plan = await town.until(lambda plan: replicas(plan.models["q"]) == {"E": 5, "L": 3})
+
+    assert plan.reason == "profiles changed"
+
+
+async def test_while_executors_make_room_requests_go_the_best_paths_over_those_that_are_left(town: Town):
+    measure(town, APART)
+    declare(town, q={"profile": "q.json"})
+
+    async with town.planner():
+        await town.current(1)
+        measure(town, profile({"E": E, "L": option("thinker", ("thinker", 0.06), service="llm", gpu="H100")}))
+        await town.until(lambda plan: replicas(plan.models["q"]) == {"E": 5, "L": 3})
+    step = await town.store.plan(2)
+
+    assert step is not None
+    assert (replicas(step.models["q"]), step.reason) == ({"E": 2, "L": 3}, "profiles changed: makes room for 3 q/E")
+    told = step.explain["planned"]["models"]["q"]["capacity"]
+    assert told == pytest.approx(2 / (0.6 * 0.2))
+    assert sum(path.rate for paths in step.models["q"].types.values() for path in paths) == pytest.approx(told)
+
+
+#: What is asked, what was measured; who says what is wrong.
+FAULTS: dict[str, tuple[dict[str, Any], bytes | None, str, str]] = {
+    "no file": ({"profile": "q.json"}, None, "model q", "q.json cannot be read: No such file or directory"),
+    "no JSON": ({"profile": "q.json"}, b"{", "model q", "q.json is no profile: "),
+    "NaN": ({"profile": "q.json"}, profiles.encode(profile()).replace(b"0.2,", b"NaN,"), "model q", "q.json is no profile"),
+    "infinite": ({"profile": "q.json"}, profiles.encode(profile()).replace(b"0.2,", b"1e999,"), "model q", "q.json"),
+    "component not measured": (
+        {"profile": "q.json"}, profiles.encode(profile({"L": L})), "model q", "no option of its profile runs component vision",
+    ),
+    "fits no GPU": (
+        {"profile": "q.json"},
+        profiles.encode(profile({"EL": msgspec.structs.replace(EL, memory_gb=100.0)})),
+        "model q",
+        "fits no GPU at hand (EL: it takes 100 GB; 1 x H100 has 80 GB)",
+    ),
+    "rate": ({"profile": "q.json", "goal": "gpus", "rate": 1e6}, profiles.encode(profile()), "planned models", "8 GPUs of type H100 cannot serve"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "body", "who", "fault"), FAULTS.values(), ids=FAULTS.keys())
+async def test_what_cannot_be_planned_is_said_and_static_models_are_served(
+    town: Town, asked: dict[str, Any], body: bytes | None, who: str, fault: str, caplog: pytest.LogCaptureFixture
+):
+    if body is not None:
+        (town.models.parent / "q.json").write_bytes(body)
+    declare(town, q=dict(asked))
+
+    async with town.planner():
+        plan = await town.current(1)
+        await said(town, who, fault)
+
+    assert models(plan) == ["m"]
+    assert fault in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_fault_of_one_model_leaves_the_others_alone(town: Town):
+    measure(town, APART)
+    declare(town, q={"profile": "q.json"}, r={"profile": "none.json"})
+
+    async with town.planner():
+        plan = await town.current(1)
+
+        assert list(await problems(town)) == ["model r"]
+    assert models(plan) == ["m", "q"]
+
+
+async def test_a_profile_that_becomes_bad_leaves_its_model_as_it_was(town: Town):
+    path = measure(town, APART)
+    declare(town, q={"profile": "q.json"})
+
+    async with town.planner():
+        first = await town.current(1)
+        path.write_text("{")
+        await said(town, "model q", "is no profile")
+
+        assert await town.store.plan() == first
+
+
+async def test_a_planner_that_starts_without_a_profile_leaves_its_model_as_it_was(town: Town):
+    path = measure(town, APART)
+    declare(town, q={"profile": "q.json"})
+    async with town.planner():
+        first = await town.current(1)
+    path.unlink()
+
+    async with town.planner():
+        await said(town, "model q", "cannot be read")
+
+        assert await town.store.plan() == first
+
+
+async def test_a_problem_is_taken_back_once_it_is_none(town: Town):
+    declare(town, q={"profile": "q.json"})
+    async with town.planner():
+        await said(town, "model q", "cannot be read")
+    measure(town, APART)
+
+    async with town.planner():
+        await town.until(lambda plan: "q" in plan.models)
+
+        assert await problems(town) == {}
+
+
+async def test_other_declarations_are_planned_by(town: Town):
+    measure(town, APART)
+    declare(town, q={"profile": "q.json"})
+
+    async with town.planner():
+        await town.current(1)
+        declare(town, q={"profile": "q.json"}, gpus={"H100": {"count": 2}})
+
+        plan = await town.until(lambda plan: replicas(plan.models["q"]) == {"E": 1, "L": 1})
+        declare(town)
+        last = await town.until(lambda plan: "q" not in plan.models)
+
+    assert plan.reason == "declarations changed"
+    assert models(last) == ["m"]
+    assert last.explain == {}
+
+
+async def test_a_name_that_a_static_model_has_on_the_bus_is_not_taken_again(town: Town):
+    measure(town, APART)
+    declare(town, **{"m.": {"profile": "q.json"}, "m_": {"profile": "q.json"}})
+
+    async with town.planner():
+        plan = await town.current(1)
+        await said(town, "planned models", "cannot be told apart on the bus")
+
+    assert models(plan) == ["m"]
+
+
+async def test_models_that_share_are_planned_together(town: Town):
+    measure(town, APART)
+    asked = {"profile": "q.json", "goal": "gpus", "rate": 2.0, "mix": {"vision+thinker": 1.0}, "headroom": 0.0}
+    declare(town, a={**asked}, b={**asked, "model": {"shares": {"vision": "a"}}})
+
+    async with town.planner():
+        plan = await town.current(1)
+
+    assert replicas(plan.models["a"]) == {"E": 1, "L": 1}
+    assert plan.models["b"].options["a/E"].of == "a/E"
+
+
+async def test_planned_and_static_models_share_nothing(town: Town):
+    declare(town, q={"profile": "q.json", "model": {"shares": {"vision": "m"}}})
+
+    with pytest.raises(BadRequest, match="model q: shares with m: plan both of them, or none"):
+        async with town.planner():
+            pass
+
+
+async def test_a_planned_epoch_can_be_shown(town: Town):
+    measure(town, APART)
+    declare(town, q={"profile": "q.json"})
+    async with town.planner():
+        plan = await town.current(1)
+
+    lines = "\n".join(shown(plan, None))
+
+    assert "q: most requests within the GPUs" in lines
+    assert "GPUs: H100 7 of 8" in lines

@@ -1,0 +1,139 @@
+"""The closed loop: how many at a time, by which shares, and what of it counts."""
+
+import asyncio
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from omnibus.errors import BadRequest, Overloaded
+from omnibus.profiling.client import Answer
+from omnibus.profiling.load_generator import Loop, Order, Seen, Step, means, pace
+from omnibus.profiling.workload import Request
+from tests.unit.profiling.server import event, serving, whole
+from tests.unit.profiling.test_client import refusal
+
+
+def request(share: float = 1.0, kind: str = "t", body: bytes = b"a", media: tuple[str, ...] = ()) -> Request:
+    return Request(share, kind, (*kind.split("+"),), media, body, b"short " + body, 1.0, f"requests[{body.decode()}]")
+
+
+async def run(script, orders, at_once: int, step: Step) -> tuple[Seen, int]:
+    looks = 0
+
+    async def look() -> None:
+        nonlocal looks
+        looks += 1
+
+    async with asyncio.timeout(20), serving(script) as port:
+        return await Loop(port, orders, at_once).run(step, look), looks
+
+
+async def test_so_many_are_under_way_at_all_times_and_the_rate_is_theirs():
+    now = SimpleNamespace(here=0, most=0)
+
+    async def script(head, body, send):
+        now.here += 1
+        now.most = max(now.most, now.here)
+        await asyncio.sleep(0.01)
+        now.here -= 1
+        await whole(send, event(content="a"))
+
+    seen, looks = await run(script, [Order(request())], 3, Step(0.2, 12))
+
+    assert now.most == 3
+    assert looks == 2
+    assert len(seen.answers) >= 12
+    assert seen.rate < 3 / 0.01
+    point = seen.point()
+    assert (point.at_once, point.rate) == (3, seen.rate)
+    assert 0.01 <= point.median <= point.done
+
+
+async def test_requests_come_by_their_shares_and_as_they_are_wanted():
+    sent: Counter[bytes] = Counter()
+
+    async def script(head, body, send):
+        sent[body] += 1
+        await whole(send, event(content="a"))
+
+    orders = [Order(request(0.75, body=b"a")), Order(request(0.25, body=b"b"), "", True)]
+    await run(script, orders, 2, Step(0.05, 100))
+
+    assert set(sent) == {b"a", b"short b"}
+    assert sent[b"a"] / sent.total() == pytest.approx(0.75, abs=0.05)
+
+
+async def test_a_step_lasts_until_enough_have_ended():
+    async def script(head, body, send):
+        await whole(send, event(content="a"))
+
+    seen, _ = await run(script, [Order(request())], 1, Step(0.05, 50))
+
+    assert len(seen.answers) >= 50
+
+
+@pytest.mark.parametrize("cut", range(4))
+def test_the_pace_of_batches_is_theirs_wherever_a_step_begins(cut: int):
+    ends = [1.5 * (n // 4) + 0.01 * (n % 4) for n in range(cut, cut + 30)]
+
+    assert pace(ends) == pytest.approx(4 / 1.5, rel=0.05)
+
+
+def test_the_pace_of_a_steady_stream_is_exact():
+    assert pace([7 + n / 8 for n in range(9)]) == pytest.approx(8)
+    assert pace([7.0, 7.5]) == pytest.approx(2)
+
+
+async def test_a_request_that_is_refused_is_named():
+    async def script(head, body, send):
+        await send(refusal(400, "bad_request"))
+
+    with pytest.raises(BadRequest, match=r"requests\[a\] of the workload is refused: no"):
+        await run(script, [Order(request())], 2, Step(0.1, 1))
+
+
+async def test_a_gateway_that_is_full_is_told_from_other_errors():
+    async def script(head, body, send):
+        await send(refusal(429, "overloaded"))
+
+    with pytest.raises(Overloaded):
+        await run(script, [Order(request())], 2, Step(0.1, 1))
+
+
+def told(prompt: int, text: int, image: int = 0, audio: int = 0, speech: float = 0.0) -> Answer:
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": text + 50,
+        "prompt_tokens_details": {"image_tokens": image, "audio_tokens": audio},
+        "completion_tokens_details": {"text_tokens": text, "audio_tokens": 50},
+    }
+    return Answer(done=1.0, usage=usage, speech=speech)
+
+
+def test_quantities_are_means_by_type():
+    film, picture = request(kind="film", media=("video",)), request(kind="picture", media=("image",))
+    found = means(
+        [
+            (Order(film), told(100, 10, image=80)),
+            (Order(film), told(200, 20, image=160, audio=8, speech=3.0)),
+            (Order(picture), told(70, 6, image=60)),
+        ]
+    )
+
+    assert found == {
+        "film": {
+            "prompt_tokens": 150, "completion_tokens": 15, "video_tokens": 120, "audio_tokens": 4, "speech_seconds": 1.5,
+        },
+        "picture": {"prompt_tokens": 70, "completion_tokens": 6, "image_tokens": 60},
+    }  # fmt: skip
+
+
+def test_percentiles_are_of_what_there_is():
+    answers = [
+        (Order(request()), Answer(done=n / 100, first_token=0.1, gaps=[0.01] * 99 + [0.5])) for n in range(1, 201)
+    ]
+    point = Seen(4, 100.0, answers).point()
+
+    assert (point.rate, point.done, point.median) == (100.0, 1.98, 1.0)
+    assert (point.first_token, point.token, point.first_audio, point.real_time) == (0.1, 0.01, 0.0, 0.0)
