@@ -12,7 +12,7 @@ import torch
 from omnibus.errors import Fatal
 from omnibus_models import tiny, torchvision_cpu
 from omnibus_models.contract import Sampling
-from omnibus_models.tiny import _qwen, chat_tokenizer, weights
+from omnibus_models.tiny import _chat_tokenizer, _qwen, weights
 from services.llm.vllm.protocol import Generation, Launch
 from services.llm.vllm.v032.engine import Core
 
@@ -64,7 +64,7 @@ def greedy(model: Any, ids: Sequence[int]) -> list[int]:
 async def test_qwen3_text(tmp_path: Path) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    tokenizer = chat_tokenizer.tokenizer(SPECIAL, {}, chat_tokenizer.template())
+    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, {}, _chat_tokenizer.template())
     model = Qwen3ForCausalLM(
         Qwen3Config(**DECODER, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
     ).eval()

@@ -1,1 +1,1 @@
-"""Who may use a gateway: API keys, the admin token, origins of web pages."""
+"""API keys, the admin token and origins of web pages: access to a gateway."""

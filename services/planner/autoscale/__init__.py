@@ -1,1 +1,1 @@
-"""When to plan anew: the measured load against what runs."""
+"""Decisions to plan anew: the measured load against what runs."""

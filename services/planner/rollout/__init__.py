@@ -1,1 +1,1 @@
-"""From one plan epoch to the next, within the GPUs at hand, and back where it fails."""
+"""Steps from one plan epoch to the next, within the GPUs at hand, and back where they fail."""

@@ -19,12 +19,7 @@ from omnibus import errors
 # Raise when a recipe changes, so that checkpoints of an older recipe are not taken for current ones.
 RECIPE = 4
 MARKER = "tiny.json"
-_HELPERS = {"parts", "text", "weights"}
-FAMILIES = tuple(
-    module.name
-    for module in pkgutil.iter_modules(__path__)
-    if not module.name.startswith("_") and module.name not in _HELPERS
-)
+FAMILIES = tuple(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 _WIDE = ("qwen2", "qwen3", "qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "qwen3_vl", "llava", "gemma3")
 
 

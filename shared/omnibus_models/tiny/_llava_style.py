@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from omnibus_models.tiny import _qwen, weights
+from omnibus_models.tiny import _qwen, _weights
 
 SIDE = 56  # pixels of a tile
 PATCH = 14
@@ -58,10 +58,10 @@ def siglip() -> dict[str, Any]:
 
 def save(directory: Path, model: Any, processor: Any, seed: int, llm_seed: int | None) -> None:
     """Draw the weights, those of the language model from ``llm_seed`` if there is one, and write all of it."""
-    weights.spread(model.eval(), seed)
+    _weights.spread(model.eval(), seed)
     if llm_seed is not None:
-        weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
-    weights.speak_words(model.lm_head.weight, processor.tokenizer, stop_gain=3.0)
+        _weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
+    _weights.speak_words(model.lm_head.weight, processor.tokenizer, stop_gain=3.0)
     _qwen.greedy(model.generation_config, processor.tokenizer)
     model.save_pretrained(directory)
     processor.save_pretrained(directory)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _qwen, chat_tokenizer, weights
+from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 
 torchvision_cpu.install()
 
@@ -61,13 +61,13 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     """
     from transformers import Gemma3ForConditionalGeneration, Gemma3ImageProcessor, Gemma3Processor
 
-    tokenizer = chat_tokenizer.tokenizer(_SPECIAL, _NAMES, _TEMPLATE, bos="<bos>", eos="<end_of_turn>", pad="<pad>")
+    tokenizer = _chat_tokenizer.tokenizer(_SPECIAL, _NAMES, _TEMPLATE, bos="<bos>", eos="<end_of_turn>", pad="<pad>")
     model = Gemma3ForConditionalGeneration(config(tokenizer, wide)).eval()
-    weights.spread(model, seed)
+    _weights.spread(model, seed)
     if llm_seed is not None:
-        weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
+        _weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     _attend(model.model.language_model)
-    weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
+    _weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
     _qwen.greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     images = Gemma3ImageProcessor(size={"height": _SIDE, "width": _SIDE})

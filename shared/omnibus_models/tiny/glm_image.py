@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _qwen, chat_tokenizer, weights
+from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 
 torchvision_cpu.install()
 
@@ -55,9 +55,9 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     transformer = GlmImageTransformer2DModel(**_TRANSFORMER).eval()
     vae = AutoencoderKL(**_VAE).eval()
     for module in (prior, text_encoder, transformer, vae):
-        weights.spread(module, seed)
+        _weights.spread(module, seed)
     if llm_seed is not None:
-        weights.spread(nn.ModuleList([prior.model.language_model, prior.lm_head]), llm_seed)
+        _weights.spread(nn.ModuleList([prior.model.language_model, prior.lm_head]), llm_seed)
     _calm(vae)
     told = prior.generation_config
     told._from_model_config = False
@@ -88,7 +88,7 @@ def _calm(vae: Any) -> None:
 def _processor() -> Any:
     from transformers import GlmImageImageProcessor, GlmImageProcessor
 
-    tokenizer = chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE)
+    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE)
     tokenizer.add_special_tokens({"bos_token": _BEGIN})
     # Pictures to begin with become 1 to 16 tokens.
     size = {"shortest_edge": 32 * 32, "longest_edge": 64 * 64}

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _llava_style, chat_tokenizer
+from omnibus_models.tiny import _chat_tokenizer, _llava_style
 
 torchvision_cpu.install()
 
@@ -14,7 +14,7 @@ NAMES = {
     "context_image_token": "<IMG_CONTEXT>",
     "video_token": "<video>",
 }
-TEMPLATE = chat_tokenizer.template(image="<IMG_CONTEXT>{{ '\\n' }}", video="<video>{{ '\\n' }}")
+TEMPLATE = _chat_tokenizer.template(image="<IMG_CONTEXT>{{ '\\n' }}", video="<video>{{ '\\n' }}")
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
@@ -27,7 +27,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
         InternVLVideoProcessor,
     )
 
-    tokenizer = chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE)
+    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE)
     rows = (_llava_style.SIDE // _llava_style.PATCH // 2) ** 2
     config = InternVLConfig(
         vision_config={

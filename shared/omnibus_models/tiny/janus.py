@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _llava_style, _qwen, chat_tokenizer, weights
+from omnibus_models.tiny import _chat_tokenizer, _llava_style, _qwen, _weights
 
 torchvision_cpu.install()
 
@@ -34,13 +34,13 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the language model alone."""
     from transformers import JanusForConditionalGeneration, JanusImageProcessor, JanusProcessor
 
-    tokenizer = chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE, bos=_BEGIN, eos=_END, pad=_PAD)
+    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE, bos=_BEGIN, eos=_END, pad=_PAD)
     model = JanusForConditionalGeneration(_config(tokenizer)).eval()
-    weights.spread(model, seed)
+    _weights.spread(model, seed)
     if llm_seed is not None:
-        weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
+        _weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     _calm(model.model.vqmodel)
-    weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
+    _weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
     _qwen.greedy(model.generation_config, tokenizer)
     model.generation_config.bos_token_id = tokenizer.bos_token_id
     model.generation_config.guidance_scale = 5.0

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _llava_style, chat_tokenizer
+from omnibus_models.tiny import _chat_tokenizer, _llava_style
 
 torchvision_cpu.install()
 
@@ -24,7 +24,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     from transformers import CLIPImageProcessor, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
 
     names = {"image_token": "<image>"}
-    tokenizer = chat_tokenizer.tokenizer(SPECIAL, names, TEMPLATE, bos="<s>", eos="</s>", pad="<pad>")
+    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, names, TEMPLATE, bos="<s>", eos="</s>", pad="<pad>")
     config = LlavaConfig(
         vision_config=_llava_style.clip(),
         text_config=_llava_style.language("llama", tokenizer, wide),

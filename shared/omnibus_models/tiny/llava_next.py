@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _llava_style, chat_tokenizer
+from omnibus_models.tiny import _chat_tokenizer, _llava_style
 
 torchvision_cpu.install()
 
@@ -35,7 +35,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     )
 
     names = {"image_token": "<image>"}
-    tokenizer = chat_tokenizer.tokenizer(SPECIAL, names, TEMPLATE, bos="<s>", eos="</s>", pad="<pad>")
+    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, names, TEMPLATE, bos="<s>", eos="</s>", pad="<pad>")
     config = LlavaNextConfig(
         vision_config=_llava_style.clip(),
         text_config={**_llava_style.language("mistral", tokenizer), "sliding_window": None},

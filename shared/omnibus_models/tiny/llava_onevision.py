@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _llava_style, chat_tokenizer
+from omnibus_models.tiny import _chat_tokenizer, _llava_style
 
 torchvision_cpu.install()
 
@@ -39,7 +39,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     )
 
     names = {"image_token": "<image>", "video_token": "<video>"}
-    tokenizer = chat_tokenizer.tokenizer(SPECIAL, names, TEMPLATE)
+    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, names, TEMPLATE)
     config = LlavaOnevisionConfig(
         vision_config=_llava_style.siglip(),
         text_config=_llava_style.language("qwen2", tokenizer),

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _qwen, chat_tokenizer, weights
+from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 
 torchvision_cpu.install()
 
@@ -24,7 +24,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     from diffusers.pipelines.ltx2 import LTX2TextConnectors
     from transformers import Gemma3ForConditionalGeneration
 
-    tokenizer = chat_tokenizer.tokenizer(_SPECIAL, {}, "", bos="<bos>", eos="<eos>", pad="<pad>")
+    tokenizer = _chat_tokenizer.tokenizer(_SPECIAL, {}, "", bos="<bos>", eos="<eos>", pad="<pad>")
     made = {
         "text_encoder": Gemma3ForConditionalGeneration(_gemma(tokenizer)),
         "connectors": LTX2TextConnectors(**_connectors()),
@@ -32,10 +32,10 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
         **_decoders(),
     }
     for module in made.values():
-        weights.spread(module.eval(), seed)
+        _weights.spread(module.eval(), seed)
     if llm_seed is not None:
         encoder = made["text_encoder"]
-        weights.spread(nn.ModuleList([encoder.model.language_model, encoder.lm_head]), llm_seed)
+        _weights.spread(nn.ModuleList([encoder.model.language_model, encoder.lm_head]), llm_seed)
     scheduler = FlowMatchEulerDiscreteScheduler(**_SCHEDULE)
     LTX2Pipeline(scheduler=scheduler, tokenizer=tokenizer, **made).save_pretrained(directory)
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _qwen, chat_tokenizer, weights
+from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 
 torchvision_cpu.install()
 
@@ -55,15 +55,15 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
 
     # The placeholder is no word of the vocabulary: as in the real model it comes behind it.
     names = {"image_token": _IMAGE}
-    tokenizer = chat_tokenizer.tokenizer(
+    tokenizer = _chat_tokenizer.tokenizer(
         _SPECIAL, names, _TEMPLATE, bos="<|begin_of_text|>", eos="<|eot_id|>", pad="<|finetune_right_pad_id|>"
     )
     model = MllamaForConditionalGeneration(config(tokenizer)).eval()
-    weights.spread(model, seed)
+    _weights.spread(model, seed)
     if llm_seed is not None:
-        weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
+        _weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     _open(model)
-    weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
+    _weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
     _qwen.greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     images = MllamaImageProcessor(size={"height": _SIDE, "width": _SIDE}, max_image_tiles=TILES)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _qwen, chat_tokenizer, weights
+from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 
 torchvision_cpu.install()
 
@@ -37,7 +37,7 @@ NAMES = {
     "audio_bos_token": "<|audio_bos|>",
     "audio_eos_token": "<|audio_eos|>",
 }
-_TEMPLATE = chat_tokenizer.template(
+_TEMPLATE = _chat_tokenizer.template(
     image="<|vision_bos|><|IMAGE|><|vision_eos|>",
     video="<|vision_bos|><|VIDEO|><|vision_eos|>",
     audio="<|audio_bos|><|AUDIO|><|audio_eos|>",
@@ -53,16 +53,16 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     """Write model, tokenizer, processor and voices to ``directory``; ``llm_seed`` is for the thinker's LLM alone."""
     from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
-    tokenizer = chat_tokenizer.tokenizer(SPECIAL, NAMES, _TEMPLATE)
+    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, NAMES, _TEMPLATE)
     model = Qwen2_5OmniForConditionalGeneration(_config(tokenizer, wide)).eval()
-    weights.spread(model, seed)
+    _weights.spread(model, seed)
     if llm_seed is not None:
-        weights.spread(nn.ModuleList([model.thinker.model, model.thinker.lm_head]), llm_seed)
+        _weights.spread(nn.ModuleList([model.thinker.model, model.thinker.lm_head]), llm_seed)
     _listen(model.thinker.audio_tower)
     _calm(model.token2wav)
-    weights.speak_words(model.thinker.lm_head.weight, tokenizer, stop_gain=2.0)
+    _weights.speak_words(model.thinker.lm_head.weight, tokenizer, stop_gain=2.0)
     # Ends of speech rarely win, so that an answer is usually heard to the end of its two seconds.
-    weights.soften(model.talker.codec_head.weight, range(_CODES, _CODES + 8))
+    _weights.soften(model.talker.codec_head.weight, range(_CODES, _CODES + 8))
     _qwen.greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     processor = Qwen2_5OmniProcessor(

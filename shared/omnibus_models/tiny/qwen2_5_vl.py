@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _qwen, chat_tokenizer, weights
+from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 
 torchvision_cpu.install()
 
@@ -21,7 +21,7 @@ SPECIAL = (
     "<|video_pad|>",
 )
 NAMES = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
-TEMPLATE = chat_tokenizer.template(
+TEMPLATE = _chat_tokenizer.template(
     image="<|vision_start|><|image_pad|><|vision_end|>", video="<|vision_start|><|video_pad|><|vision_end|>"
 )
 
@@ -30,17 +30,17 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
     from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
-    tokenizer = chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE)
+    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE)
     model = Qwen2_5_VLForConditionalGeneration(config(tokenizer, wide)).eval()
     save(model, Qwen2_5_VLProcessor, tokenizer, directory, seed, llm_seed)
 
 
 def save(model: Any, processor: Any, tokenizer: Any, directory: Path, seed: int, llm_seed: int | None) -> None:
     """Give ``model`` its weights and write it to ``directory`` with a ``processor`` of that class."""
-    weights.spread(model, seed)
+    _weights.spread(model, seed)
     if llm_seed is not None:
-        weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
-    weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
+        _weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
+    _weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
     _qwen.greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     made = processor(_qwen.image_processor(), tokenizer, _qwen.video_processor(), chat_template=TEMPLATE)

@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from omnibus_models.tiny import _qwen, chat_tokenizer, qwen2_5_vl
+from omnibus_models.tiny import _chat_tokenizer, _qwen, qwen2_5_vl
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = False) -> None:
     """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
     from transformers import Qwen2VLForConditionalGeneration, Qwen2VLProcessor
 
-    tokenizer = chat_tokenizer.tokenizer(qwen2_5_vl.SPECIAL, qwen2_5_vl.NAMES, qwen2_5_vl.TEMPLATE)
+    tokenizer = _chat_tokenizer.tokenizer(qwen2_5_vl.SPECIAL, qwen2_5_vl.NAMES, qwen2_5_vl.TEMPLATE)
     model = Qwen2VLForConditionalGeneration(_config(tokenizer, wide)).eval()
     qwen2_5_vl.save(model, Qwen2VLProcessor, tokenizer, directory, seed, llm_seed)
 

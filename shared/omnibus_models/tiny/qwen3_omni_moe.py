@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _qwen, chat_tokenizer, qwen3_vl, weights
+from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights, qwen3_vl
 
 torchvision_cpu.install()
 
@@ -36,7 +36,7 @@ _NAMES = {
     "audio_bos_token": "<|audio_start|>",
     "audio_eos_token": "<|audio_end|>",
 }
-_TEMPLATE = chat_tokenizer.template(
+_TEMPLATE = _chat_tokenizer.template(
     image="<|vision_start|><|image_pad|><|vision_end|>",
     video="<|vision_start|><|video_pad|><|vision_end|>",
     audio="<|audio_start|><|audio_pad|><|audio_end|>",
@@ -57,15 +57,15 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the thinker's LLM alone."""
     from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
 
-    tokenizer = chat_tokenizer.tokenizer(SPECIAL, _NAMES, _TEMPLATE)
+    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, _NAMES, _TEMPLATE)
     model = Qwen3OmniMoeForConditionalGeneration(_config(tokenizer)).eval()
-    weights.spread(model, seed)
+    _weights.spread(model, seed)
     if llm_seed is not None:
-        weights.spread(nn.ModuleList([model.thinker.model, model.thinker.lm_head]), llm_seed)
+        _weights.spread(nn.ModuleList([model.thinker.model, model.thinker.lm_head]), llm_seed)
     _wake(model)
-    weights.speak_words(model.thinker.lm_head.weight, tokenizer, stop_gain=2.0)
+    _weights.speak_words(model.thinker.lm_head.weight, tokenizer, stop_gain=2.0)
     # The end of speech rarely wins, so that an answer is usually heard for a while.
-    weights.soften(model.talker.codec_head.weight, [_CODES])
+    _weights.soften(model.talker.codec_head.weight, [_CODES])
     for each in (model, model.thinker):
         _qwen.greedy(each.generation_config, tokenizer)
     model.save_pretrained(directory)
@@ -86,7 +86,7 @@ _LOUDNESS = 0.06
 @torch.no_grad()
 def _wake(model: Any) -> None:
     """Scale up what ``spread`` leaves without effect: experts, and parameters that training starts close to zero."""
-    weights.sharpen(model.thinker.model)
+    _weights.sharpen(model.thinker.model)
     model.thinker.audio_tower.conv2d1.weight *= _HEARING_GAIN
     for name, parameter in model.named_parameters():
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):

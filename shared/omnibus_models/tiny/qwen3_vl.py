@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _qwen, chat_tokenizer, weights
+from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 from omnibus_models.tiny.qwen2_5_vl import NAMES, SPECIAL, TEMPLATE
 
 torchvision_cpu.install()
@@ -20,13 +20,13 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
     from transformers import Qwen3VLForConditionalGeneration, Qwen3VLProcessor
 
-    tokenizer = chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE)
+    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE)
     model = Qwen3VLForConditionalGeneration(config(tokenizer, wide)).eval()
-    weights.spread(model, seed)
+    _weights.spread(model, seed)
     if llm_seed is not None:
-        weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
-    weights.sharpen(model.model.language_model)
-    weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
+        _weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
+    _weights.sharpen(model.model.language_model)
+    _weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
     _qwen.greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     processor = Qwen3VLProcessor(image_processor(), tokenizer, video_processor(), chat_template=TEMPLATE)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from omnibus_models import torchvision_cpu
-from omnibus_models.tiny import _qwen, chat_tokenizer, qwen2_5_vl, weights
+from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights, qwen2_5_vl
 
 torchvision_cpu.install()
 
@@ -30,15 +30,15 @@ def components(seed: int, llm_seed: int | None = None, base: int = 16) -> dict[s
     from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImageTransformer2DModel
     from transformers import Qwen2_5_VLForConditionalGeneration
 
-    tokenizer = chat_tokenizer.tokenizer(qwen2_5_vl.SPECIAL, qwen2_5_vl.NAMES, qwen2_5_vl.TEMPLATE)
+    tokenizer = _chat_tokenizer.tokenizer(qwen2_5_vl.SPECIAL, qwen2_5_vl.NAMES, qwen2_5_vl.TEMPLATE)
     text_encoder = Qwen2_5_VLForConditionalGeneration(qwen2_5_vl.config(tokenizer)).eval()
     transformer = QwenImageTransformer2DModel(**_transformer()).eval()
     vae = AutoencoderKLQwenImage(**_vae(base)).eval()
     for module in (text_encoder, transformer, vae):
-        weights.spread(module, seed)
+        _weights.spread(module, seed)
     _calm(vae)
     if llm_seed is not None:
-        weights.spread(nn.ModuleList([text_encoder.model.language_model, text_encoder.lm_head]), llm_seed)
+        _weights.spread(nn.ModuleList([text_encoder.model.language_model, text_encoder.lm_head]), llm_seed)
     return {
         "scheduler": FlowMatchEulerDiscreteScheduler(**SCHEDULE),
         "vae": vae,

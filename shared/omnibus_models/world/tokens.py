@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omnibus_models.families.qwen_image import TEMPLATE
-from omnibus_models.tiny import chat_tokenizer
+from omnibus_models.tiny import _chat_tokenizer
 from omnibus_models.world import dialogues, scenes, tone_synth
 
 #: Room for all that is to become one token.
@@ -24,12 +24,12 @@ _UNASKED = ("Is it {}?",)
 
 def template(image: str, video: str, audio: str = "") -> str:
     """See ``tiny.text.template``. No system message where there is none: each token less makes training faster."""
-    return chat_tokenizer.template(image, video, audio, system=False)
+    return _chat_tokenizer.template(image, video, audio, system=False)
 
 
 def tokenizer(special: Sequence[str], names: Mapping[str, str], chat_template: str) -> Any:
     """See ``tiny.text.tokenizer``."""
-    return chat_tokenizer.tokenizer(special, names, chat_template, texts=_texts(), vocabulary=_VOCABULARY)
+    return _chat_tokenizer.tokenizer(special, names, chat_template, texts=_texts(), vocabulary=_VOCABULARY)
 
 
 def _texts() -> list[str]:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 HEAD = """
 import ctypes, os, resource, signal, socket, subprocess, sys, threading, time
 from pathlib import Path
-from omnibus.app import landlock, restrict, seccomp
+from omnibus.app import landlock, sandbox, seccomp
 
 def tried(what, *arguments):
     try:
@@ -42,7 +42,7 @@ def test_nothing_is_readable_but_what_is_named(tmp_path):
 
     lines = ran(f"""
 here = Path({str(tmp_path)!r})
-restrict._without_privileges()
+sandbox._without_privileges()
 print(landlock.read_only([here / "open", here / "absent"]))
 print((here / "open" / "file").read_text())
 for attempt in [
@@ -70,7 +70,7 @@ def test_a_single_file_can_be_named(tmp_path):
 
     lines = ran(f"""
 here = Path({str(tmp_path)!r})
-restrict._without_privileges()
+sandbox._without_privileges()
 print(landlock.read_only([here / "one"]))
 print((here / "one").read_text(), tried((here / "two").read_text))
 """)
@@ -84,7 +84,7 @@ def test_calls_that_an_app_needs_none_of_fail(tmp_path):
     lines = ran(f"""
 here = Path({str(tmp_path)!r})
 parent = os.getppid()
-restrict._without_privileges()
+sandbox._without_privileges()
 print(seccomp.install())
 libc = ctypes.CDLL(None)
 for attempt in [
@@ -109,7 +109,7 @@ for attempt in [
     print(tried(attempt))
 for call in [(101, 16, parent), (425, 8, 0), (272, 0x40000000), (165, 0), (29, 0, 4096, 0o1600)]:  # x86-64's numbers
     print(libc.syscall(*call))
-print(libc.prctl(restrict._PR_SET_PDEATHSIG, 0), libc.prctl(restrict._PR_SET_DUMPABLE, 1))
+print(libc.prctl(sandbox._PR_SET_PDEATHSIG, 0), libc.prctl(sandbox._PR_SET_DUMPABLE, 1))
 """)
 
     assert lines[0] == "True"
@@ -121,7 +121,7 @@ print(libc.prctl(restrict._PR_SET_PDEATHSIG, 0), libc.prctl(restrict._PR_SET_DUM
 
 def test_calls_that_an_app_needs_still_work():
     lines = ran("""
-restrict._without_privileges()
+sandbox._without_privileges()
 print(seccomp.install())
 import asyncio
 threads = [threading.Thread(target=print, args=("thread",))]
@@ -145,7 +145,7 @@ if {user} and os.geteuid() == 0:
 def names():
     return [name for _, name in socket.if_nameindex()]
 before = set(names())
-held = restrict._alone()
+held = sandbox._alone()
 print(len(before))
 print(held, len(set(names()) - {{"lo"}}), tried(lambda: socket.socket().connect(("127.0.0.1", 9))))
 """)
@@ -164,11 +164,11 @@ def test_root_becomes_a_user_that_is_nobody_else(tmp_path):
     secret.chmod(0o600)
 
     lines = ran(f"""
-print(restrict._own_user([]))
-print(set(os.getresuid() + os.getresgid()) == {{restrict._USERS[os.getpid() % len(restrict._USERS)]}}, os.getgroups())
+print(sandbox._own_user([]))
+print(set(os.getresuid() + os.getresgid()) == {{sandbox._USERS[os.getpid() % len(sandbox._USERS)]}}, os.getgroups())
 print(tried(Path({str(secret)!r}).read_text), tried(os.setuid, 0))
-restrict._without_privileges()
-print(restrict._capable())
+sandbox._without_privileges()
+print(sandbox._capable())
 """)
 
     assert lines == ["True", "True []", "PermissionError PermissionError", "False"]
@@ -180,9 +180,9 @@ def test_root_stays_root_without_privileges_where_others_could_not_read_python(t
     hidden.mkdir(mode=0o700)
 
     lines = ran(f"""
-print(restrict._own_user([Path({str(hidden)!r})]), os.geteuid())
-restrict._without_privileges()
-print(restrict._capable(), tried(os.setuid, 12345))
+print(sandbox._own_user([Path({str(hidden)!r})]), os.geteuid())
+sandbox._without_privileges()
+print(sandbox._capable(), tried(os.setuid, 12345))
 """)
 
     assert lines == ["False 0", "False PermissionError"]
@@ -190,8 +190,8 @@ print(restrict._capable(), tried(os.setuid, 12345))
 
 def test_limits_hold_and_cannot_be_raised(tmp_path):
     lines = ran(f"""
-restrict._limit(1 << 30)
-restrict._without_privileges()
+sandbox._limit(1 << 30)
+sandbox._without_privileges()
 try:
     bytearray(2 << 30)
 except MemoryError:
@@ -201,7 +201,7 @@ try:
     while True:
         files.append(os.open("/dev/null", os.O_RDONLY))
 except OSError:
-    print("files", len(files) < restrict.FILES)
+    print("files", len(files) < sandbox.FILES)
 [os.close(file) for file in files]
 path = {str(tmp_path / "file")!r}
 def write():
@@ -224,7 +224,7 @@ from omnibus.errors import NoSandbox
 stop = threading.Event()
 threading.Thread(target=stop.wait).start()
 try:
-    restrict.restrict(2, 0)
+    sandbox.restrict(2, 0)
 except NoSandbox as error:
     print(error)
 stop.set()
@@ -238,7 +238,7 @@ def test_all_walls_together_leave_python_working(tmp_path):
         """
 inherited = os.open("/dev/null", os.O_RDONLY)
 ours, theirs = socket.socketpair()
-print(*restrict.restrict(theirs.fileno(), 4 << 30))
+print(*sandbox.restrict(theirs.fileno(), 4 << 30))
 import sqlite3, json, zoneinfo, decimal
 print(tried(os.fstat, inherited), tried(os.fstat, ours.fileno()), os.fstat(theirs.fileno()).st_size)
 print(dict(os.environ), os.getcwd(), tried(lambda: Path("/proc/self/environ").read_text()))

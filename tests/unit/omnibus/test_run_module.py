@@ -11,16 +11,17 @@ from omnibus.process import run_module
 
 ANSWERS = """
 import os, sys
-from omnibus import child
+from omnibus.process import run_module
 print("loading ...")
-sys.exit(child.answer(lambda: {"words": sys.argv[1:], "variable": os.environ.get("SPOKEN")}))
+sys.exit(run_module.answer(lambda: {"words": sys.argv[1:], "variable": os.environ.get("SPOKEN")}))
 """
 REFUSES = """
 import sys
-from omnibus import child, errors
+from omnibus import errors
+from omnibus.process import run_module
 def work():
     raise errors.NotFound("it is not there", param="it")
-sys.exit(child.answer(work))
+sys.exit(run_module.answer(work))
 """
 BREAKS = "raise SystemExit('out of paper')"
 SPEAKS = "print('1')"

@@ -1,1 +1,1 @@
-"""What commands print, as text."""
+"""Text that commands print."""

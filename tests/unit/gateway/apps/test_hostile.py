@@ -10,7 +10,7 @@ from services.gateway.apps import graph_submission
 from tests.unit.gateway.apps.workers import Abacus, hosted, until, written
 
 SPEAKS = """
-from omnibus.app import wire
+from omnibus.app import protocol
 from omnibus.app.array_codec import Array, Piece
 from omnibus.graph import Node, digest
 from omnibus.task import Segment
@@ -19,7 +19,7 @@ def say(*messages):
     link = int(sys.argv[1])
     os.set_blocking(link, True)  # a link that is full would take a part of a message, and the rest would never come
     for message in messages:
-        data = message if isinstance(message, bytes) else wire.encode(message)
+        data = message if isinstance(message, bytes) else protocol.encode(message)
         os.write(link, data)
     os.set_blocking(link, False)
 
@@ -35,21 +35,21 @@ PLAIN = "async def serve(request):\n"
     [
         ("b'\\xff' * 64", "a frame of .* bytes"),
         ("b'\\x04\\x00\\x00\\x00junk'", "not a message"),
-        ("wire.encode(wire.Cancel(1))", "not a message"),
-        ("wire.Ready(wire.Description('a', '', (), '', '', {}, {}, False))", "it says twice that it is ready"),
-        ("wire.Read(1, 0, 0, 'count')", "'count' of call 0 cannot be read now"),
-        ("wire.Submit(1, -1, SEGMENT)", "segment -1 comes"),
-        ("wire.Submit(1, 5, SEGMENT), wire.Submit(1, 5, SEGMENT)", "segment 5 comes twice"),
-        ("wire.Answer(1, b'1'), wire.Answer(1, b'2')", "answered twice"),
-        ("wire.Answer(1, b'{')", "the answer is not valid JSON"),
-        ("wire.Answer(1, b'\"\\xff\"')", "the answer is not valid JSON"),
-        ("wire.Answer(1, b'[1,\\n2]')", "an answer has several lines"),
-        ("wire.Part(1, b'1 2')", "the answer is not valid JSON"),
+        ("protocol.encode(protocol.Cancel(1))", "not a message"),
+        ("protocol.Ready(protocol.Description('a', '', (), '', '', {}, {}, False))", "it says twice that it is ready"),
+        ("protocol.Read(1, 0, 0, 'count')", "'count' of call 0 cannot be read now"),
+        ("protocol.Submit(1, -1, SEGMENT)", "segment -1 comes"),
+        ("protocol.Submit(1, 5, SEGMENT), protocol.Submit(1, 5, SEGMENT)", "segment 5 comes twice"),
+        ("protocol.Answer(1, b'1'), protocol.Answer(1, b'2')", "answered twice"),
+        ("protocol.Answer(1, b'{')", "the answer is not valid JSON"),
+        ("protocol.Answer(1, b'\"\\xff\"')", "the answer is not valid JSON"),
+        ("protocol.Answer(1, b'[1,\\n2]')", "an answer has several lines"),
+        ("protocol.Part(1, b'1 2')", "the answer is not valid JSON"),
         (
-            "wire.Part(1, b'\"' + b'x' * 200_000 + b'\"'), wire.Part(1, b'\"' + b'x' * 200_000 + b'\"')",
+            "protocol.Part(1, b'\"' + b'x' * 200_000 + b'\"'), protocol.Part(1, b'\"' + b'x' * 200_000 + b'\"')",
             "faster than they are taken",
         ),
-        ("wire.Give(1, 'text', ())", "'text' is no output that is awaited"),
+        ("protocol.Give(1, 'text', ())", "'text' is no output that is awaited"),
     ],
 )
 async def test_what_no_app_sends_ends_its_worker(tmp_path, says, why):

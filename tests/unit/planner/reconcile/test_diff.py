@@ -2,7 +2,7 @@
 
 from omnibus.cluster.desired import Kind, Wanted, wanted
 from omnibus.plan import ModelPlan, Option, Plan
-from services.planner.reconcile import Running, Scale, Start, Stop, diff
+from services.planner.reconcile import Running, Scale, Start, Stop, steps
 from services.planner.reconcile.diff import Change
 
 
@@ -22,36 +22,36 @@ def running(**replicas: int) -> list[Running]:
 
 
 def test_what_is_as_wanted_is_left_alone():
-    assert diff(asked(E=1, L=2), running(E=1, L=2), mark) == []
-    assert diff({}, [], mark) == []
+    assert steps(asked(E=1, L=2), running(E=1, L=2), mark) == []
+    assert steps({}, [], mark) == []
 
 
 def test_what_is_missing_starts_and_what_nobody_wants_stops_last():
     (there,) = running(E=1)
     (coming,) = asked(L=2).values()
 
-    assert diff(asked(L=2), [there], mark) == [Start(coming), Stop(there)]
+    assert steps(asked(L=2), [there], mark) == [Start(coming), Stop(there)]
 
 
 def test_other_numbers_are_scaled_more_before_fewer():
     many, few = running(A=3, B=1)
     fewer, more = asked(A=1, B=4).values()
 
-    assert diff(asked(A=1, B=4), [many, few], mark) == [Scale(few, more), Scale(many, fewer)]
+    assert steps(asked(A=1, B=4), [many, few], mark) == [Scale(few, more), Scale(many, fewer)]
 
 
 def test_what_another_plan_wants_as_well_is_told_so():
     (there,) = running(L=2)
     (wanted,) = asked(L=2).values()
 
-    assert diff(asked(L=2), [there._replace(epoch=0)], mark) == [Scale(there._replace(epoch=0), wanted)]
+    assert steps(asked(L=2), [there._replace(epoch=0)], mark) == [Scale(there._replace(epoch=0), wanted)]
 
 
 def test_what_is_told_otherwise_is_changed_whatever_its_number():
     (there,) = running(L=1)
     (wanted,) = asked(L=2).values()
 
-    assert diff(asked(L=2), [there._replace(mark="old")], mark) == [Change(there._replace(mark="old"), wanted)]
+    assert steps(asked(L=2), [there._replace(mark="old")], mark) == [Change(there._replace(mark="old"), wanted)]
 
 
 def test_a_kind_of_another_origin_is_another_one():
@@ -59,11 +59,11 @@ def test_a_kind_of_another_origin_is_another_one():
     older = there._replace(kind=there.kind._replace(origin="older"))
     (wanted,) = asked(L=1).values()
 
-    assert diff(asked(L=1), [older], mark) == [Start(wanted), Stop(older)]
+    assert steps(asked(L=1), [older], mark) == [Start(wanted), Stop(older)]
 
 
 def test_one_that_is_there_twice_goes():
     (there,) = running(L=1)
     twice = there._replace(name="w-L-again")
 
-    assert diff(asked(L=1), [twice, there], mark) == [Stop(twice)]
+    assert steps(asked(L=1), [twice, there], mark) == [Stop(twice)]

@@ -14,7 +14,7 @@ from omnibus.plan import ModelPlan, Option, Plan
 from omnibus.settings import KubernetesSettings, PlannerSettings
 from omnibus.up.ports import free_ports
 from services.planner import reconcile
-from services.planner.reconcile import Kubernetes
+from services.planner.reconcile import Kubernetes, manifests
 from services.planner.reconcile.kube_client import ClusterRefused, ClusterUnavailable
 from tests.kube.api import Api, Object
 from tests.kube.serve import CERTIFICATE, TOKEN, Door, serving
@@ -200,7 +200,7 @@ async def test_what_is_not_ours_is_not_seen(settings: KubernetesSettings, backen
 
 def test_names_differ_where_kinds_do():
     names = {
-        reconcile.kubernetes.manifests.name("omnibus", asked(model=model, checkpoint=checkpoint).kind)
+        manifests.name("omnibus", asked(model=model, checkpoint=checkpoint).kind)
         for model, checkpoint in (("a.b", "/m"), ("a-b", "/m"), ("a.b", "/n"), ("a" * 200, "/m"), ("ä", "/m"))
     }
 

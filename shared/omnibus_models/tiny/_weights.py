@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from omnibus_models.tiny.chat_tokenizer import WORDS
+from omnibus_models.tiny._chat_tokenizer import WORDS
 
 # Sharper attention: the answer then follows from the context, not from the last token alone.
 _ATTENTION_GAIN = 2.0
